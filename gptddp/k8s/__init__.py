@@ -1,0 +1,12 @@
+"""The control plane: from a job specification to Kubernetes objects, or to local processes."""
+
+import sys
+
+
+def main() -> None:
+    """Run the `gptddp-k8s` command, or say what to install when its packages are absent."""
+    try:
+        from gptddp.k8s.cli import cli
+    except ModuleNotFoundError as error:
+        sys.exit(f"gptddp-k8s needs the package {error.name}: pip install 'gptddp[k8s]'")
+    cli()
