@@ -1,0 +1,26 @@
+"""Kubernetes quantities, such as `500m` CPU and `2Gi` of memory."""
+
+import math
+import re
+
+_SUFFIX = {
+    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
+_PATTERN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTP]|[KMGTP]i)?)")
+
+
+def parse(text: str) -> float | None:
+    """The number that a quantity stands for; None where it is none."""
+    match = _PATTERN.fullmatch(text)
+    if not match:
+        return None
+    number, exponent, suffix = match.groups()
+    return float(number + (exponent or "")) * _SUFFIX[suffix or ""]
+
+
+def gibibytes(size_bytes: int, *, whole: bool = False) -> str:
+    """A size rounded up: to 256Mi below 1Gi (unless `whole`), to Gi from there on."""
+    if size_bytes < 2**30 and not whole:
+        return f"{math.ceil(size_bytes / 2**28) * 256}Mi"
+    return f"{math.ceil(size_bytes / 2**30)}Gi"

@@ -1,0 +1,146 @@
+"""What the user of a local job sees: events, one progress line, the pods' logs on request."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
+
+
+class RunLog:
+    """The newest step of a run directory, and the speed at which steps come."""
+
+    def __init__(self, run: Path, steps: int | None) -> None:
+        self.run, self.steps = run, steps
+        self._step: int | None = None
+        self._seen: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
+
+    def newest(self) -> dict[str, Any]:
+        """The last whole line of `log.<generation>.jsonl` of the highest generation."""
+        names = ((p.name.split(".")[1], p) for p in self.run.glob("log.*.jsonl"))
+        logs = {int(generation): p for generation, p in names if generation.isdigit()}
+        for generation in sorted(logs, reverse=True):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(logs[generation], "rb") as file:
+                    file.seek(max(0, file.seek(0, 2) - 4096))
+                    entry = json.loads(file.read().rsplit(b"\n", 2)[-2])
+                if isinstance(entry, dict):
+                    return entry
+        return {}
+
+    def line(self, now: float) -> str:
+        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23`; empty before the first step."""
+        entry = self.newest()
+        step = entry.get("step")
+        if not isinstance(step, int):
+            return ""
+        if self._step is not None and step < self._step:
+            self._seen.clear()  # some steps are done again
+        elif self._step is not None and step > self._step:
+            self._seen.append((now, step))
+        self._step = step
+        parts = [f"step {step}" + (f"/{self.steps}" if self.steps else "")]
+        for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
+            if isinstance(entry.get(key), int | float):
+                parts.append(form.format(entry[key]))
+        if (eta_s := self._eta_s(step)) is not None:
+            parts.append(f"ETA {duration(eta_s)}")
+        return "  ".join(parts)
+
+    def _eta_s(self, step: int) -> float | None:
+        if self.steps is None or len(self._seen) < 2:
+            return None
+        (t0, first), (t1, last) = self._seen[0], self._seen[-1]
+        return max(0, self.steps - step) * (t1 - t0) / (last - first)
+
+
+def duration(seconds: float) -> str:
+    """`1:05` or `1:02:03`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+class View:
+    """Events and progress on stderr, the pods' lines on stdout. A closed output is no error."""
+
+    def __init__(self, name: str, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+        self.name = name
+        self.out, self.err = out or sys.stdout, err or sys.stderr
+        self.terminal = self.err.isatty()
+        self._line = ""
+        self._next = 0.0
+        self._tails: dict[str, tuple[Path, int]] = {}
+
+    def event(self, text: str) -> None:
+        """One line that stays."""
+        self._clear()
+        self._write(self.err, f"[{self.name}] {text}\n")
+        self._draw()
+
+    def follow(self, prefix: str, log: Path) -> None:
+        """Show what a pod writes from now on."""
+        with contextlib.suppress(OSError):
+            self._tails[prefix] = (log, log.stat().st_size if log.exists() else 0)
+
+    def logs(self, *, rest: bool = False) -> None:
+        """Print the new whole lines of the followed logs; with `rest` also a last, open one."""
+        for prefix, (log, offset) in self._tails.items():
+            try:
+                with open(log, "rb") as file:
+                    file.seek(offset)
+                    data = file.read(2**20)
+            except OSError:
+                continue
+            whole = data if rest or len(data) == 2**20 else data[: data.rfind(b"\n") + 1]
+            if whole:
+                self._tails[prefix] = (log, offset + len(whole))
+                self._clear()
+                lines = whole.decode(errors="replace").splitlines()
+                self._write(self.out, "".join(f"[{prefix}] {line}\n" for line in lines))
+                self._draw()
+
+    def progress(self, text: str, now: float, *, force: bool = False) -> None:
+        """The line that is replaced on a terminal, and written every ten seconds elsewhere."""
+        if not force and now < self._next:
+            return
+        self._next = now + (TERMINAL_EVERY_S if self.terminal else PLAIN_EVERY_S)
+        if self.terminal:
+            self._clear()
+            self._line = text
+            self._draw()
+        elif text != self._line:
+            self._line = text
+            self._write(self.err, f"[{self.name}] {text}\n")
+
+    def due(self, now: float) -> bool:
+        """Is it time for `progress`."""
+        return now >= self._next
+
+    def close(self) -> None:
+        """Leave the cursor at the start of a line."""
+        self._clear()
+        self._line = ""
+
+    def _clear(self) -> None:
+        if self.terminal and self._line:
+            self._write(self.err, "\r\x1b[K")
+
+    def _draw(self) -> None:
+        if self.terminal and self._line:
+            width = shutil.get_terminal_size().columns - 1
+            self._write(self.err, self._line[:width])
+
+    @staticmethod
+    def _write(stream: IO[str], text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError):  # the reader is gone; the job goes on, and so does exit
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), stream.fileno())
