@@ -26,7 +26,9 @@ class Config:
 
     # places
     data: str = _f("", "dataset directory, made by `gptddp prepare`")
-    run: str = _f("", "run directory: configuration, log, checkpoints; an existing run continues")
+    run_dir: str = _f(
+        "", "run directory: configuration, log, checkpoints; an existing run continues"
+    )
     # model
     preset: str | None = _f(
         None, "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2"
