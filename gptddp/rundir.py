@@ -77,8 +77,9 @@ def resolve(config: Config, dist: Dist) -> Config:
         if changed := differences(values, dataclasses.asdict(config)):
             flags = ", ".join(flag(line.split(":")[0]) for line in changed)
             raise ConfigError(
-                f"run {config.run_dir} was begun with another configuration ({'; '.join(changed)}): "
-                f"leave out {flags} to continue it, or give another --run-dir"
+                f"run {config.run_dir} was begun with another configuration "
+                f"({'; '.join(changed)}): leave out {flags} to continue it, "
+                "or give another --run-dir"
             )
     if config.precision is None:
         fast = has_fast_bf16(dist.device)
