@@ -84,9 +84,10 @@ class _Lines:
 
     def _open(self) -> int:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        fsync_dir(self.path.parent)
         size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+        if size == 0:
+            fsync_dir(self.path.parent)
+        elif os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
         return self._fd
 
@@ -129,10 +130,9 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each line of a file and its object, but those that a dying writer or disk has torn."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
-                    if isinstance(obj := json.loads(line), dict):
-                        yield line, obj
+            with contextlib.suppress(ValueError):
+                if isinstance(obj := json.loads(line), dict):
+                    yield line, obj
 
 
 def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:

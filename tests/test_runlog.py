@@ -44,7 +44,7 @@ def test_round_trip(tmp_path):
 def test_history_takes_the_highest_generation_of_each_step(tmp_path):
     """Steps done again are the newer generation's, the rest the older's, all in order."""
     write(tmp_path, 1, range(6))
-    write(tmp_path, 2, range(4, 5))
+    write(tmp_path, 2, range(2, 5))
     write(tmp_path, 10, range(2, 4))
     assert generations(tmp_path) == [(0, 1), (1, 1), (2, 10), (3, 10), (4, 2), (5, 1)]
     assert list(history(tmp_path / "absent")) == []
