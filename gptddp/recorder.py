@@ -40,8 +40,9 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             serve(self.metrics, c.metrics_port, loopback)
 
-    def begin(self, params: int, progress: Progress) -> None:
+    def begin(self, tensors: Mapping[str, Tensor], params: int, progress: Progress) -> None:
         """Record how this life begins, before its first step."""
+        self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(
             "start", step=life.step, source=life.source, redo=life.redo,

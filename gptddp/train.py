@@ -80,7 +80,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             world.broadcast(tensor)  # all ranks
         check_replicas(tensors, world)  # all ranks
         if recorder:
-            recorder.begin(net.n_params(), progress)
+            recorder.begin(tensors, net.n_params(), progress)
 
         # -- the loop -----------------------------------------------------------------------------
         cause = "steps"
