@@ -40,10 +40,10 @@ def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
 
 
 def test_the_loss_falls(run, tmp_path):
-    """Sixty steps on real text end well below the first loss."""
+    """Sixty steps on real text end half a nat below the first loss or better."""
     assert run("--steps", "60", "--lr", "1e-2") == 0
     losses = [line["loss"] for line in history(tmp_path / "run")]
-    assert sum(losses[-5:]) / 5 < losses[0] - 1
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
 
 
 def test_micro_batches_only_change_the_rounding(corpus, tmp_path):
