@@ -1,12 +1,14 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gptddp import __version__
-from gptddp.errors import GptddpError
+from gptddp.errors import ConfigError, GptddpError
 
 
 class _Group(click.Group):
@@ -24,6 +26,13 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="gptddp")
 def cli() -> None:
     """Pre-train GPT language models with PyTorch DDP."""
+
+
+def _run_dir(run: Path) -> Path:
+    """The run directory, or an error: an empty answer would look like an empty run."""
+    if not (run / "config.json").exists():
+        raise ConfigError(f"{run} is not a run directory: it has no config.json")
+    return run
 
 
 @cli.command()
@@ -76,3 +85,82 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     with Progress(sys.stderr) as progress:
         dataset = run(sources, out, Settings(**options), progress)
     click.echo(summary(dataset))
+
+
+@cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
+@click.pass_context
+def train(ctx: click.Context, args: tuple[str, ...]) -> None:
+    """Train, or continue, a run: every field of the configuration is a flag.
+
+    \b
+    gptddp train --data data --run-dir runs/first
+    """
+    from gptddp import config
+
+    config.from_args(args)  # --help and a mistake are answered before torch is loaded
+    from gptddp.train import main
+
+    ctx.exit(main(args))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", metavar="TEXT", help="Text to go on from.")
+@click.option("--tokens", default=200, show_default=True, metavar="N", help="Tokens to make.")
+@click.option(
+    "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
+)
+@click.option(
+    "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
+@click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
+def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
+    """Print text from the newest valid checkpoint of RUN.
+
+    \b
+    gptddp sample runs/first --prompt "def " --tokens 100
+    """
+    from gptddp.sample import generate, load
+
+    net, tokenizer, step = load(run, data)
+    click.echo(f"step {step}, seed {options['seed']}", err=True)
+    ids = generate(net, tokenizer, prompt, **options)
+    click.echo(prompt + tokenizer.decode(list(ids)))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
+@click.pass_context
+def checkpoints(ctx: click.Context, run: Path, verify: bool) -> None:
+    """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
+
+    \b
+    gptddp checkpoints runs/first --verify
+    """
+    from gptddp.retention import list_checkpoints
+
+    found = list_checkpoints(_run_dir(run), full=verify)
+    for it in found:
+        size = f"{it.nbytes / 1e6:.1f} MB"
+        click.echo(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip())
+    if not found:
+        click.echo(f"{run} has no checkpoints", err=True)
+    if not any(it.ok for it in found):
+        ctx.exit(4)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def log(run: Path) -> None:
+    """Print the history of RUN as JSON lines: each step once, as its newest life logged it.
+
+    \b
+    gptddp log runs/first | tail -1
+    """
+    from gptddp.runlog import history
+
+    for line in history(_run_dir(run)):
+        click.echo(json.dumps(line))

@@ -110,6 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
 _CHOICES = {
     "preset": tuple(PRESETS),
     "precision": ("fp32", "bf16"),
@@ -261,7 +262,7 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), "--" + name, dest=name, metavar=_kind(name).split("[")[0].upper(),
+            flag(name), "--" + name, dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
             help=f.metadata["help"] + default, default=argparse.SUPPRESS,
         )  # fmt: skip
     return p
