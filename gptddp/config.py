@@ -26,7 +26,9 @@ class Config:
 
     # places
     data: str = _f("", "dataset directory, made by `gptddp prepare`")
-    run: str = _f("", "run directory: configuration, log, checkpoints; an existing run continues")
+    run_dir: str = _f(
+        "", "run directory: configuration, log, checkpoints; an existing run continues"
+    )
     # model
     preset: str | None = _f(
         None, "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2"
@@ -108,6 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
 _CHOICES = {
     "preset": tuple(PRESETS),
     "precision": ("fp32", "bf16"),
@@ -259,7 +262,7 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), "--" + name, dest=name, metavar=_kind(name).split("[")[0].upper(),
+            flag(name), "--" + name, dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
             help=f.metadata["help"] + default, default=argparse.SUPPRESS,
         )  # fmt: skip
     return p

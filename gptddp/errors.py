@@ -13,6 +13,7 @@ class GptddpError(Exception):
     """Base of the errors whose message is meant for the user: the field, the rule and the fix."""
 
     exit_code = 2
+    shared = False  # raised on every rank alike, so that one of them is enough to say it
 
 
 class ConfigError(GptddpError):

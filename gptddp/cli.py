@@ -1,0 +1,166 @@
+"""The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gptddp import __version__
+from gptddp.errors import ConfigError, GptddpError
+
+
+class _Group(click.Group):
+    """Ends a command that meets a user's mistake with its message and exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GptddpError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__, prog_name="gptddp")
+def cli() -> None:
+    """Pre-train GPT language models with PyTorch DDP."""
+
+
+def _run_dir(run: Path) -> Path:
+    """The run directory, or an error: an empty answer would look like an empty run."""
+    if not (run / "config.json").exists():
+        raise ConfigError(f"{run} is not a run directory: it has no config.json")
+    return run
+
+
+@cli.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.option("--out", metavar="DIR", required=True, help="Folder to make the dataset in.")
+@click.option(
+    "--text-field", default="text", show_default=True, metavar="NAME",
+    help="Field of JSONL and column of parquet that holds the text.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer", default="bpe", show_default=True, metavar="bpe|bytes|FILE",
+    help="Train a byte-level BPE, use plain bytes, or take a tokenizer.json.",
+)  # fmt: skip
+@click.option(
+    "--vocab-size", type=int, metavar="N",
+    help="Tokens to train. [default: 2048 below 16 MiB of text, 32768 from 1 GiB, else 4096]",
+)  # fmt: skip
+@click.option(
+    "--val-fraction", type=float, default=0.01, show_default=True, metavar="F",
+    help="Part of the documents that is held apart for validation; at least one document.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=int, default=1337, show_default=True, metavar="N",
+    help="Seed of the one global shuffle.",
+)  # fmt: skip
+@click.option(
+    "--include", multiple=True, metavar="GLOB",
+    help="Of folders, read only these files, as in '*.py'. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB",
+    help="Leave out these files and folders of a folder. May be repeated.",
+)  # fmt: skip
+def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
+    """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
+
+    SOURCE is a text file, a .jsonl file (also .gz, .zst, .bz2), a .parquet file, or a folder of
+    them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden ones are
+    passed over. Empty documents and exact copies are dropped.
+
+    \b
+    gptddp prepare books/ more.jsonl.zst --out data
+    gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
+    """
+    from gptddp.prepare import prepare as run
+    from gptddp.prepare import summary
+    from gptddp.progress import Progress
+    from gptddp.recipe import Settings
+
+    with Progress(sys.stderr) as progress:
+        dataset = run(sources, out, Settings(**options), progress)
+    click.echo(summary(dataset))
+
+
+@cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
+@click.pass_context
+def train(ctx: click.Context, args: tuple[str, ...]) -> None:
+    """Train, or continue, a run: every field of the configuration is a flag.
+
+    \b
+    gptddp train --data data --run-dir runs/first
+    """
+    from gptddp import config
+
+    config.from_args(args)  # --help and a mistake are answered before torch is loaded
+    from gptddp.train import main
+
+    ctx.exit(main(args))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", metavar="TEXT", help="Text to go on from.")
+@click.option("--tokens", default=200, show_default=True, metavar="N", help="Tokens to make.")
+@click.option(
+    "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
+)
+@click.option(
+    "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
+@click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
+def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
+    """Print text from the newest valid checkpoint of RUN.
+
+    \b
+    gptddp sample runs/first --prompt "def " --tokens 100
+    """
+    from gptddp.sample import generate, load
+
+    net, tokenizer, step = load(run, data)
+    click.echo(f"step {step}, seed {options['seed']}", err=True)
+    ids = generate(net, tokenizer, prompt, **options)
+    click.echo(prompt + tokenizer.decode(list(ids)))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
+@click.pass_context
+def checkpoints(ctx: click.Context, run: Path, verify: bool) -> None:
+    """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
+
+    \b
+    gptddp checkpoints runs/first --verify
+    """
+    from gptddp.retention import list_checkpoints
+
+    found = list_checkpoints(_run_dir(run), full=verify)
+    for it in found:
+        size = f"{it.nbytes / 1e6:.1f} MB"
+        click.echo(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip())
+    if not found:
+        click.echo(f"{run} has no checkpoints", err=True)
+    if not any(it.ok for it in found):
+        ctx.exit(4)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def log(run: Path) -> None:
+    """Print the history of RUN as JSON lines: each step once, as its newest life logged it.
+
+    \b
+    gptddp log runs/first | tail -1
+    """
+    from gptddp.runlog import history
+
+    for line in history(_run_dir(run)):
+        click.echo(json.dumps(line))

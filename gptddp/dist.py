@@ -1,0 +1,192 @@
+"""From the environment of torchrun, Slurm or nothing at all to a process group, and back."""
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from gptddp import errors
+from gptddp.files import write_json_atomic
+
+# The first step connects the peers and, on an accelerator, compiles kernels.
+FIRST_TIMEOUT_S = 300.0
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Dist:
+    """This process's place in the world. The group is up for as long as `connect` lasts."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    nodes: int  # pods in the present world
+    restarts: int  # of this pod's workers by its agent
+    address: str  # the pod's own address when it has one to itself, else ""
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """All ranks: the sum of a small tensor over the ranks, on the CPU."""
+        on_device = values.to(self.device)
+        td.all_reduce(on_device)
+        return on_device.cpu()
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """All ranks: rank 0's values, in place."""
+        td.broadcast(tensor, src=0)
+
+    def barrier(self) -> None:
+        """All ranks: nobody goes on before everybody is here."""
+        self.all_reduce(torch.zeros(1))
+
+    def from_rank_0(self, work: Callable[[], Any]) -> Any:
+        """All ranks: the result of `work`, done on rank 0 only; its user error is everybody's.
+
+        Storage is read by one process, and all ranks take the same decision or none.
+        """
+        box: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                box = [("ok", work())]
+            except errors.GptddpError as error:
+                box = [(type(error).__name__, str(error))]
+        td.broadcast_object_list(box, src=0, device=self.device)
+        kind, value = box[0]
+        if kind != "ok":
+            error = getattr(errors, kind)(value)
+            error.shared = True
+            raise error
+        return value
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long a collective waits for a silent peer before it fails."""
+        timeout = timedelta(seconds=seconds)
+        td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
+
+
+def place() -> tuple[int, int, int, int]:
+    """Rank, local rank, world size and local world size: torchrun's, Slurm's, or one process.
+
+    `srun` sets no RANK, so its own variables are mapped; MASTER_ADDR and MASTER_PORT must then be
+    exported by the job script.
+    """
+    env = os.environ
+    if "RANK" in env:
+        keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    elif "SLURM_PROCID" in env and "MASTER_ADDR" in env:
+        keys = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    else:
+        return 0, 0, 1, 1
+    try:
+        rank, local_rank, world_size = (int(env[key]) for key in keys[:3])
+        return rank, local_rank, world_size, int(env.get(keys[3], "1"))
+    except (KeyError, ValueError) as error:
+        raise errors.ConfigError(
+            f"the environment has {keys[0]} but no usable {error}: start through torchrun or srun"
+        ) from None
+
+
+@contextlib.contextmanager
+def connect(device: str | None) -> Iterator[Dist]:
+    """Join the process group, in torch's order: device, then group; leave it on every path."""
+    rank, local_rank, world_size, local_world_size = place()
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda" and local_rank >= torch.cuda.device_count():
+        raise errors.ConfigError(
+            f"device is cuda, but local rank {local_rank} finds {torch.cuda.device_count()} GPUs: "
+            "start fewer processes a node, or use --device cpu"
+        )
+    where = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+    torch.set_num_threads(max(1, cpu_quota() // local_world_size))
+    if kind == "cuda":
+        torch.cuda.set_device(where)
+    alone = world_size == 1 and "MASTER_ADDR" not in os.environ
+    td.init_process_group(
+        backend="nccl" if kind == "cuda" else "gloo",
+        rank=rank,
+        world_size=world_size,
+        store=td.HashStore() if alone else None,
+        device_id=where if kind == "cuda" else None,
+        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
+    )
+    try:
+        yield Dist(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            device=where,
+            nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+            restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            address=os.environ.get("POD_ADDRESS", ""),
+        )
+    finally:
+        td.destroy_process_group()
+
+
+def report(error: errors.GptddpError) -> None:
+    """Say a final error once: on rank 0, or on the rank that met it alone.
+
+    The launcher that started this process gives it a file for the verdict, because torchrun would
+    hide the exit code and the reason.
+    """
+    rank = place()[0]
+    if rank == 0 or not error.shared:
+        where = f"[rank {rank}] " if rank else ""
+        print(f"{where}gptddp train: {error}", file=sys.stderr, flush=True)
+    if path := os.environ.get("GPTDDP_VERDICT"):
+        verdict = {"code": error.exit_code, "rank": rank, "message": str(error)}
+        write_json_atomic(Path(path), verdict)
+
+
+# -- what this machine can do --------------------------------------------------------------------
+
+
+def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that this process may use: its affinity, cut to the cgroup's quota (v2 or v1).
+
+    torch counts the host's cores, which throttles a pod that is given two of sixty-four.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        if float(quota) > 0:  # "max" raises ValueError, v1 says -1 for no limit
+            cpus = min(cpus, math.ceil(float(quota) / float(period)))
+    return max(1, cpus)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Does bf16 run at full speed here: Ampere or newer, or a CPU with AMX or AVX512-BF16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
+def use_fast_fp32(device: torch.device) -> None:
+    """Let oneDNN multiply fp32 matrices, twice as fast as MKL here, if it keeps them fp32.
+
+    "medium" selects oneDNN on CPUs. With AMX it may round to bf16, which is not what `fp32` says:
+    one product tells (relative error 4e-7 in true fp32, 4e-3 in bf16).
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        return
+    torch.set_float32_matmul_precision("medium")
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    if ((a @ b).double() - exact).norm() / exact.norm() > 1e-5:
+        torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,73 @@
+"""Files that are whole or absent: fsync, write then rename, JSON; standard library only."""
+
+import contextlib
+import errno
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def fsync_dir(path: str | Path) -> None:
+    """Make the names in a directory durable, such as one that a rename has just put there."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some FUSE file systems cannot fsync a directory
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write every byte: one `write` may take only a part, on a nearly full disk for instance."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_new(path: str | Path, data: bytes) -> None:
+    """Write a file that does not exist yet, and fsync it; the caller fsyncs the directory."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)  # NFS may report a failed write only here
+
+
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Replace a file's content: a reader sees the old or the new, after a crash too.
+
+    Raises OSError, with the old content in place and nothing left beside it.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        write_new(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_dir(path.parent)
+
+
+def write_json_atomic(path: str | Path, obj: Any) -> None:
+    """Replace a file's content by an object as indented JSON; see `write_atomic`."""
+    write_atomic(path, (json.dumps(obj, indent=2) + "\n").encode())
+
+
+def read_json(path: str | Path) -> Any | None:
+    """The content of a JSON file; None where there is no such file.
+
+    Raises ValueError, naming the file, where it is not JSON; OSError where it cannot be read.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # bad UTF-8 too
+        raise ValueError(f"{path} is not valid JSON: {error}") from error

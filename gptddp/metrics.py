@@ -1,0 +1,113 @@
+"""Rank 0's Prometheus metrics, and the clock that gives every second to one phase."""
+
+import logging
+import threading
+import time
+
+import prometheus_client as prom
+
+log = logging.getLogger(__name__)
+
+PHASES = ("init", "restore", "warmup", "step", "data_wait", "checkpoint", "eval", "other")
+_RETRY_S = 5.0
+
+
+class PhaseClock:
+    """Each second since the start belongs to exactly one phase; the parts add up to the whole."""
+
+    def __init__(self, phase: str = "init"):
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = phase, time.monotonic()
+
+    def enter(self, phase: str) -> float:
+        """End the present phase and begin `phase`; seconds of the one that ended.
+
+        A phase is added when it ends, so that a hang is never counted as a step.
+        """
+        now = time.monotonic()
+        spent, ended = now - self._since, self._phase
+        self.seconds[ended] += spent
+        self._phase, self._since = phase, now
+        return spent
+
+
+class Metrics:
+    """The families of one process. Counters start at 0; what belongs to the run is a gauge.
+
+    A gauge is NaN until its value is known, because an untouched gauge would export 0.
+    """
+
+    def __init__(self, **info: str):
+        self.registry = registry = prom.CollectorRegistry()
+        prom.disable_created_metrics()
+        prom.ProcessCollector(registry=registry)
+        prom.PlatformCollector(registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Gauge:
+            made = prom.Gauge(f"gptddp_{name}", text, labels, registry=registry)
+            if not labels:
+                made.set(float("nan"))
+            return made
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Counter:
+            return prom.Counter(f"gptddp_{name}", text, labels, registry=registry)
+
+        prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
+        self.steps = counter("steps", "Optimizer steps of this process.")
+        self.tokens = counter("tokens", "Tokens trained by this process's world, over all ranks.")
+        self.nonfinite = counter("nonfinite_steps", "Steps skipped: loss or gradient not finite.")
+        self.phases = counter("phase_seconds", "Seconds of rank 0 by phase.", ("phase",))
+        self.saves = counter("checkpoints", "Checkpoints by result.", ("result",))
+        self.step = gauge("step", "Last finished step of the run.")
+        self.max_steps = gauge("max_steps", "Steps at which the run ends.")
+        self.tokens_seen = gauge("tokens_seen", "Tokens trained by the run.")
+        self.last_step_time = gauge("last_step_timestamp_seconds", "When the last step finished.")
+        self.loss = gauge("loss", "Nats a token, over all ranks.", ("split",))
+        self.grad_norm = gauge("grad_norm", "Gradient norm before clipping.")
+        self.lr = gauge("learning_rate", "Learning rate of the last step.")
+        self.world_size = gauge("world_size", "Ranks in the present world.")
+        self.nodes = gauge("nodes", "Pods in the present world.")
+        self.incarnation = gauge("incarnation", "Lives of the run so far: its generation.")
+        self.checkpoint_step = gauge("last_checkpoint_step", "Step of the last durable checkpoint.")
+        self.checkpoint_time = gauge("last_checkpoint_timestamp_seconds", "When it was committed.")
+        self.step_s = prom.Histogram(
+            "gptddp_step_duration_seconds", "Wall time of a step.", registry=registry,
+            buckets=(.01, .025, .05, .1, .2, .35, .5, .75, 1, 1.5, 2.5, 5, 10, 30, 60),
+        )  # fmt: skip
+        for phase in PHASES:
+            self.phases.labels(phase)
+        for result in ("success", "failure"):
+            self.saves.labels(result)
+        for split in ("train", "val"):
+            self.loss.labels(split).set(float("nan"))
+        self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
+        self._phase_seen = dict.fromkeys(PHASES, 0.0)
+
+    def add_phases(self, clock: PhaseClock) -> None:
+        """Bring the phase counter up to the clock."""
+        for phase, seconds in clock.seconds.items():
+            self.phases.labels(phase).inc(seconds - self._phase_seen[phase])
+            self._phase_seen[phase] = seconds
+
+
+def serve(metrics: Metrics, port: int, address: str = "") -> None:
+    """Serve /metrics from a thread. A port that is taken is tried again; training never waits."""
+
+    def run() -> None:
+        warned = False
+        while True:
+            try:
+                prom.start_http_server(port, addr=address or "0.0.0.0", registry=metrics.registry)
+            except OSError as error:
+                if not warned:
+                    log.warning(
+                        "metrics port %d: %s; training goes on, trying again every %g s. "
+                        "Choose another with --metrics-port.", port, error.strerror, _RETRY_S,
+                    )  # fmt: skip
+                warned = True
+                time.sleep(_RETRY_S)
+                continue
+            log.info("metrics: http://%s:%d/metrics", address or "localhost", port)
+            return
+
+    threading.Thread(target=run, name="metrics", daemon=True).start()

@@ -1,0 +1,48 @@
+"""AdamW over two parameter groups, and the learning rate as a pure function of the step."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from gptddp.config import Config
+
+
+def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused; only matrices and embeddings decay.
+
+    The state exists from the start, all zeros, so that a checkpoint of any step, 0 included, has
+    the same tensors and is restored by copying into them.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in params if p.dim() >= 2], "weight_decay": c.weight_decay},
+        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=c.betas, fused=True)
+    for p in params:
+        optimizer.state[p] = {
+            "step": torch.zeros((), dtype=torch.float32, device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
+    return optimizer
+
+
+def lr_at(step: int, c: Config) -> float:
+    """Learning rate of step `step` (from 0): linear warm-up, then a cosine down to final_lr."""
+    assert c.lr is not None and c.steps is not None and c.warmup_steps is not None
+    if step < c.warmup_steps:
+        return c.lr * (step + 1) / c.warmup_steps
+    progress = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
+    return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor of the training state by a stable name: the live tensors, not copies."""
+    tensors: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        tensors[f"model.{name}"] = p.detach()
+        for key, value in optimizer.state[p].items():
+            tensors[f"optim.{name}.{key}"] = value
+    return tensors

@@ -1,0 +1,59 @@
+"""What a long command is doing: one line that rewrites itself on a terminal, plain lines elsewhere.
+
+Notes go to stderr, so that stdout stays free for results.
+"""
+
+import time
+from typing import TextIO
+
+_REFRESH_S = 0.1
+_PLAIN_S = 30.0  # between two lines where there is no terminal: a log, not a film
+
+
+class Progress:
+    """`start` a phase, `advance` it, `note` a fact; silent without a stream."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._live = stream is not None and stream.isatty()
+        self._what, self._done, self._total = "", 0, 0
+        self._shown_s = 0.0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def start(self, what: str, total: int = 0) -> None:
+        """Begin a phase of `total` units; 0 where that is not known."""
+        self._what, self._done, self._total = what, 0, total
+        self._show()
+
+    def advance(self, units: int) -> None:
+        self._done += units
+        if time.monotonic() - self._shown_s > (_REFRESH_S if self._live else _PLAIN_S):
+            self._show()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self._clear()
+        self._print(text + "\n")
+
+    def _show(self) -> None:
+        self._shown_s = time.monotonic()
+        percent = min(100, 100 * self._done // self._total) if self._total and self._done else 0
+        text = f"{self._what} {percent:3} %" if percent else self._what
+        if self._live:
+            bar = f" [{'#' * (percent // 4):25}]" if self._total else ""
+            self._print(f"\r\x1b[K{text}{bar}")
+        else:
+            self._print(text + "\n")
+
+    def _clear(self) -> None:
+        if self._live:
+            self._print("\r\x1b[K")
+
+    def _print(self, text: str) -> None:
+        if self._stream is not None:
+            print(text, end="", file=self._stream, flush=True)

@@ -1,0 +1,168 @@
+"""Rank 0's books: the log, the ledger, the metrics and the checkpoints of one life of a run."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp import __version__
+from gptddp.dist import Dist
+from gptddp.metrics import Metrics, PhaseClock, serve
+from gptddp.rundir import Life, finish
+from gptddp.runlog import Ledger, RunLog
+from gptddp.state import Progress
+from gptddp.writer import Saved, Writer
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
+
+    def __init__(self, life: Life, world: Dist, clock: PhaseClock):
+        c = self.config = life.config
+        self.life, self.world, self.clock = life, world, clock
+        run = Path(c.run_dir)
+        self.log, self.ledger = RunLog(run, life.generation), Ledger(run)
+        parent = None if life.source == "scratch" else life.source
+        # A committed checkpoint never knows more steps than the log.
+        self.writer = Writer(
+            run, life.generation, parent=parent, keep=c.keep, before_commit=self.log.sync
+        )
+        self.metrics = Metrics(
+            run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
+        )
+        self._saved_at = time.monotonic()
+        if c.metrics_port:
+            loopback = world.address if world.address.startswith("127.") else ""
+            serve(self.metrics, c.metrics_port, loopback)
+
+    def begin(self, tensors: Mapping[str, Tensor], params: int, progress: Progress) -> None:
+        """Record how this life begins, before its first step."""
+        self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
+        life, world, m = self.life, self.world, self.metrics
+        self._event(
+            "start", step=life.step, source=life.source, redo=life.redo,
+            world_size=world.world_size, nodes=world.nodes, restarts=world.restarts,
+            device=world.device.type, seconds=sum(self.clock.seconds.values()),
+        )  # fmt: skip
+        m.world_size.set(world.world_size)
+        m.nodes.set(world.nodes)
+        m.incarnation.set(life.generation)
+        m.step.set(life.step)
+        m.max_steps.set(self.config.steps or 0)
+        m.tokens_seen.set(progress.tokens)
+        self._tokens = progress.tokens
+        c = self.config
+        log.info(
+            "%s: %s, %.1f M parameters, %s on %s, %d ranks; %d rows of %d tokens a step",
+            c.run_dir, c.preset, params / 1e6, c.precision, world.device.type, world.world_size,
+            c.batch, c.seq_len,
+        )  # fmt: skip
+        redo = f", {life.redo} steps to do again" if life.redo else ""
+        log.info(
+            "life %d: from %s, step %d of %d%s",
+            life.generation, life.source, life.step, c.steps, redo,
+        )  # fmt: skip
+
+    def due(self) -> bool:
+        """Is it time for a checkpoint, and is none being written?"""
+        waited = time.monotonic() - self._saved_at
+        return waited >= self.config.checkpoint_every and not self.writer.busy
+
+    def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
+        """Log one finished step and bring the metrics up to it."""
+        line |= {"world_size": self.world.world_size, "time": time.time()}
+        self.log.append(line)
+        m = self.metrics
+        m.steps.inc()
+        m.tokens.inc(progress.tokens - self._tokens)
+        self._tokens = progress.tokens
+        m.step.set(progress.step)
+        m.tokens_seen.set(progress.tokens)
+        m.step_s.observe(step_s)
+        m.last_step_time.set_to_current_time()
+        m.lr.set(line["lr"])
+        if line["loss"] is None:
+            m.nonfinite.inc()
+            log.warning("step %d: loss or gradient not finite, step skipped", progress.step)
+        else:
+            m.loss.labels("train").set(line["loss"])
+            m.grad_norm.set(line["grad_norm"])
+        if "val_loss" in line:
+            m.loss.labels("val").set(line["val_loss"])
+            log.info(
+                "step %d: validation loss %.4f, %.4f bits a byte",
+                progress.step, line["val_loss"], line["val_bpb"],
+            )  # fmt: skip
+        if progress.step % self.config.log_every == 0:
+            self._print(line, step_s)
+        m.add_phases(self.clock)
+        self._poll()
+
+    def _print(self, line: dict[str, Any], step_s: float) -> None:
+        left = int((self.config.steps - line["step"]) * step_s)
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+        log.info(
+            "step %d/%d  loss %s  lr %.2e  %.1fk tok/s  %d ranks  %d:%02d left",
+            line["step"], self.config.steps, loss, line["lr"], line["tok_s"] / 1e3,
+            line["world_size"], left // 60, left % 60,
+        )  # fmt: skip
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
+        """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
+        self._saved_at = time.monotonic()
+        self.writer.submit(progress.step, tensors, progress.to_meta())
+
+    def _poll(self) -> None:
+        """Record the save that ended since the last look, if one did."""
+        if saved := self.writer.poll():
+            self._record(saved)
+
+    def _record(self, saved: Saved) -> None:
+        m = self.metrics
+        if saved.error:
+            m.saves.labels("failure").inc()
+            log.error("checkpoint of step %d failed: %s", saved.step, saved.error)
+            self._event("checkpoint", step=saved.step, error=saved.error)
+            return
+        m.saves.labels("success").inc()
+        m.checkpoint_step.set(saved.step)
+        m.checkpoint_time.set_to_current_time()
+        self._event(
+            "checkpoint", step=saved.step, name=saved.name, nbytes=saved.nbytes,
+            stall_s=saved.stall_s, write_s=saved.write_s,
+        )  # fmt: skip
+
+    def end(self, tensors: Mapping[str, Tensor], progress: Progress, cause: str) -> None:
+        """Have the last state on disk, then say how this life ended.
+
+        Raises RuntimeError when a finished run's last state cannot be written.
+        """
+        where = "no step was done"
+        if progress.step > self.life.step:
+            saved = self.writer.save(progress.step, tensors, progress.to_meta())
+            self._poll()  # of the save before, if it was still in flight
+            self._record(saved)
+            where = saved.error or f"checkpoint {saved.name} is saved"
+            if saved.error and cause != "stopped":
+                raise RuntimeError(f"the last checkpoint cannot be written: {saved.error}")
+        self._event("stop", step=progress.step, cause=cause)
+        if cause == "stopped":
+            log.info("stopped after step %d: %s; the same command continues", progress.step, where)
+        else:
+            finish(self.life, progress.step, {"cause": cause})
+            log.info("finished after step %d (%s): %s", progress.step, cause, where)
+
+    def _event(self, event: str, **fields: Any) -> None:
+        self.ledger.event(event, self.life.generation, **fields)
+
+    def close(self) -> None:
+        """Close the files; what the disk has not taken is written if it takes it now."""
+        self.log.close()
+        self.ledger.close()

@@ -1,0 +1,93 @@
+"""The run directory: its configuration, its lives, and where each one goes on."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptddp import __version__, checkpoint
+from gptddp.config import FIELDS, Config, check_world_size, differences, flag, with_preset
+from gptddp.dist import Dist, has_fast_bf16
+from gptddp.errors import ConfigError
+from gptddp.files import read_json, write_json_atomic
+from gptddp.runlog import history, next_generation
+
+# A field that the run has fixed takes the run's value when it is left open; these do as well.
+_KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one life of the run begins with: the same on every rank."""
+
+    config: Config  # resolved
+    generation: int
+    step: int  # finished steps
+    meta: dict[str, Any]  # of the checkpoint; {} when the run begins
+    source: str  # the checkpoint's name, or "scratch"
+    redo: int  # steps that an earlier life has done beyond `step`
+
+
+def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None]:
+    """Rank 0 only: resolve the configuration, find the newest valid checkpoint, open a new life.
+
+    Raises ConfigError when the run directory belongs to another configuration, CheckpointError
+    when it has checkpoints and none is valid.
+    """
+    run = Path(config.run_dir)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run {run}: cannot be created ({error.strerror}): use --run-dir"
+        ) from error
+    config = resolve(config, dist)
+    check_world_size(config, dist.world_size)
+    generation = next_generation(run)
+    loaded = checkpoint.load_newest(run)
+    values = dataclasses.asdict(config)
+    try:
+        saved = {"version": __version__, "torch": torch.__version__, "config": values}
+        write_json_atomic(run / "config.json", saved)
+    except OSError as error:
+        raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
+    step = loaded.step if loaded else 0
+    life = Life(
+        config=config,
+        generation=generation,
+        step=step,
+        meta=loaded.meta if loaded else {},
+        source=loaded.name if loaded else "scratch",
+        redo=sum(1 for line in history(run) if line["step"] > step),
+    )
+    return life, loaded
+
+
+def resolve(config: Config, dist: Dist) -> Config:
+    """Close every open field: by the run that is continued, else by preset and hardware."""
+    saved = read_json(Path(config.run_dir) / "config.json")
+    if saved is not None:
+        values = saved["config"]
+        kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
+        open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
+        config = dataclasses.replace(config, **open_fields)
+        if changed := differences(values, dataclasses.asdict(config)):
+            flags = ", ".join(flag(line.split(":")[0]) for line in changed)
+            raise ConfigError(
+                f"run {config.run_dir} was begun with another configuration "
+                f"({'; '.join(changed)}): leave out {flags} to continue it, "
+                "or give another --run-dir"
+            )
+    if config.precision is None:
+        fast = has_fast_bf16(dist.device)
+        config = dataclasses.replace(config, precision="bf16" if fast else "fp32")
+    return with_preset(config, accelerator=dist.device.type != "cpu")
+
+
+def finish(life: Life, step: int, summary: dict[str, Any]) -> None:
+    """Rank 0 only, after the last checkpoint: leave the marker that a later start reads first."""
+    marker = {"step": step, "steps": life.config.steps, "time": time.time(), **summary}
+    write_json_atomic(Path(life.config.run_dir) / "finished.json", marker)

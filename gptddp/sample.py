@@ -1,0 +1,59 @@
+"""Text from a run's newest valid checkpoint."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from gptddp import checkpoint, model
+from gptddp.config import Config
+from gptddp.corpus import open_dataset
+from gptddp.errors import CheckpointError, ConfigError
+from gptddp.files import read_json
+from gptddp.state import copy_into
+from gptddp.tokens import Tokenizer
+
+
+def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]:
+    """The model, its tokenizer and the checkpoint's step, read without changing the run.
+
+    `data` names the dataset directory where it is not the one that the run was trained on.
+    """
+    saved = read_json(run / "config.json")
+    if saved is None:
+        raise ConfigError(f"{run} is not a run directory: it has no config.json")
+    values = saved["config"] | {"betas": tuple(saved["config"]["betas"])}
+    config = Config(**values)
+    tokenizer = open_dataset(data or config.data).tokenizer()
+    loaded = checkpoint.load_newest(run, quarantine=False)
+    if loaded is None:
+        raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
+    net = model.build(config, tokenizer.vocab_size, torch.device("cpu"))
+    live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
+    copy_into(live, {k: t for k, t in loaded.tensors.items() if k.startswith("model.")})
+    return net.eval(), tokenizer, loaded.step
+
+
+@torch.no_grad()
+def generate(
+    net: model.GPT, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float,
+    top_k: int, seed: int,
+) -> Iterator[int]:  # fmt: skip
+    """Yield up to `tokens` token ids after the prompt; ends where the document ends.
+
+    Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are forgotten.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
+    for _ in range(tokens):
+        logits = net(torch.tensor([ids[-net.seq_len :]]))[0, -1, : tokenizer.vocab_size].float()
+        if temperature > 0:
+            best, index = logits.topk(min(top_k or len(logits), len(logits)))
+            chances = F.softmax(best / temperature, dim=-1)
+            ids.append(int(index[torch.multinomial(chances, 1, generator=generator)]))
+        else:
+            ids.append(int(logits.argmax()))
+        if ids[-1] == tokenizer.bos:
+            return
+        yield ids[-1]

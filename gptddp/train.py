@@ -1,0 +1,222 @@
+"""Train a GPT: one process, many on one machine, or many pods.
+
+    python -m gptddp.train --data DATASET --run-dir RUN
+    torchrun --nproc-per-node 2 -m gptddp.train --data DATASET --run-dir RUN
+    gptddp-k8s submit --replicas 4 --local
+
+Read it downwards: `main` parses and connects, `train` is one life of a run, from its newest
+checkpoint through the loop to its last one.
+"""
+
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gptddp import checkpoint, dist, lanes, model, optim, rundir
+from gptddp.batches import autocast, micro_batches
+from gptddp.config import Config, flag, from_args
+from gptddp.corpus import open_dataset
+from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped
+from gptddp.evaluate import evaluate
+from gptddp.loader import Batch, Loader, eval_rows
+from gptddp.metrics import PhaseClock
+from gptddp.recorder import Recorder
+from gptddp.state import Progress, agree, check_replicas, copy_into
+
+log = logging.getLogger("gptddp")
+
+
+def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
+    """Train until the last step. Raises Stopped when a signal ends it earlier."""
+    clock = PhaseClock()
+
+    # -- the run: rank 0 reads the storage, every rank begins with the same -----------------------
+    opened: list[checkpoint.Loaded | None] = []
+
+    def open_run() -> rundir.Life:
+        life, loaded = rundir.open_run(config, world)
+        opened.append(loaded)
+        return life
+
+    life = world.from_rank_0(open_run)
+    loaded = opened[0] if opened else None
+    c = life.config
+    progress = Progress.from_meta(life.meta)
+    recorder = Recorder(life, world, clock) if world.rank == 0 else None
+
+    # -- the data: its threads read and pack while the model is built -----------------------------
+    dataset = open_dataset(c.data)
+    tokenizer = dataset.tokenizer()
+    loader = Loader(
+        dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
+        rank=world.rank, world_size=world.world_size, state=progress.data or None,
+    )  # fmt: skip
+    try:
+        val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens)
+
+        # -- the model, from the same seed on every rank ------------------------------------------
+        if c.precision == "fp32":
+            dist.use_fast_fp32(world.device)
+        net = model.build(c, tokenizer.vocab_size, world.device)
+        optimizer = optim.build(net, c)
+        ddp = DDP(net, gradient_as_bucket_view=True)
+        warm_up(ddp, c, world)
+
+        # -- its state ----------------------------------------------------------------------------
+        clock.enter("restore")
+        tensors = optim.state_tensors(net, optimizer)
+        if loaded is not None:  # rank 0 only
+            copy_into(tensors, loaded.tensors)
+            del loaded
+        for tensor in tensors.values() if life.step else ():
+            world.broadcast(tensor)  # all ranks
+        check_replicas(tensors, world)  # all ranks
+        if recorder:
+            recorder.begin(tensors, net.n_params(), progress)
+
+        # -- the loop -----------------------------------------------------------------------------
+        cause = "steps"
+        while progress.step < c.steps:
+            clock.enter("data_wait")
+            batch = loader.next()
+            clock.enter("step" if progress.step > life.step else "warmup")
+            started = time.monotonic()
+            out_of_time = 0 < c.max_time <= progress.train_s
+            save = recorder.due() if recorder else False
+            agreed = agree(batch, stop.asked, out_of_time, save, world)  # all ranks
+            if agreed.stop or agreed.out_of_time:
+                cause = "stopped" if agreed.stop else "max_time"
+                break
+
+            lr = optim.lr_at(progress.step, c)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            nats = forward_backward(ddp, batch, agreed.targets, progress.step, c, world)
+            loss = world.all_reduce(nats).item() / agreed.targets  # all ranks
+            norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
+            # The same on every rank, since both come out of a sum over all of them.
+            finite = math.isfinite(loss) and math.isfinite(norm)
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            step_s = time.monotonic() - started
+            progress.advance(agreed, finite, step_s, loader.state(agreed.cursors))
+            if progress.step == life.step + 1:
+                world.set_timeout(max(dist.TIMEOUT_S, 8 * step_s))
+
+            line = dict(
+                step=progress.step, loss=loss if finite else None,
+                grad_norm=norm if finite else None, lr=lr, tokens=progress.tokens,
+                tok_s=agreed.targets / (step_s + batch.wait_s), data_wait_s=batch.wait_s,
+                batch_fp=f"{agreed.fp:016x}", chain_fp=f"{progress.chain_fp:016x}",
+            )  # fmt: skip
+            if progress.step % c.eval_every == 0 or progress.step == c.steps:
+                clock.enter("eval")
+                result = evaluate(net, val_rows, tokenizer.token_bytes, c, world)  # all ranks
+                line |= dict(val_loss=result.loss, val_bpb=result.bpb)
+            clock.enter("other")
+            if recorder:
+                recorder.step(line, progress, step_s)
+            if progress.skipped > c.max_skipped:
+                raise NonFiniteError(
+                    f"step {progress.step}: loss or gradient not finite {progress.skipped} times "
+                    f"in a row (max_skipped is {c.max_skipped}): lower lr, or look at the data"
+                )
+            if agreed.save:
+                clock.enter("checkpoint")
+                check_replicas(tensors, world)  # all ranks
+                if recorder:
+                    recorder.save(tensors, progress)
+
+        # -- the end: the last state is on disk before any rank leaves ----------------------------
+        clock.enter("checkpoint")
+        check_replicas(tensors, world)  # all ranks
+        if recorder:
+            recorder.end(tensors, progress, cause)
+        world.barrier()  # all ranks
+        if cause == "stopped":
+            raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
+    finally:
+        loader.close()
+        if recorder:
+            recorder.close()
+
+
+def warm_up(ddp: DDP, c: Config, world: dist.Dist) -> None:
+    """All ranks: one backward pass whose gradients are thrown away, before the state is loaded.
+
+    DDP rebuilds its buckets after the first backward pass of a process. Without this one, the
+    first real step of a new life would reduce in another order than the same step of an
+    undisturbed run, and the losses of three ranks or more would differ in the last bits.
+    """
+    tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
+    with autocast(c, world.device):
+        loss = ddp(tokens, tokens)
+    loss.backward()
+    ddp.zero_grad(set_to_none=False)
+
+
+def forward_backward(
+    ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: dist.Dist
+) -> Tensor:
+    """All ranks: the gradient of the step's mean loss over all its targets; this rank's nats.
+
+    DDP divides the sum over ranks by their number, so each rank's sum is multiplied by it. Ranks
+    may run different numbers of micro-batches: only the last of each synchronises, once. no_sync
+    must be around the forward pass too, where DDP decides.
+    """
+    nats = torch.zeros((), dtype=torch.float64, device=world.device)
+    assert c.micro_batch and c.lanes and c.batch
+    last = (len(batch.tokens) - 1) // c.micro_batch
+    first_lane = lanes.owned(world.rank, world.world_size, c.lanes).start
+    for i, (x, y) in enumerate(micro_batches(batch.tokens, batch.valid, c, world.device)):
+        if c.dropout:  # random numbers belong to the step and the lane, not to the process
+            lane = first_lane + i * c.micro_batch * c.lanes // c.batch
+            torch.manual_seed(lanes.key(c.seed, step, lane))
+        with nullcontext() if i == last else ddp.no_sync():
+            with autocast(c, world.device):
+                loss = ddp(x, y)
+            (loss * (world.world_size / targets)).backward()
+        nats += loss.detach()
+    return nats
+
+
+class StopFlag:
+    """SIGTERM and SIGINT set a flag and nothing else; the ranks agree on it at the next step."""
+
+    def __init__(self) -> None:
+        self.asked, self.signal_name = False, "another rank's signal"
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked, self.signal_name = True, signal.Signals(number).name
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    stop = StopFlag()
+    try:
+        config = from_args(sys.argv[1:] if args is None else args)
+        for name in ("data", "run_dir"):
+            if not getattr(config, name):
+                raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
+        with dist.connect(config.device) as world:
+            train(config, world, stop)
+    except GptddpError as error:
+        dist.report(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__" and (code := main()):
+    sys.exit(code)  # success returns instead: torchrun's agent waits for a value from a worker

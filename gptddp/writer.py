@@ -1,0 +1,191 @@
+"""Save in the background: a copy of the tensors is all that training waits for."""
+
+import errno
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptddp import retention, store
+from gptddp.checkpoint import Staging
+from gptddp.errors import CheckpointError
+from gptddp.runlog import highest_generation
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FIXES = {
+    errno.ENOSPC: "free space on the volume, or lower --keep",
+    errno.EDQUOT: "raise the quota, or lower --keep",
+    errno.EROFS: "mount the volume writable",
+    errno.EACCES: "let this user write to the run directory",
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The end of one save; `error` is None when the checkpoint is committed."""
+
+    step: int
+    name: str
+    nbytes: int
+    stall_s: float  # taken from training
+    write_s: float  # in the background
+    error: str | None
+
+
+class Writer:
+    """Commits checkpoints from a background thread, one at a time. Rank 0 only.
+
+    No failure of the disk reaches the caller as an exception: it is the `error` of the result.
+    `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
+    thread when all is written but the name; an OSError from it prevents the commit (the run's
+    log is synced there, so that it has every step that is committed).
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        generation: int,
+        *,
+        parent: str | None = None,
+        keep: int = 3,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self.generation = generation
+        self.parent = parent
+        self.keep = keep
+        self.before_commit = before_commit
+        self._staging: Staging | None = None
+        self._thread: threading.Thread | None = None
+        self._results: deque[Saved] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def prepare(self, tensors: Mapping[str, "torch.Tensor"]) -> Staging:
+        """Allocate the buffer for these names, shapes and dtypes, before a save has to."""
+        if self._staging is None or not self._staging.fits(tensors):
+            self._staging = None  # frees the old one first
+            self._staging = Staging(tensors)
+        return self._staging
+
+    def submit(
+        self, step: int, tensors: Mapping[str, "torch.Tensor"], meta: Mapping[str, Any]
+    ) -> bool:
+        """Begin to save; False where the last save still runs or has saved this very step.
+
+        `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and
+        dtype) may change as soon as this returns.
+        """
+        if self.busy or self._has(step):
+            return False
+        begin = time.perf_counter()
+        staging = self.prepare(tensors)
+        data = staging.fill(tensors)
+        manifest = {
+            "step": step, "generation": self.generation, "parent": self.parent,
+            "time": time.time(), "tensors": staging.layout, "meta": json.loads(json.dumps(meta)),
+        }  # fmt: skip
+        stall_s = time.perf_counter() - begin
+        # A daemon, so that a volume that hangs cannot hold up the exit; for that the thread may
+        # not be inside torch, whose C++ frames do not survive the end of the interpreter.
+        self._thread = threading.Thread(
+            target=self._write, args=(manifest, data, stall_s), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def poll(self) -> Saved | None:
+        """The oldest result that was not handed out yet; None where there is none."""
+        return self._results.popleft() if self._results else None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the save in flight; False where it still runs after `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.busy
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, "torch.Tensor"],
+        meta: Mapping[str, Any],
+        timeout_s: float | None = None,
+    ) -> Saved:
+        """Save this step, after the save in flight, and wait for the commit: before an exit.
+
+        A step that is committed already is not saved again. The results of earlier saves stay
+        with `poll`; that of a save which takes longer than `timeout_s` comes there too.
+        """
+        begin = time.perf_counter()
+        if self.wait(timeout_s):
+            if not self.submit(step, tensors, meta):
+                return Saved(step, str(self.parent), 0, 0.0, 0.0, None)
+            waited_s = time.perf_counter() - begin
+            if self.wait(None if timeout_s is None else max(0.0, timeout_s - waited_s)):
+                return self._results.pop()
+        waited_s = time.perf_counter() - begin
+        error = f"the volume has not taken the checkpoint within {waited_s:.1f} s"
+        return Saved(step, store.name_of(step, self.generation), 0, waited_s, 0.0, error)
+
+    def _has(self, step: int) -> bool:
+        """Is this step the one last committed, or the one that this life was restored from."""
+        newest = store.order(self.parent) if self.parent else None
+        return newest is not None and newest[1] == step
+
+    # -- in the thread
+
+    def _write(self, manifest: dict[str, Any], data: memoryview, stall_s: float) -> None:
+        begin, error = time.perf_counter(), None
+        try:
+            try:
+                self._commit(manifest, data)
+            except OSError as full:
+                if full.errno not in _FULL:
+                    raise
+                retention.prune(self.run_dir, min(self.keep, 2))
+                self._commit(manifest, data)
+        except Exception as exception:
+            error = _explain(exception)
+        name = store.name_of(manifest["step"], manifest["generation"])
+        write_s = time.perf_counter() - begin
+        self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
+
+    def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
+        retention.remove_stale(self.run_dir, self.generation)
+        name = store.commit(self.run_dir, manifest, [data], self._before_rename)
+        store.read_manifest(self.run_dir / store.CHECKPOINTS / name)
+        self.parent = name
+        try:
+            store.write_hint(self.run_dir, name)
+            retention.prune(self.run_dir, self.keep)
+        except OSError as error:  # the checkpoint stands
+            log.warning("after the commit of %s: %s", name, error)
+
+    def _before_rename(self) -> None:
+        newest = highest_generation(self.run_dir)
+        if newest > self.generation:
+            raise CheckpointError(
+                f"generation {newest} of this run has begun: generation {self.generation} is over"
+            )
+        self.before_commit()
+
+
+def _explain(error: Exception) -> str:
+    """One line for the log: what failed and, where we know it, the fix."""
+    if not isinstance(error, OSError | CheckpointError | store.Unusable):
+        log.error("checkpoint writer: unexpected error", exc_info=error)
+        return repr(error)
+    fix = _FIXES.get(error.errno or 0) if isinstance(error, OSError) else None
+    return f"{error}: {fix}" if fix else str(error)

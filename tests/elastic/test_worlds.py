@@ -1,0 +1,94 @@
+"""Real torchrun agents on gloo: any number of processes is the same run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+
+from gptddp.runlog import history
+
+STEPS = 12
+
+
+def start(corpus: Path, run: Path, world: int, *flags: str) -> subprocess.Popen[str]:
+    """A training run of `world` processes under torchrun (one: without it)."""
+    command = [sys.executable, "-m", "gptddp.train"]
+    if world > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(world), "-m", "gptddp.train"]
+    command += [*SMALL, "--data", str(corpus), "--run-dir", str(run), *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and stderr."""
+    _, err = process.communicate(timeout=120)
+    return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory):
+    """The history of an undisturbed run at each world size."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    histories = {}
+    for world in (1, 2, 3, 4):
+        code, err = finish(start(corpus, folder / str(world), world, "--steps", str(STEPS)))
+        assert code == 0, err
+        histories[world] = list(history(folder / str(world)))
+    return histories
+
+
+def test_every_world_size_sees_the_same_batches_and_losses(undisturbed):
+    """1, 2, 3 and 4 processes: equal fingerprints in every step, losses within rounding."""
+    one = undisturbed[1]
+    assert [line["step"] for line in one] == list(range(1, STEPS + 1))
+    for world, lines in undisturbed.items():
+        assert [line["world_size"] for line in lines] == [world] * STEPS
+        for key in ("batch_fp", "chain_fp", "tokens"):
+            assert [line[key] for line in lines] == [line[key] for line in one]
+        assert [line["loss"] for line in lines] == pytest.approx(
+            [line["loss"] for line in one], rel=1e-5
+        )
+        assert lines[-1]["val_bpb"] == pytest.approx(one[-1]["val_bpb"], rel=1e-4)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(
+    corpus, tmp_path, undisturbed, world
+):
+    """SIGTERM in the middle commits a checkpoint and exits 143; the next life changes no bit."""
+    process = start(corpus, tmp_path / "run", world, "--steps", str(STEPS), "--log-every", "1")
+    log = tmp_path / "run/log.1.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text().count("\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    code, err = finish(process)
+    done = len(list(history(tmp_path / "run")))
+    assert done < STEPS, "the run ended before the signal came"
+    assert code == (143 if world == 1 else 1), err  # torchrun has one code for every failure
+    assert f"stopped after step {done}: checkpoint step-{done:012}.1 is saved" in err
+
+    code, err = finish(start(corpus, tmp_path / "run", world, "--steps", str(STEPS)))
+    assert code == 0, err
+    resumed = list(history(tmp_path / "run"))
+    for key in ("step", "loss", "grad_norm", "batch_fp", "chain_fp"):
+        assert [line[key] for line in resumed] == [line[key] for line in undisturbed[world]]
+    assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == STEPS
+
+
+def test_a_mistake_is_told_once_whatever_the_number_of_ranks(corpus, tmp_path):
+    """More workers than lanes: one line from rank 0, exit code not 0, nothing left behind."""
+    flags = ["--lanes", "2", "--batch", "8", "--steps", "2"]
+    code, err = finish(start(corpus, tmp_path / "run", 3, *flags))
+    assert code != 0
+    assert err.count("3 workers but only 2 lanes") == 1
+    assert not list((tmp_path / "run").glob("*"))

@@ -1,0 +1,120 @@
+"""Configuration: presets, TOML, flags, and what a user is told about a mistake."""
+
+import dataclasses
+
+import pytest
+
+from gptddp.config import (
+    FIELDS,
+    PRESETS,
+    Config,
+    check_world_size,
+    differences,
+    flag,
+    from_args,
+    to_args,
+    with_preset,
+)
+from gptddp.errors import ConfigError
+
+
+def test_flags_win_over_toml_and_toml_over_the_preset(tmp_path):
+    """Each layer overrides the one below it, field by field."""
+    toml = tmp_path / "job.toml"
+    toml.write_text('[job]\nname = "x"\n[train]\nlr = 1e-3\nsteps = 7\nbetas = [0.8, 0.9]\n')
+    config = from_args(["--config", str(toml), "--steps", "9"])
+    config = with_preset(config, accelerator=False)
+    assert (config.lr, config.steps, config.betas) == (1e-3, 9, (0.8, 0.9))
+    assert (config.preset, config.n_layer) == ("tiny", 4)
+
+
+def test_the_default_preset_follows_the_hardware():
+    """Without an accelerator the preset is tiny, with one it is gpt2."""
+    assert with_preset(Config(), accelerator=False).n_embd == 128
+    assert with_preset(Config(), accelerator=True).n_embd == 768
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_and_closes_every_field(preset):
+    """A preset passes its own checks and leaves only the hardware's fields open."""
+    config = with_preset(Config(preset=preset), accelerator=False)
+    left_open = {name for name in FIELDS if getattr(config, name) is None}
+    assert left_open <= {"precision", "device"}
+    check_world_size(config, 48)
+
+
+def test_flags_written_from_a_configuration_give_it_back():
+    """to_args is the inverse of from_args."""
+    config = with_preset(Config(data="d", run_dir="r", betas=(0.8, 0.99)), accelerator=False)
+    assert from_args(to_args(dataclasses.asdict(config))) == config
+
+
+def test_lanes_and_batch_follow_each_other():
+    """With one of the two given, the preset's other one is fitted to it."""
+    assert with_preset(Config(batch=10), accelerator=False).lanes == 10
+    assert with_preset(Config(lanes=7), accelerator=False).batch == 49
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--lerning-rate", "1"], "unknown option '--lerning-rate'"),
+        (["--step", "1"], "did you mean '--steps'"),
+        (["--steps", "many"], "--steps is 'many': it must be of type int"),
+        (["--steps", "0"], "steps is 0: it must be at least 1"),
+        (["--steps"], "expected one argument"),
+        (["--lr", "nan"], "lr is nan"),
+        (["--betas", "0.9"], "--betas is '0.9'"),
+        (["--batch", "10", "--lanes", "4"], "use a batch of 8 or 12, or lanes that divide 10"),
+        (["--batch", "3", "--lanes", "4"], "use a batch of 4"),
+        (["--n-embd", "100", "--n-head", "3"], "use 99 or 102"),
+        (["--preset", "huge"], "use one of tiny, gpt2"),
+        (["--dropout", "1"], "below 1"),
+        (["--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_the_fix(args, message):
+    """Every mistake in a flag names the field, the rule and, where there is one, the fix."""
+    with pytest.raises(ConfigError) as error:
+        from_args(args)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nstep = 1\n", "unknown key 'step': did you mean 'steps'?"),
+        ("[train]\nsteps = '1'\n", "steps is '1': it must be a value of type int"),
+        ("steps = true\n", "must be a value of type int"),
+        ("steps = = 1\n", "is not valid TOML"),
+        ("train = 3\n", "it must be a table"),
+    ],
+)
+def test_a_wrong_toml_file_is_refused_with_the_fix(tmp_path, text, message):
+    """A mistake in the file names the file, the key and the rule."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        from_args(["--config", str(path)])
+    assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_more_workers_than_lanes_are_refused():
+    """A rank without a lane would have nothing to train on."""
+    with pytest.raises(ConfigError, match="at most 4 workers"):
+        check_world_size(Config(lanes=4, batch=4), 5)
+
+
+def test_only_fixed_fields_count_as_differences():
+    """Another seed is another run; another log interval is not."""
+    old = dataclasses.asdict(with_preset(Config(), accelerator=False))
+    assert differences(old, {**old, "seed": 1, "log_every": 3}) == ["seed: 1337 -> 1"]
+
+
+def test_no_flag_is_taken_by_torchrun():
+    """torchrun accepts abbreviations, even behind the script: ours must not be one of its own."""
+    from torch.distributed.run import get_args_parser
+
+    theirs = [o for a in get_args_parser()._actions for o in a.option_strings]
+    clashes = [(flag(n), o) for n in FIELDS for o in theirs if o.startswith(flag(n))]
+    assert not clashes

@@ -1,0 +1,78 @@
+"""The place of a process in the world, and what its machine can do."""
+
+import os
+
+import pytest
+import torch
+
+from gptddp import dist
+from gptddp.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_threads_follow_the_cgroup_quota(tmp_path, monkeypatch, files, cpus):
+    """The quota of cgroup v2 or v1 cuts the affinity, rounded up; without one that stays."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert dist.cpu_quota(tmp_path) == (cpus or 64)
+
+
+def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
+    """torchrun's variables win, Slurm's are mapped, and without any there is one process."""
+    for name in list(os.environ):
+        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") or name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    assert dist.place() == (0, 0, 1, 1)
+    slurm = dict(SLURM_PROCID="5", SLURM_LOCALID="1", SLURM_NTASKS="8", MASTER_ADDR="node0")
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    assert dist.place() == (5, 1, 8, 1)
+    torchrun = dict(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert dist.place() == (3, 1, 4, 2)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(ConfigError, match="start through torchrun or srun"):
+        dist.place()
+
+
+def test_fp32_stays_fp32_whatever_the_processor():
+    """The fast setting is only kept where a matrix product still has fp32 accuracy."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        dist.use_fast_fp32(torch.device("cpu"))
+        a, b = torch.randn(128, 128), torch.randn(128, 128)
+        exact = a.double() @ b.double()
+        assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_group_of_one_runs_the_same_collectives():
+    """One process has a process group too, and leaves none behind."""
+    with dist.connect("cpu") as world:
+        assert world.all_reduce(torch.tensor([3, 4])).tolist() == [3, 4]
+        assert world.from_rank_0(lambda: {"a": 1}) == {"a": 1}
+        with pytest.raises(ConfigError, match="nope"):
+            world.from_rank_0(lambda: (_ for _ in ()).throw(ConfigError("nope")))
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_device_must_be_there():
+    """--device cuda without a GPU is refused with the fix."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="--device cpu"), dist.connect("cuda"):
+        pass

@@ -1,0 +1,50 @@
+"""Files that are whole or absent."""
+
+import errno
+import os
+
+import pytest
+
+from gptddp import files
+
+
+def test_json_round_trip_leaves_one_file(tmp_path):
+    """A written object reads back equal, and no temporary file stays behind."""
+    for value in ({"steps": 1, "loss": 0.1}, {"steps": 2}):
+        files.write_json_atomic(tmp_path / "finished.json", value)
+        assert files.read_json(tmp_path / "finished.json") == value
+    assert os.listdir(tmp_path) == ["finished.json"]
+
+
+def test_absent_is_none_and_garbage_is_named(tmp_path):
+    """A missing file is None; one that is not JSON raises an error that names it."""
+    assert files.read_json(tmp_path / "no.json") is None
+    for garbage in (b"{", b"\xff\xfe"):
+        (tmp_path / "bad.json").write_bytes(garbage)
+        with pytest.raises(ValueError, match=r"bad\.json is not valid JSON"):
+            files.read_json(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch, call):
+    """An error of any system call leaves the old content and no temporary file."""
+    path = tmp_path / "config.json"
+    files.write_json_atomic(path, {"old": True})
+
+    def fail(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_json_atomic(path, {"old": False})
+    monkeypatch.undo()
+    assert files.read_json(path) == {"old": True}
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    """Data arrives whole where the system takes it three bytes at a time."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:3])))
+    files.write_atomic(tmp_path / "x", b"0123456789")
+    assert (tmp_path / "x").read_bytes() == b"0123456789"

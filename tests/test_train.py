@@ -1,0 +1,180 @@
+"""One training process, in this one: what a run leaves behind, and what a mistake is told."""
+
+import json
+import socket
+
+import pytest
+import torch
+from helpers import SMALL
+
+from gptddp import train
+from gptddp.runlog import history, read_ledger
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+
+
+@pytest.fixture
+def run(corpus, tmp_path):
+    """Train in this process: run(*flags) -> exit code; the run directory is tmp_path / "run"."""
+
+    def start(*flags: str) -> int:
+        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+        return train.main([*SMALL, *fixed, *flags])
+
+    return start
+
+
+def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
+    """Steps 1 to n are in the log once each, the last one evaluated and in a checkpoint."""
+    assert run("--steps", "6", "--eval-every", "4") == 0
+    lines = list(history(tmp_path / "run"))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "grad_norm", "lr", "tokens", "tok_s", "data_wait_s", "batch_fp", "chain_fp",
+            "world_size", "time"} <= lines[0].keys()  # fmt: skip
+    assert len(lines[0]["batch_fp"]) == len(lines[0]["chain_fp"]) == 16
+    assert ["val_loss" in line for line in lines] == [False, False, False, True, False, True]
+    assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 6
+    assert (tmp_path / "run/checkpoints/step-000000000006.1/manifest.json").exists()
+    events = [event["event"] for event in read_ledger(tmp_path / "run")]
+    assert events == ["start", "checkpoint", "stop"]
+
+
+def test_the_loss_falls(run, tmp_path):
+    """Sixty steps on real text end half a nat below the first loss or better."""
+    assert run("--steps", "60", "--lr", "1e-2") == 0
+    losses = [line["loss"] for line in history(tmp_path / "run")]
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+
+
+def test_micro_batches_only_change_the_rounding(corpus, tmp_path):
+    """8, 3 or 1 rows at once: the same losses, because they are sums over all targets."""
+    losses = []
+    for rows in ("8", "3", "1"):
+        folder = tmp_path / rows
+        flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "5"]
+        assert train.main([*SMALL, *flags, "--micro-batch", rows]) == 0
+        losses.append([line["loss"] for line in history(folder)])
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_an_extended_run_continues_where_it_ended(run, tmp_path):
+    """A finished run with more --steps goes on from its last checkpoint."""
+    assert run("--steps", "3") == 0
+    assert run("--steps", "5") == 0
+    assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    starts = [e for e in read_ledger(tmp_path / "run") if e["event"] == "start"]
+    assert [start["step"] for start in starts] == [0, 3]
+
+
+def test_fields_left_open_are_those_of_the_run(corpus, tmp_path):
+    """A run is continued without repeating its shape on the command line."""
+    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*SMALL, *places, "--steps", "2"]) == 0
+    assert train.main([*places, "--steps", "4"]) == 0
+    saved = json.loads((tmp_path / "run/config.json").read_text())["config"]
+    assert (saved["n_embd"], saved["lanes"], saved["steps"]) == (32, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seed", "1"], "seed: 1337 -> 1"),
+        (["--n-embd", "64"], "n_embd: 32 -> 64"),
+        (["--seed", "1"], "leave out --seed to continue it, or give another --run-dir"),
+    ],
+)
+def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys, flags, message):
+    """Exit code 2, the fields that differ and the fix; the run is left as it was."""
+    assert run("--steps", "2") == 0
+    before = (tmp_path / "run/config.json").read_bytes()
+    assert run("--steps", "4", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "run/config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--run-dir", "r"], "--data is missing"),
+        (["--data", "d"], "--run-dir is missing"),
+        (["--data", "nowhere", "--run-dir", "r"], "nowhere"),
+        (["--data", "d", "--run-dir", "r", "--sted", "3"], "unknown option '--sted'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, args, message):
+    """No traceback for what the user can put right."""
+    monkeypatch.chdir(tmp_path)
+    assert train.main(args) == 2
+    err = capfd.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(corpus, tmp_path, capfd):
+    """A file in the way is named."""
+    (tmp_path / "file").write_text("")
+    args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "file/run")]
+    assert train.main(args) == 2
+    assert f"run {tmp_path / 'file/run'}: cannot be created" in capfd.readouterr().err
+
+
+def test_broken_checkpoints_never_start_the_run_over(run, tmp_path, capfd):
+    """When every checkpoint is damaged the exit code is 4, and nothing is trained."""
+    assert run("--steps", "2") == 0
+    for shard in (tmp_path / "run/checkpoints").glob("step-*/shard-*"):
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    assert run("--steps", "4") == 4
+    assert "none is valid" in capfd.readouterr().err
+    assert len(list(history(tmp_path / "run"))) == 2
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(run, tmp_path):
+    """The steps after it are done again, with the same data."""
+    assert run("--steps", "4") == 0
+    assert run("--steps", "8") == 0
+    before = {line["step"]: line["batch_fp"] for line in history(tmp_path / "run")}
+    (tmp_path / "run/checkpoints/step-000000000008.2/manifest.json").write_text("{}")
+    assert run("--steps", "9") == 0
+    after = {line["step"]: line["batch_fp"] for line in history(tmp_path / "run")}
+    assert before.items() <= after.items()
+    start = [e for e in read_ledger(tmp_path / "run") if e["event"] == "start"][-1]
+    assert (start["step"], start["redo"], start["generation"]) == (4, 4, 3)
+
+
+def test_losses_that_stay_non_finite_end_the_run_with_exit_code_3(run, tmp_path, capfd):
+    """A skipped step is logged without a loss, never saved as trained, and bounded in number."""
+    assert run("--steps", "50", "--lr", "1e30", "--warmup-steps", "0", "--max-skipped", "3") == 3
+    assert "not finite 4 times in a row" in capfd.readouterr().err
+    lines = list(history(tmp_path / "run"))
+    assert [line["loss"] for line in lines[-4:]] == [None] * 4
+    assert all(line["batch_fp"] for line in lines)
+
+
+def test_the_time_budget_ends_the_run_with_a_checkpoint(run, tmp_path):
+    """--max-time stops after whole steps, saves, and counts as finished."""
+    assert run("--steps", "100000", "--max-time", "0.3") == 0
+    marker = json.loads((tmp_path / "run/finished.json").read_text())
+    assert marker["cause"] == "max_time" and 0 < marker["step"] < 100000
+    assert list((tmp_path / "run/checkpoints").glob(f"step-{marker['step']:012}.1"))
+
+
+def test_an_occupied_metrics_port_does_not_stop_the_training(run, capfd):
+    """A warning that names the port and the way out, then the steps."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run("--steps", "2", "--metrics-port", str(port)) == 0
+
+
+def test_dropout_is_the_same_in_every_life(corpus, tmp_path):
+    """Random numbers belong to step and lane: the global generator has no say."""
+    losses = []
+    for name in ("a", "b"):
+        torch.manual_seed(len(losses))
+        flags = ["--data", str(corpus), "--run-dir", str(tmp_path / name), "--dropout", "0.3"]
+        assert train.main([*SMALL, *flags, "--steps", "4"]) == 0
+        losses.append([line["loss"] for line in history(tmp_path / name)])
+    assert losses[0] == losses[1]
