@@ -135,7 +135,7 @@ def test_the_arguments_name_places_and_preset(flags, args, preset):
     """The image decides nothing: where data and run are, and which model, stand in the manifest."""
     (job,) = render({**flags, "name": "demo", "data": "d/set"}, args)
     parsed = config.from_args(container(job)["args"])
-    assert (parsed.data, parsed.run, parsed.preset) == ("/data/set", "/runs/demo", preset)
+    assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
     assert parsed.metrics_port == 9464
 
 
@@ -144,7 +144,7 @@ def test_trainer_settings_survive_the_way_through_the_manifest():
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
     given = config.from_args(args)
     parsed = config.from_args(container(render(args=args)[0])["args"])
-    places = {"data", "run", "preset", "metrics_port"}
+    places = {"data", "run_dir", "preset", "metrics_port"}
     for name in set(config.FIELDS) - places:
         assert getattr(parsed, name) == getattr(given, name), name
 
@@ -206,7 +206,7 @@ BROKEN_SPECS = [
     ("world-size", {"replicas": 49}, [], "use at most 48 workers"),
     ("world-size", {"max": 25, "nproc_per_node": 2}, [], "50 workers but only 48 lanes"),
     ("places", {}, ["--data", "/x"], "--data CLAIM/PATH"),
-    ("places", {}, ["--run", "/x"], "--name"),
+    ("places", {}, ["--run-dir", "/x"], "--name"),
     ("device", {}, ["--device", "cuda"], "--gpus 1"),
     ("gpus", {"gpus": -1}, [], "negative"),
     ("gpus", {"gpus": 1, "nproc_per_node": 2}, [], "--nproc-per-node 1"),

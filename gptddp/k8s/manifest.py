@@ -66,7 +66,7 @@ def trainer_args(spec: JobSpec) -> list[str]:
     path = f"/{spec.data_path}" if spec.data_path else ""
     # The preset by name: the same manifest is to mean the same model wherever it runs.
     preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny", "metrics_port": METRICS_PORT}
-    places = {"data": DATA + path, "run": f"{RUNS}/{spec.name}"}
+    places = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.name}"}
     return config.to_args({**preset, **given, **places})
 
 

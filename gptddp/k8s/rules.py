@@ -84,9 +84,9 @@ def _places(spec: JobSpec) -> Iterator[Found]:
             "the job mounts the dataset itself",
             "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]",
         )
-    if spec.train.run:
+    if spec.train.run_dir:
         yield (
-            "--run after --",
+            "--run-dir after --",
             "the job's run directory is /runs/<name>",
             "use --name to name the job and its run, and --runs for the claim",
         )

@@ -148,7 +148,7 @@ class Runner:
             controller.suspended()
         self._write_status()
         view.progress(self._progress(time.monotonic()), 0.0, force=True)
-        run = self.first.option("--run")
+        run = self.first.option(config.flag("run_dir"))
         view.close()
         if controller.conditions.has("Failed"):
             view.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
@@ -163,8 +163,8 @@ class Runner:
 
 
 def _run_log(plan: pods.Plan) -> RunLog | None:
-    """What the trainer writes, if the job runs ours: its `--run`, and its number of steps."""
-    run = plan.option("--run")
+    """What the trainer writes, if the job runs ours: its `--run-dir`, and its number of steps."""
+    run = plan.option(config.flag("run_dir"))
     if not run:
         return None
     steps = None
