@@ -55,7 +55,10 @@ class Conditions:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old one or the new one."""
+    """Replace a file at once: a reader sees the old one or the new one.
+
+    Without fsync, which can take seconds beside a checkpoint and would delay a pod's restart.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, "utf-8")

@@ -114,6 +114,7 @@ class Pod:
         self.name, self.policy = plan.replica.name, plan.policy
         self.tag = f"{job_tag}{plan.replica.short}/"
         self.process: subprocess.Popen[bytes] | None = None
+        self.fd = -1  # readable once the process has ended
         self.log_start = 0  # where the log of this life begins
         self.deadline = math.inf  # of a graceful stop
         self.exit_code: int | None = None
@@ -135,6 +136,11 @@ class Pod:
         """Will it be started when its time has come."""
         return self.process is None and math.isfinite(self.start_at)
 
+    @property
+    def due(self) -> float:
+        """When something has to be done: the start of the next process, or SIGKILL."""
+        return self.deadline if self.process else self.start_at
+
     def start(self, now: float) -> None:
         """Start the container's process. Raises OSError if the machine cannot."""
         self.started, self.start_at = now, math.inf
@@ -148,7 +154,7 @@ class Pod:
                 [*shim, *self.plan.argv], env=env, cwd=self.plan.cwd, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.phase = "Running"
+        self.phase, self.fd = "Running", os.pidfd_open(self.process.pid)
 
     def poll(self) -> int | None:
         """The exit code once the main process has ended (128 + n for signal n), else None.
@@ -163,6 +169,7 @@ class Pod:
             return None
         guard.sweep(self.tag, [self.process.pid])
         code = self.process.wait()
+        os.close(self.fd)
         self.process, self.deadline = None, math.inf
         self.exit_code = 128 - code if code < 0 else code
         return self.exit_code
@@ -176,7 +183,7 @@ class Pod:
 
     def kill(self) -> None:
         """SIGKILL to every process of the pod."""
-        self.ending, self.start_at = True, math.inf
+        self.ending, self.start_at, self.deadline = True, math.inf, math.inf
         if self.process:
             os.kill(self.process.pid, signal.SIGKILL)
             guard.sweep(self.tag, [self.process.pid], timeout_s=2.0)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from gptddp.k8s.controller import Controller
 from gptddp.k8s.view import RunLog, View, duration
 
 SUCCEEDED, FAILED, STOPPED = 0, 100, 130  # exit codes
-TICK_S = 0.05
+TICK_S = 0.2  # between two looks at logs and clock; an ended pod is noticed at once
 
 
 class _Interrupts:
@@ -83,10 +84,16 @@ class Runner:
                 self._show(now)
                 if self.controller.done:
                     break
-                time.sleep(TICK_S)
+                self._wait(now)
         for pod in self.pods:
             pod.wipe()
         return self._end(time.monotonic() - began)
+
+    def _wait(self, now: float) -> None:
+        """Until a process has ended, a pod is due, or a tick is over."""
+        fds = [pod.fd for pod in self.pods if pod.alive]
+        soonest = min(pod.due for pod in self.pods) - now
+        select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
 
     def _tell(self, guardian: IO[str]) -> None:
         sessions = [pod.process.pid for pod in self.pods if pod.process]
