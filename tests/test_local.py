@@ -496,6 +496,19 @@ def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
     assert finish(other)[0] == 2
 
 
+def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
+    """Succeeded counts as long as the run directory is there: who removes it wants a new run."""
+    built = job("pathlib.Path(sys.argv[2]).mkdir(); print('trained', flush=True)", replicas=1)
+    containers = built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers[0]["args"] = ["--run-dir", "/runs/job"]
+    assert "already" not in finish(built)[2]
+    assert "already succeeded" in finish(built)[2]
+    pod_file(tmp_path, "job").rmdir()
+    assert finish(built)[0] == 0
+    log = tmp_path / "local" / "jobs" / "job" / "logs" / "job-worker-0.log"
+    assert log.read_text() == 2 * "trained\n"
+
+
 def test_two_jobs_at_once_do_not_meet(start, tmp_path):
     """Jobs started together have other addresses and ports, and both can listen on every one."""
     code = """
@@ -609,6 +622,15 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, path, value, message):
     with pytest.raises(ConfigError, match=message):
         local.run([edited(path, value)], local_dir=tmp_path / "local")
     assert not (tmp_path / "local").exists()
+
+
+def test_a_claim_or_a_folder_that_cannot_be_is_refused(tmp_path):
+    """A misspelt claim of --volume, and a --local-dir where nothing can be written."""
+    with pytest.raises(ConfigError, match="no such claim: did you mean 'data'"):
+        local.run([job()], local_dir=tmp_path, volumes={"dta": tmp_path})
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot run in .*choose another --local-dir"):
+        local.run([job()], local_dir=tmp_path / "file")
 
 
 def test_other_systems_are_told_what_is_missing(monkeypatch):

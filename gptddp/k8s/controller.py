@@ -3,6 +3,7 @@
 import errno
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gptddp.k8s.conditions import Conditions
@@ -29,6 +30,7 @@ class Controller:
         self.pods, self.event = pods, event
         self.conditions = Conditions()
         self.failure = ""  # the pod, its exit code and its last words
+        self.failed_log: Path | None = None
         self.stopping = False
 
     @property
@@ -129,6 +131,7 @@ class Controller:
             words = pod.last_words()
             self.failure = f"pod {pod.name} exited with {described(pod.exit_code or 0)}"
             self.failure += f": {words}" if words else ""
+            self.failed_log = pod.log
             self._condition("Failed", f"{text} {self.failure}")
             self._clean(now, everything=everything)
 

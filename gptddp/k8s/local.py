@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gptddp import config
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s import admission, claims, conditions, guard, manifest, pods, rules
 from gptddp.k8s.podspec import Network
-from gptddp.k8s.runner import SUCCEEDED, Runner, shown
+from gptddp.k8s.runner import SUCCEEDED, Interrupts, Runner, shown
+from gptddp.k8s.spec import did_you_mean
 from gptddp.k8s.view import View
 
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
@@ -43,28 +45,48 @@ def run(
     """
     job = _pytorchjob(objects)
     local_dir, volumes = local_dir.absolute(), volumes or {}
+    _check_claims(job, volumes)
     folder, default = local_dir / "jobs" / job["metadata"]["name"], local_dir / "volumes"
-    trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)
-    _check_dataset(trial[0])
-    view = View(job["metadata"]["name"])
+    trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)[0]
+    _check_dataset(trial)
     with contextlib.ExitStack() as stack:
-        lock = claims.lock(folder)
-        _check_same(folder, job)
-        if lock is None:
-            view.event(f"is already running, as process {claims.holder(folder)}: {folder}")
-            return SUCCEEDED
-        stack.callback(os.close, lock)
-        if _has_succeeded(folder):
-            view.event(f"has already succeeded, nothing to do; to run it again remove {folder}")
-            return SUCCEEDED
-        guard.sweep(f"{folder}#")  # of a runner that was killed together with its guard
-        network, claim = claims.network(str(folder))
-        stack.enter_context(claim)
-        scratch, temporary = _scratch(folder)
-        tag = f"{folder}#{uuid.uuid4().hex}/"
-        guardian = stack.enter_context(_guarded(tag, (lock, claim.fileno()), temporary))
-        plans = pods.plan(job, network, scratch, volumes, default)
-        return Runner(job, folder, plans, tag, view, verbose).run(guardian)
+        interrupts = stack.enter_context(Interrupts().installed())
+        try:
+            lock = claims.lock(folder)
+            _check_same(folder, job)
+            if lock is not None:
+                stack.callback(os.close, lock)
+            if left_alone := _left_alone(folder, lock, trial):
+                View(folder.name).event(left_alone)
+                return SUCCEEDED
+            assert lock is not None
+            guard.sweep(f"{folder}#")  # of a runner that was killed together with its guard
+            network, claim = claims.network(str(folder))
+            stack.enter_context(claim)
+            scratch, temporary = _scratch(folder)
+            plans = pods.plan(job, network, scratch, volumes, default)
+            tag = f"{folder}#{uuid.uuid4().hex}/"
+            guardian = stack.enter_context(_guarded(tag, (lock, claim.fileno()), temporary))
+            runner = Runner(job, folder, plans, tag, verbose)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot run in {shown(str(local_dir))}: {error}; choose another --local-dir"
+            ) from error
+        return runner.run(guardian, interrupts)
+
+
+def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
+    """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
+    if lock is None:
+        where = shown(str(folder / "status.json"))
+        return f"is already running, as process {claims.holder(folder)}; see {where}"
+    status = conditions.read_json(folder / "status.json").get("conditions") or []
+    run = trial.option(config.flag("run_dir"))
+    if (run is None or Path(run).exists()) and any(
+        c.get("type") == "Succeeded" and c.get("status") == "True" for c in status
+    ):
+        return "has already succeeded, nothing to do; for another run use another --name"
+    return ""
 
 
 def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,6 +108,20 @@ def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if count > claims.MAX_PODS:
         raise ConfigError(f"{count} pods on one machine: use at most {claims.MAX_PODS} --replicas")
     return jobs[0]
+
+
+def _check_claims(job: Mapping[str, Any], volumes: Mapping[str, Path]) -> None:
+    """A folder for a claim that the job does not have is a mistake."""
+    known = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for replica in job["spec"]["pytorchReplicaSpecs"].values()
+        for volume in replica["template"]["spec"].get("volumes") or []
+        if "persistentVolumeClaim" in volume
+    }
+    for claim in volumes:
+        if claim not in known:
+            near = did_you_mean(claim, sorted(known))
+            raise ConfigError(f"--volume {claim}=...: the job has no such claim{near}")
 
 
 def _check_dataset(plan: pods.Plan) -> None:
@@ -115,19 +151,10 @@ def _check_same(folder: Path, job: Mapping[str, Any]) -> None:
     ]
     if old != new:
         more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
-        raise ConfigError(
-            "\n".join(
-                [f"the job {job['metadata']['name']} exists with another manifest:"]
-                + lines[:12] + more
-                + [f"use another --name, or remove {folder} to begin it anew; its run directory "
-                   "stays, and is continued"]
-            )
-        )  # fmt: skip
-
-
-def _has_succeeded(folder: Path) -> bool:
-    status = conditions.read_json(folder / "status.json").get("conditions") or []
-    return any(c.get("type") == "Succeeded" and c.get("status") == "True" for c in status)
+        first = f"the job {job['metadata']['name']} exists with another manifest:"
+        fix = f"use another --name, or remove {shown(str(folder))} to begin it anew"
+        end = f"{fix}; its run directory stays, and is continued"
+        raise ConfigError("\n".join([first, *lines[:12], *more, end]))
 
 
 def _scratch(folder: Path) -> tuple[Path, list[str]]:

@@ -21,7 +21,7 @@ SUCCEEDED, FAILED, STOPPED = 0, 100, 130  # exit codes
 TICK_S = 0.2  # between two looks at logs and clock; an ended pod is noticed at once
 
 
-class _Interrupts:
+class Interrupts:
     """Ctrl-C or SIGTERM asks for a stop; Ctrl-C again, a moment later, for a kill."""
 
     def __init__(self) -> None:
@@ -36,15 +36,16 @@ class _Interrupts:
         self.stop = True
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the signals; a signal that is ignored (nohup) stays ignored."""
+    def installed(self) -> Iterator["Interrupts"]:
+        """Handle the signals. An ignored SIGHUP (nohup) stays ignored; an ignored SIGINT (a
+        script's `&`) does not, as nobody sends it but to stop the job."""
         old = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) != signal.SIG_IGN:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     old[number] = signal.signal(number, self)
         try:
-            yield
+            yield self
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
@@ -54,37 +55,34 @@ class Runner:
     """One life of a local job."""
 
     def __init__(
-        self, job: dict[str, Any], folder: Path, plans: list[pods.Plan], tag: str, view: View,
-        verbose: bool,
-    ) -> None:  # fmt: skip
-        self.folder, self.view, self.first = folder, view, plans[0]
+        self, job: dict[str, Any], folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
+    ) -> None:
+        self.folder, self.first = folder, plans[0]
+        self.view = View(folder.name)
         (folder / "logs").mkdir(exist_ok=True)
         conditions.write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
         self.pods = [pods.Pod(p, folder / "logs" / f"{p.replica.name}.log", tag) for p in plans]
         for pod in self.pods if verbose else []:
-            view.follow(pod.plan.replica.short, pod.log)
+            self.view.follow(pod.plan.replica.short, pod.log)
         self.status_text, self.status_error = "", False
         self.sessions: list[int] = []
         self.started = conditions.now()
         self.controller = Controller(job, self.pods, self._event)
         self.log = _run_log(self.first)
 
-    def run(self, guardian: IO[str]) -> int:
+    def run(self, guardian: IO[str], interrupts: Interrupts) -> int:
         """The loop; returns the exit code. The guardian is told the pods' sessions."""
-        began, interrupts = time.monotonic(), _Interrupts()
-        addresses = f"{self.first.replica.address} and up"
-        self.view.event(f"{len(self.pods)} pods on {addresses}, logs in {self.folder / 'logs'}")
+        began = time.monotonic()
+        logs = shown(str(self.folder / "logs"))
+        self.view.event(f"{len(self.pods)} pods on {self.first.replica.address} and up; {logs}")
         self.controller.create()
-        with interrupts.installed():
-            while True:
-                now = time.monotonic()
-                self.controller.tick(now)
-                self._tell(guardian)
-                self._obey(interrupts, now)
-                self._show(now)
-                if self.controller.done:
-                    break
-                self._wait(now)
+        while not self.controller.done:
+            now = time.monotonic()
+            self._obey(interrupts, now)
+            self.controller.tick(now)
+            self._tell(guardian)
+            self._show(now)
+            self._wait(now)
         for pod in self.pods:
             pod.wipe()
         return self._end(time.monotonic() - began)
@@ -93,7 +91,8 @@ class Runner:
         """Until a process has ended, a pod is due, or a tick is over."""
         fds = [pod.fd for pod in self.pods if pod.alive]
         soonest = min(pod.due for pod in self.pods) - now
-        select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
+        if not self.controller.done:
+            select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
 
     def _tell(self, guardian: IO[str]) -> None:
         sessions = [pod.process.pid for pod in self.pods if pod.process]
@@ -102,12 +101,10 @@ class Runner:
             with contextlib.suppress(OSError):  # killed: then the pods' tags have to do
                 print(*sessions, file=guardian, flush=True)
 
-    def _obey(self, interrupts: _Interrupts, now: float) -> None:
+    def _obey(self, interrupts: Interrupts, now: float) -> None:
         if interrupts.stop and not self.controller.stopping:
-            grace_s = self.first.grace_s
-            self.view.event(
-                f"stopping: the pods have {grace_s:.0f} s to save their work; Ctrl-C kills them now"
-            )
+            grace = f"{self.first.grace_s:.0f} s"
+            self.view.event(f"stopping: the pods have {grace} to save; Ctrl-C again kills them")
             self.controller.stop(now)
         if interrupts.kill:
             self.controller.kill()
@@ -159,7 +156,7 @@ class Runner:
         view.close()
         if controller.conditions.has("Failed"):
             view.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
-            view.event(f"the whole log: {self.folder / 'logs'}")
+            view.event(f"the whole log: {shown(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
             hint = f"; try: gptddp sample {shown(run)}" if run else ""
