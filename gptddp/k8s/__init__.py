@@ -1,10 +1,12 @@
 """The control plane: from a job specification to Kubernetes objects, or to local processes."""
 
+import gc
 import sys
 
 
 def main() -> None:
     """Run the `gptddp-k8s` command, or say what to install when its packages are absent."""
+    gc.disable()  # imports make no garbage, and looking for it is a tenth of a short command
     try:
         from gptddp.k8s.cli import cli
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ Nothing here imports torch or a Kubernetes client, and what `--help` does not ne
 where it is used, so that the command answers in a blink.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,9 @@ def submit(
 ) -> None:
     """Start a job; the same command again continues it.
 
-    With --local, each pod of the manifest runs as a process on this machine. Exit code 0: the job
-    succeeded, 100: it failed, 130: it was stopped, by Ctrl-C for example.
+    With --local, each pod of the manifest runs as a process on this machine; memory limits and
+    read-only mounts are not enforced. Exit code 0: the job succeeded, 100: it failed, 130: it was
+    stopped, by Ctrl-C for example.
 
     \b
     gptddp prepare SOURCE... --out gptddp-local/volumes/data
@@ -157,5 +159,6 @@ def submit(
         )
     from gptddp.k8s import local as local_job
 
+    gc.enable()
     folders = {claim: Path(folder) for claim, folder in volume}
     ctx.exit(local_job.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))

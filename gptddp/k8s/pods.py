@@ -114,7 +114,7 @@ class Pod:
         self.name, self.policy = plan.replica.name, plan.policy
         self.tag = f"{job_tag}{plan.replica.short}/"
         self.process: subprocess.Popen[bytes] | None = None
-        self.fd = -1  # readable once the process has ended
+        self.fd = -1  # readable once the process has ended; -1: none
         self.log_start = 0  # where the log of this life begins
         self.deadline = math.inf  # of a graceful stop
         self.exit_code: int | None = None
@@ -154,7 +154,9 @@ class Pod:
                 [*shim, *self.plan.argv], env=env, cwd=self.plan.cwd, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.phase, self.fd = "Running", os.pidfd_open(self.process.pid)
+        self.phase, self.fd = "Running", -1
+        with contextlib.suppress(OSError):  # an old kernel: then its end is seen at the next tick
+            self.fd = os.pidfd_open(self.process.pid)
 
     def poll(self) -> int | None:
         """The exit code once the main process has ended (128 + n for signal n), else None.
@@ -169,7 +171,8 @@ class Pod:
             return None
         guard.sweep(self.tag, [self.process.pid])
         code = self.process.wait()
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
         self.process, self.deadline = None, math.inf
         self.exit_code = 128 - code if code < 0 else code
         return self.exit_code

@@ -89,7 +89,7 @@ class Runner:
 
     def _wait(self, now: float) -> None:
         """Until a process has ended, a pod is due, or a tick is over."""
-        fds = [pod.fd for pod in self.pods if pod.alive]
+        fds = [pod.fd for pod in self.pods if pod.alive and pod.fd >= 0]
         soonest = min(pod.due for pod in self.pods) - now
         if not self.controller.done:
             select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
