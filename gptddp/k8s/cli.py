@@ -44,7 +44,7 @@ class Group(click.Group):
             return super().invoke(ctx)
         except GptddpError as error:
             for line in str(error).splitlines():
-                click.echo(f"error: {line}", err=True)
+                click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
             ctx.exit(error.exit_code)
 
 

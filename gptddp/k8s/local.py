@@ -151,10 +151,10 @@ def _check_same(folder: Path, job: Mapping[str, Any]) -> None:
     ]
     if old != new:
         more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
-        first = f"the job {job['metadata']['name']} exists with another manifest:"
         fix = f"use another --name, or remove {shown(str(folder))} to begin it anew"
-        end = f"{fix}; its run directory stays, and is continued"
-        raise ConfigError("\n".join([first, *lines[:12], *more, end]))
+        first = f"the job {job['metadata']['name']} exists with another manifest; {fix}"
+        head = f"{first} (its run directory is then continued):"
+        raise ConfigError("\n".join([head, *lines[:12], *more]))
 
 
 def _scratch(folder: Path) -> tuple[Path, list[str]]:
