@@ -262,7 +262,7 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), "--" + name, dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
+            flag(name), dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
             help=f.metadata["help"] + default, default=argparse.SUPPRESS,
         )  # fmt: skip
     return p
