@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gptddp.errors import DataError, GptddpError
+from gptddp.errors import DataError
 from gptddp.lanes import Share, blocks, rows_order
 from gptddp.packing import Packed, pack, row_hashes
 
@@ -59,20 +59,18 @@ class Source:
         return documents
 
     def _read(self, group: "RowGroup", wait: Callable[[float], Any]) -> "Sequence[str | None]":
-        for delay in (*RETRY_S, None):
+        for delay in RETRY_S:
             try:
                 return self.dataset.read(group)
-            except GptddpError:
-                raise
-            except Exception as error:  # readers raise OSError, ValueError and kinds of their own
-                if delay is None:
-                    raise DataError(
-                        f"cannot read row group {group.index} of {self.dataset.dir / group.path} "
-                        f"({1 + len(RETRY_S)} attempts): {type(error).__name__}: {error}; "
-                        "restore the file from a copy, or prepare the data set again"
-                    ) from error
+            except DataError:
                 wait(delay)
-        raise AssertionError("not reached")
+        try:
+            return self.dataset.read(group)
+        except DataError as error:
+            raise DataError(
+                f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
+                "back from a copy, or prepare the data again"
+            ) from error
 
 
 class Lane:

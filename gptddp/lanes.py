@@ -8,8 +8,8 @@ The position in the whole data set is one cursor (epoch, block, row) a lane.
   them than lanes, or where it is more than twice a lane's fair part. Shares are dealt once, in a
   keyed order, each to the lane with the least bytes so far. With fewer documents than lanes,
   several lanes are given the same share: they read the same documents and shuffle differently.
-- A *block*, what is tokenised and packed at once, is a share of at most 1024 documents, or one of
-  equal slices of about 512 documents of a larger one.
+- A *block*, what is tokenised and packed at once, is a share of at most 1024 documents and 8 MiB,
+  or one of equal slices, of about 512 documents or less, of a larger one.
 - A lane runs through its shares in an order of its own in each epoch, and rolls into its next
   epoch by itself. There is no barrier between lanes, so nothing to pad and nothing to drop.
 
@@ -25,6 +25,7 @@ import numpy as np
 
 WHOLE_DOCUMENTS = 1024  # a share of up to so many documents is one block
 SLICE_DOCUMENTS = 512  # a larger one is sliced into blocks of about so many
+BLOCK_BYTES = 2**23  # and of about so many bytes of text at most: 1024 books are a lot of memory
 # What a key is for; part of every key, so that no two orders are related.
 DEAL, EPOCH, ROWS, EVAL = 1, 2, 3, 4
 
@@ -117,11 +118,16 @@ def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share],
             heapq.heappush(heap, (-(text[g] // cuts[g]), g))
     shares, sizes = [], []
     for g, k in cuts.items():
-        documents = -(-groups[g][0] // k)
-        slices = 1 if documents <= WHOLE_DOCUMENTS else -(-documents // SLICE_DOCUMENTS)
-        shares += [Share(g, i * slices, (i + 1) * slices, k * slices) for i in range(k)]
+        n = _slices(-(-groups[g][0] // k), text[g] // k)
+        shares += [Share(g, i * n, (i + 1) * n, k * n) for i in range(k)]
         sizes += [text[g] // k] * k
     return shares, sizes
+
+
+def _slices(documents: int, size: int) -> int:
+    """The number of blocks that a share of so many documents and bytes is cut into."""
+    by_documents = 1 if documents <= WHOLE_DOCUMENTS else -(-documents // SLICE_DOCUMENTS)
+    return min(documents, max(by_documents, -(-size // BLOCK_BYTES)))
 
 
 def blocks(shares: Sequence[Share], seed: int, lane: int, epoch: int) -> list[Block]:

@@ -7,6 +7,7 @@ What a batch holds is a pure function of data set, settings and step (lanes.py, 
 Threads (producer.py), their number and how far they are ahead decide only when it is ready.
 """
 
+import os
 import time
 import weakref
 from collections.abc import Mapping
@@ -17,12 +18,12 @@ import numpy as np
 
 from gptddp.blocks import Lane, Source
 from gptddp.config import Config, check_world_size
-from gptddp.errors import DataError
+from gptddp.errors import ConfigError, DataError
 from gptddp.lanes import deal, owned
 from gptddp.producer import Producer
 
 if TYPE_CHECKING:
-    from gptddp.corpus import Dataset
+    from gptddp.corpus import Dataset, Split
 
 STATE_VERSION = 1
 # Stands for all that decides the rows besides the settings: dealing, blocks, splitting, packing,
@@ -75,16 +76,18 @@ class Loader:
     ) -> None:
         config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed)  # checks them
         check_world_size(config, world_size)
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}: the loader needs at least 1")
         source = _source(dataset, "train", seq_len)
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "version": STATE_VERSION, "pack": PACK, "dataset": dataset.sha256,
             "tokenizer": source.tokenizer.sha256, "seq_len": seq_len, "seed": seed, "batch": batch,
             "lanes": lanes,
         }  # fmt: skip
-        cursors = _cursors(state, self._identity) if state else [(0, 0, 0)] * lanes
+        start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
         shares = _deal(source, lanes, seed)
         self._lanes = [
-            Lane(lane, shares[lane], seed, cursors[lane]) for lane in owned(rank, world_size, lanes)
+            Lane(lane, shares[lane], seed, start[lane]) for lane in owned(rank, world_size, lanes)
         ]
         self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
         # Also runs when the loader is dropped and at the exit of the interpreter, while threads
@@ -133,8 +136,9 @@ def eval_rows(dataset: "Dataset", seq_len: int, max_tokens: int) -> tuple[np.nda
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 
-def _source(dataset: "Dataset", split: str, seq_len: int) -> Source:
-    return Source(dataset, split, dataset.row_groups(split), dataset.tokenizer(), seq_len)
+def _source(dataset: "Dataset", split: "Split", seq_len: int) -> Source:
+    groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+    return Source(dataset, split, groups, dataset.tokenizer(), seq_len)
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
@@ -151,7 +155,7 @@ def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list
     """The lanes' cursors of a state, or DataError with every difference to what it must be."""
     saved = {**state, "lanes": len(state.get("lanes", ()))}
     changed = [
-        f"{name}: {saved.get(name)} -> {now}"
+        f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
         for name, now in identity.items()
         if saved.get(name) != now
     ]

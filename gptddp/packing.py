@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 
@@ -17,7 +18,7 @@ import xxhash
 class Packed:
     """n rows of tokens and which of their T targets count.
 
-    tokens (n, T+1), dtype of the tokenizer, 0 behind the last real token of a row;
+    tokens (n, T+1), dtype of the tokenizer, BOS behind the last real token of a row;
     valid (n, T) bool: may tokens[i, t+1] be predicted from tokens[i, :t+1]. It is not where the row
     has ended, nor where a later piece of a split document begins behind another document: that
     token was the last target of the piece before. So the documents in a row can be told apart:
@@ -35,7 +36,7 @@ class Packed:
         return Packed(self.tokens[which], self.valid[which])
 
 
-def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: np.dtype) -> Packed:
+def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: npt.DTypeLike) -> Packed:
     """Pack documents (1-D arrays of tokens, without BOS) into rows, long pieces first.
 
     A document without tokens gives nothing. The same documents give the same rows, always.
@@ -50,7 +51,7 @@ def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: np.dtyp
 
     document, offset, size = split(lengths, seq_len)
     row, column, n_rows = best_fit(size, seq_len + 1)
-    rows = np.zeros((n_rows, seq_len + 1), dtype)
+    rows = np.full((n_rows, seq_len + 1), bos, dtype)
     rows_flat = rows.reshape(-1)
     source, target = starts[document] + offset, row * (seq_len + 1) + column
     for s, t, n in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):

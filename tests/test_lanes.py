@@ -86,12 +86,24 @@ def test_a_huge_row_group_is_shared_by_lanes():
         assert load < 2.5 * total / 8
 
 
-def test_blocks_have_at_most_1024_documents():
-    """A row group of up to 1024 documents is one block, a larger one is sliced by about 512."""
-    for rows, expected in [(1, 1), (1024, 1), (1025, 3), (5000, 10)]:
-        made = lanes.blocks(lanes.deal([(rows, rows)], 1, seed=7)[0], 7, 0, 0)
-        assert len(made) == expected
-        assert max(len(block.of(range(rows))) for block in made) <= 1024
+@pytest.mark.parametrize(
+    ("rows", "size", "expected"),
+    [
+        (1, 100, 1),
+        (1024, 2**23, 1),
+        (1025, 2**20, 3),
+        (5000, 2**20, 10),
+        (1000, 2**33, 1000),
+        (1000, 2**27, 16),
+        (3, 2**33, 3),
+    ],
+)
+def test_blocks_are_bounded(rows, size, expected):
+    """A share of up to 1024 documents and 8 MiB is one block, a larger one is sliced."""
+    made = lanes.blocks(lanes.deal([(rows, size)], 1, seed=7)[0], 7, 0, 0)
+    assert len(made) == expected
+    sizes = [len(block.of(range(rows))) for block in made]
+    assert sum(sizes) == rows and max(sizes) - min(sizes) <= 1
 
 
 def test_each_epoch_and_lane_has_its_own_order():

@@ -62,7 +62,9 @@ def test_bos_is_before_documents_only(seq_len):
     """One BOS for each document with tokens, none where a split document goes on."""
     lengths = [0, 1, 5, 31, 32, 33, 100, 0, 7]
     packed = pack(documents_of(lengths), BOS, seq_len, np.dtype(np.uint32))
-    assert (packed.tokens == BOS).sum() == sum(n > 0 for n in lengths)
+    real = np.arange(seq_len + 1) < lengths_of(packed)[:, None]
+    assert ((packed.tokens == BOS) & real).sum() == sum(n > 0 for n in lengths)
+    assert (packed.tokens[~real] == BOS).all()
 
 
 def test_documents_in_a_row_can_be_told_apart():
