@@ -14,7 +14,8 @@ from gptddp import blocks
 from gptddp.corpus import Dataset, open_dataset
 from gptddp.errors import DataError
 from gptddp.loader import Batch, Loader, eval_rows
-from gptddp.prepare import Settings, prepare
+from gptddp.prepare import prepare
+from gptddp.recipe import Settings
 
 LANES = 6
 
