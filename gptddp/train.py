@@ -174,7 +174,6 @@ def forward_backward(
     must be around the forward pass too, where DDP decides.
     """
     nats = torch.zeros((), dtype=torch.float64, device=world.device)
-    assert c.micro_batch and c.lanes and c.batch
     last = (len(batch.tokens) - 1) // c.micro_batch
     first_lane = lanes.owned(world.rank, world.world_size, c.lanes).start
     for i, (x, y) in enumerate(micro_batches(batch.tokens, batch.valid, c, world.device)):
