@@ -133,6 +133,12 @@ def connect(device: str | None) -> Iterator[Dist]:
         td.destroy_process_group()
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
+    backend = isinstance(error, td.DistError)
+    return backend or "gloo" in str(error) or "Connection closed by peer" in str(error)
+
+
 def report(error: errors.GptddpError) -> None:
     """Say a final error once: on rank 0, or on the rank that met it alone.
 
