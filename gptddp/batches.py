@@ -18,7 +18,6 @@ def micro_batches(
 
     tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE.
     """
-    assert config.micro_batch is not None
     for i in range(0, len(tokens), config.micro_batch):
         rows = slice(i, i + config.micro_batch)
         part = torch.from_numpy(tokens[rows].astype(np.int64))

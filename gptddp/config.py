@@ -22,7 +22,10 @@ def _f(default: Any, help: str, *, fixed: bool = False, least: float | None = No
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a training run. Every field is a flag and a TOML key."""
+    """Everything that decides a training run. Every field is a flag and a TOML key.
+
+    A field whose default is None is open: `with_preset` closes it, by preset and hardware.
+    """
 
     # places
     data: str = _f("", "dataset directory, made by `gptddp prepare`")
@@ -30,30 +33,28 @@ class Config:
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
     # model
-    preset: str | None = _f(
+    preset: str = _f(
         None, "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2"
     )
-    n_layer: int | None = _f(None, "transformer blocks", fixed=True, least=1)
-    n_head: int | None = _f(None, "attention heads", fixed=True, least=1)
-    n_embd: int | None = _f(None, "width, a multiple of n_head", fixed=True, least=1)
-    seq_len: int | None = _f(None, "tokens a row (T)", fixed=True, least=1)
+    n_layer: int = _f(None, "transformer blocks", fixed=True, least=1)
+    n_head: int = _f(None, "attention heads", fixed=True, least=1)
+    n_embd: int = _f(None, "width, a multiple of n_head", fixed=True, least=1)
+    seq_len: int = _f(None, "tokens a row (T)", fixed=True, least=1)
     dropout: float = _f(0.0, "dropout probability", fixed=True)
     # batch
-    lanes: int | None = _f(None, "virtual ranks (V), the largest world size", fixed=True, least=1)
-    batch: int | None = _f(
+    lanes: int = _f(None, "virtual ranks (V), the largest world size", fixed=True, least=1)
+    batch: int = _f(
         None, "rows a step over all ranks (G), a multiple of lanes", fixed=True, least=1
     )
-    micro_batch: int | None = _f(
-        None, "rows a rank puts through the model at once, at most", least=1
-    )
+    micro_batch: int = _f(None, "rows a rank puts through the model at once, at most", least=1)
     # optimization
-    steps: int | None = _f(None, "optimizer steps of the whole run", least=1)
+    steps: int = _f(None, "optimizer steps of the whole run", least=1)
     max_time: float = _f(
         0.0, "seconds of training after which the run ends early; 0: no limit", least=0
     )
-    lr: float | None = _f(None, "peak learning rate", least=0)
+    lr: float = _f(None, "peak learning rate", least=0)
     final_lr: float = _f(0.1, "learning rate at the end, as a part of the peak", least=0)
-    warmup_steps: int | None = _f(None, "steps of linear warm-up", least=0)
+    warmup_steps: int = _f(None, "steps of linear warm-up", least=0)
     weight_decay: float = _f(0.1, "AdamW decay of the matrices; vectors are never decayed", least=0)
     betas: tuple[float, float] = _f((0.9, 0.95), "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, "largest gradient norm; 0: no clipping", least=0)
@@ -64,17 +65,11 @@ class Config:
     seed: int = _f(
         1337, "seed of the weights, the order of the data and dropout", fixed=True, least=0
     )
-    precision: str | None = _f(
-        None, "fp32 or bf16; by default bf16 where the hardware has it", fixed=True
-    )
-    device: str | None = _f(None, "cpu or cuda; by default cuda where there is one")
+    precision: str = _f(None, "fp32 or bf16; by default bf16 where the hardware has it", fixed=True)
+    device: str = _f(None, "cpu or cuda; by default cuda where there is one")
     # evaluation, log, checkpoints, metrics
-    eval_every: int | None = _f(
-        None, "steps between evaluations; the last step always evaluates", least=1
-    )
-    eval_tokens: int | None = _f(
-        None, "validation tokens of one evaluation, over all ranks", least=1
-    )
+    eval_every: int = _f(None, "steps between evaluations; the last step always evaluates", least=1)
+    eval_tokens: int = _f(None, "validation tokens of one evaluation, over all ranks", least=1)
     log_every: int = _f(
         10, "steps between two readable lines; the JSON log has every step", least=1
     )
@@ -84,11 +79,6 @@ class Config:
 
     def __post_init__(self) -> None:
         _check(self)
-
-    @property
-    def head_dim(self) -> int:
-        assert self.n_embd and self.n_head
-        return self.n_embd // self.n_head
 
 
 # Shapes of GPT-2 (Radford et al. 2019, table 2). Peak learning rates of GPT-3 at the same sizes
@@ -208,10 +198,8 @@ def _did_you_mean(word: str, known: Any) -> str:
 
 
 def _kind(name: str) -> str:
-    """The field's type as written, without `| None`."""
-    annotation = FIELDS[name].type
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return (text or str(annotation)).replace(" | None", "")
+    """The name of the field's type: int, float, str or tuple."""
+    return str(getattr(FIELDS[name].type, "__name__", FIELDS[name].type))
 
 
 def _from_value(where: str, name: str, value: Any) -> Any:
@@ -262,7 +250,7 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), "--" + name, dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
+            flag(name), dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
             help=f.metadata["help"] + default, default=argparse.SUPPRESS,
         )  # fmt: skip
     return p

@@ -62,9 +62,9 @@ class Dist:
         td.broadcast_object_list(box, src=0, device=self.device)
         kind, value = box[0]
         if kind != "ok":
-            error = getattr(errors, kind)(value)
-            error.shared = True
-            raise error
+            shared = getattr(errors, kind)(value)
+            shared.shared = True
+            raise shared
         return value
 
     def set_timeout(self, seconds: float) -> None:
@@ -114,7 +114,7 @@ def connect(device: str | None) -> Iterator[Dist]:
         backend="nccl" if kind == "cuda" else "gloo",
         rank=rank,
         world_size=world_size,
-        store=td.HashStore() if alone else None,
+        store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
         device_id=where if kind == "cuda" else None,
         timeout=timedelta(seconds=FIRST_TIMEOUT_S),
     )
@@ -131,6 +131,12 @@ def connect(device: str | None) -> Iterator[Dist]:
         )
     finally:
         td.destroy_process_group()
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
+    backend = isinstance(error, td.DistError)
+    return backend or "gloo" in str(error) or "Connection closed by peer" in str(error)
 
 
 def report(error: errors.GptddpError) -> None:

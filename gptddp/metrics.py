@@ -39,7 +39,7 @@ class Metrics:
 
     def __init__(self, **info: str):
         self.registry = registry = prom.CollectorRegistry()
-        prom.disable_created_metrics()
+        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         prom.ProcessCollector(registry=registry)
         prom.PlatformCollector(registry=registry)
 

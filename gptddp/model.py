@@ -34,7 +34,8 @@ class Attention(nn.Module):
             q, k, v = qkv.view(b, t, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
             dropout = self.dropout if self.training else 0.0
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return self.proj(y.transpose(1, 2).reshape(b, t, width))
+        out: Tensor = self.proj(y.transpose(1, 2).reshape(b, t, width))
+        return out
 
 
 class Block(nn.Module):
@@ -49,7 +50,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attn(self.ln_1(x)))
-        return x + self.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")))
+        x = x + self.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")))
+        return x
 
 
 class GPT(nn.Module):
@@ -63,10 +65,11 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(-(-vocab_size // 64) * 64, c.n_embd)
         self.wpe = nn.Embedding(c.seq_len, c.n_embd)
         self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_layer))
+        blocks = [Block(c) for _ in range(c.n_layer)]
+        self.blocks = nn.ModuleList(blocks)
         self.ln_f = nn.LayerNorm(c.n_embd)
         self.apply(self._init)
-        for block in self.blocks:
+        for block in blocks:
             for proj in (block.attn.proj, block.proj):
                 nn.init.normal_(proj.weight, std=0.02 / math.sqrt(2 * c.n_layer))
 

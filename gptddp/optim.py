@@ -31,7 +31,6 @@ def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
 
 def lr_at(step: int, c: Config) -> float:
     """Learning rate of step `step` (from 0): linear warm-up, then a cosine down to final_lr."""
-    assert c.lr is not None and c.steps is not None and c.warmup_steps is not None
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
     progress = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))

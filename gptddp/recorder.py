@@ -154,7 +154,7 @@ class Recorder:
                 raise RuntimeError(f"the last checkpoint cannot be written: {saved.error}")
         self._event("stop", step=progress.step, cause=cause)
         if cause == "stopped":
-            log.info("stopped after step %d: %s; the same command continues", progress.step, where)
+            log.info("stopped after step %d: %s", progress.step, where)
         else:
             finish(self.life, progress.step, {"cause": cause})
             log.info("finished after step %d (%s): %s", progress.step, cause, where)

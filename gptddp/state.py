@@ -88,7 +88,8 @@ def check_replicas(tensors: Mapping[str, Tensor], world: Dist) -> None:
     """All ranks: raise RuntimeError on every rank unless all hold the same bytes."""
     digest = xxhash.xxh3_64()
     for tensor in tensors.values():
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(flat.numpy().data)
     mine = digest.intdigest() >> 1  # fits in int64
     table = torch.zeros(world.world_size, dtype=torch.int64)
     table[world.rank] = mine

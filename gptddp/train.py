@@ -33,6 +33,8 @@ from gptddp.state import Progress, agree, check_replicas, copy_into
 
 log = logging.getLogger("gptddp")
 
+PEER_LOST = 1  # the exit code of a rank whose peer is gone: torchrun starts it again
+
 
 def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
@@ -174,7 +176,6 @@ def forward_backward(
     must be around the forward pass too, where DDP decides.
     """
     nats = torch.zeros((), dtype=torch.float64, device=world.device)
-    assert c.micro_batch and c.lanes and c.batch
     last = (len(batch.tokens) - 1) // c.micro_batch
     first_lane = lanes.owned(world.rank, world.world_size, c.lanes).start
     for i, (x, y) in enumerate(micro_batches(batch.tokens, batch.valid, c, world.device)):
@@ -212,9 +213,16 @@ def main(args: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
         with dist.connect(config.device) as world:
             train(config, world, stop)
+    except Stopped as error:
+        return error.exit_code  # rank 0 has said what was saved
     except GptddpError as error:
         dist.report(error)
         return error.exit_code
+    except RuntimeError as error:
+        if not dist.is_lost_peer(error):
+            raise
+        log.warning("[rank %s] lost a peer: %s", dist.place()[0], str(error).splitlines()[0])
+        return PEER_LOST
     return 0
 
 

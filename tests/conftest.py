@@ -24,8 +24,9 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def own_signals():
-    """Put pytest's signal handlers back after a test that trains in this process."""
+def train_here(monkeypatch):
+    """Train in this process: one thread, and pytest's signal handlers are put back."""
+    monkeypatch.setattr("gptddp.dist.cpu_quota", lambda: 1)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in handlers.items():

@@ -10,7 +10,7 @@ from helpers import SMALL
 from gptddp import train
 from gptddp.runlog import history, read_ledger
 
-pytestmark = pytest.mark.usefixtures("own_signals")
+pytestmark = pytest.mark.usefixtures("train_here")
 
 
 @pytest.fixture

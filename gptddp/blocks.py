@@ -1,0 +1,168 @@
+"""The blocks of a lane, made one after the other: read, tokenise, pack, shuffle, hash."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gptddp.errors import DataError
+from gptddp.lanes import Share, blocks, rows_order
+from gptddp.packing import Packed, pack, row_hashes
+
+if TYPE_CHECKING:
+    from gptddp.corpus import Dataset, RowGroup
+    from gptddp.tokens import Tokenizer
+
+RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
+
+Encode = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A packed block, its rows in their final order, and where it is from."""
+
+    epoch: int
+    block: int
+    after: tuple[int, int]  # (epoch, block) of the next
+    first: int  # number in the block of rows[0]; not 0 where a restored position was inside
+    rows: Packed
+    hashes: np.ndarray  # uint64, one a row
+
+
+@dataclass
+class Source:
+    """One split of a data set: what is needed to make blocks of it."""
+
+    dataset: "Dataset"
+    split: str
+    groups: "Sequence[RowGroup]"
+    tokenizer: "Tokenizer"
+    seq_len: int
+    # The row group that was read last: lanes that share one are often served one after the other.
+    _last: tuple[int, list[str]] = (-1, [])
+
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[str]:
+        """The documents of a row group that have text, in order.
+
+        An error may pass (a network volume), so reading is tried again before DataError is raised.
+        """
+        last, documents = self._last
+        if last != group:
+            documents = [text for text in self._read(self.groups[group], wait) if text]
+            self._last = (group, documents)
+        return documents
+
+    def _read(self, group: "RowGroup", wait: Callable[[float], Any]) -> "Sequence[str | None]":
+        for delay in RETRY_S:
+            try:
+                return self.dataset.read(group)
+            except DataError:
+                wait(delay)
+        try:
+            return self.dataset.read(group)
+        except DataError as error:
+            raise DataError(
+                f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
+                "back from a copy, or prepare the data again"
+            ) from error
+
+
+class Lane:
+    """One lane: where its production stands, the rows that are ready, where consumption stands."""
+
+    def __init__(
+        self, number: int, shares: Sequence[Share], seed: int, cursor: Sequence[int] = (0, 0, 0)
+    ) -> None:
+        self.number, self.shares, self.seed = number, shares, seed
+        # production: touched only by the thread that has set `busy`
+        self.busy = False
+        self.error: BaseException | None = None
+        self.epoch, self.block, self._skip = cursor
+        self._plan = blocks(shares, seed, number, self.epoch)
+        if not 0 <= self.block < len(self._plan):
+            raise self._misplaced(f"only {len(self._plan)} blocks")
+        self._read: deque[Sequence[str]] = deque()  # documents of the next blocks, read already
+        self._without_rows = 0  # blocks in a row that had none
+        # consumption: guarded by the producer's lock
+        self.ready: deque[Made] = deque()
+        self.taken = 0  # rows of ready[0]
+        self.rows = 0  # ready and not taken
+        self.cursor = tuple(cursor)
+
+    def make(
+        self, source: Source, encode: Encode, stopped: threading.Event | None = None
+    ) -> Made | None:
+        """Make the next block and move on; None if it has no rows, or if stopped.
+
+        Raises DataError when the row group cannot be read, or a whole epoch has no rows.
+        """
+        wait = stopped.wait if stopped else time.sleep
+        documents = self._documents(source, wait)
+        tokens = []
+        for document in documents:
+            if stopped and stopped.is_set():
+                return None
+            tokens.append(encode(document))
+        packed = pack(tokens, source.tokenizer.bos, source.seq_len, source.tokenizer.dtype)
+        at, first = (self.epoch, self.block), self._skip
+        self._advance(len(packed))
+        if not len(packed):
+            return None
+        packed = packed.take(rows_order(len(packed), self.seed, self.number, *at))
+        hashes = row_hashes(packed, self.number, *at)
+        after = (self.epoch, self.block)
+        return Made(*at, after, first, packed.take(slice(first, None)), hashes[first:])
+
+    def take(self, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The next n rows, which must be ready: parts of (tokens, valid, hashes), not copied."""
+        parts = []
+        self.rows -= n
+        while n:
+            made = self.ready[0]
+            start, self.taken = self.taken, min(self.taken + n, len(made.rows))
+            part = slice(start, self.taken)
+            parts.append((made.rows.tokens[part], made.rows.valid[part], made.hashes[part]))
+            n -= self.taken - start
+            self.cursor = (made.epoch, made.block, made.first + self.taken)
+            if self.taken == len(made.rows):
+                self.ready.popleft()
+                self.taken, self.cursor = 0, (*made.after, 0)
+        return parts
+
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[str]:
+        if not self._read:  # with its row group, for as many blocks as come from it one by one
+            coming = self._plan[self.block :]
+            group = coming[0].group
+            documents = source.documents(group, wait)
+            self._read.extend(
+                block.of(documents) for block in takewhile(lambda b: b.group == group, coming)
+            )
+        return self._read.popleft()
+
+    def _advance(self, n_rows: int) -> None:
+        if self._skip and self._skip >= n_rows:
+            raise self._misplaced(f"only {n_rows} rows in this block")
+        self._skip = 0
+        self._without_rows = 0 if n_rows else self._without_rows + 1
+        if self._without_rows >= len(self._plan):
+            raise DataError(
+                f"lane {self.number} has no text: none of the documents of its {len(self.shares)} "
+                "row groups gives a token; prepare the data set again (that leaves out empty "
+                "documents), or begin a run with fewer lanes"
+            )
+        self.block += 1
+        if self.block == len(self._plan):
+            self.epoch, self.block = self.epoch + 1, 0
+            self._plan = blocks(self.shares, self.seed, self.number, self.epoch)
+
+    def _misplaced(self, found: str) -> DataError:
+        return DataError(
+            f"the saved position of lane {self.number} is row {self._skip} of block {self.block}, "
+            f"but the lane has {found}: the state is damaged, or belongs to other data"
+        )

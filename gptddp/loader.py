@@ -1,0 +1,168 @@
+"""Batches of rows for one rank, made ahead of the trainer.
+
+    loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, rank=0, world_size=4)
+    batch = loader.next()
+
+What a batch holds is a pure function of data set, settings and step (lanes.py, packing.py).
+Threads (producer.py), their number and how far they are ahead decide only when it is ready.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gptddp.blocks import Lane, Source
+from gptddp.config import Config, check_world_size
+from gptddp.errors import ConfigError, DataError
+from gptddp.lanes import deal, owned
+from gptddp.producer import Producer
+
+if TYPE_CHECKING:
+    from gptddp.corpus import Dataset, Split
+
+STATE_VERSION = 1
+# Stands for all that decides the rows besides the settings: dealing, blocks, splitting, packing,
+# keys. Whoever changes any of it changes this, so that no older position is continued wrongly.
+PACK = "bfd-1"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step on one rank: the same number of each of its lanes, in their order.
+
+    tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool, false where tokens[i, t+1]
+    must not count as a target (see packing.Packed); targets: how many count.
+    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's.
+    cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
+    batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
+    wait_s: how long the caller had to wait for the rows.
+    """
+
+    tokens: np.ndarray
+    valid: np.ndarray
+    targets: int
+    fp: int
+    cursors: np.ndarray
+    wait_s: float
+
+
+class Loader:
+    """Endless batches of the train split, the same over all ranks at any world size.
+
+    `state`, of a loader with the same settings at any world size, continues behind its batch.
+    `prefetch`: packed blocks a lane that are made ahead, on average; `threads`: tokenising threads.
+    Raises ConfigError for numbers that do not fit, DataError for a state that belongs to other
+    data or settings, and where there is no text.
+    """
+
+    def __init__(
+        self,
+        dataset: "Dataset",
+        *,
+        lanes: int,
+        batch: int,
+        seq_len: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        state: Mapping[str, Any] | None = None,
+        prefetch: float = 1.5,
+        threads: int = 1,
+    ) -> None:
+        config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed)  # checks them
+        check_world_size(config, world_size)
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}: the loader needs at least 1")
+        source = _source(dataset, "train", seq_len)
+        self._identity: dict[str, Any] = {
+            "version": STATE_VERSION, "pack": PACK, "dataset": dataset.sha256,
+            "tokenizer": source.tokenizer.sha256, "seq_len": seq_len, "seed": seed, "batch": batch,
+            "lanes": lanes,
+        }  # fmt: skip
+        start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
+        shares = _deal(source, lanes, seed)
+        self._lanes = [
+            Lane(lane, shares[lane], seed, start[lane]) for lane in owned(rank, world_size, lanes)
+        ]
+        self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
+        # Also runs when the loader is dropped and at the exit of the interpreter, while threads
+        # can still be ended in order.
+        self._stop = weakref.finalize(self, self._producer.stop)
+        self._producer.start()
+
+    def next(self) -> Batch:
+        """The next batch; waits for it. Raises DataError where the data could not be read."""
+        started = time.monotonic()
+        parts = self._producer.take()
+        wait_s = time.monotonic() - started
+        tokens, valid, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        cursors = np.zeros((self._identity["lanes"], 3), np.int64)
+        for lane in self._lanes:
+            cursors[lane.number] = lane.cursor
+        return Batch(
+            tokens, valid, int(np.count_nonzero(valid)), int(hashes.sum(dtype=np.uint64)),
+            cursors, wait_s,
+        )  # fmt: skip
+
+    def state(self, cursors: np.ndarray) -> dict[str, Any]:
+        """What a checkpoint keeps, for JSON; `cursors` is the sum of a batch's over all ranks."""
+        return self._identity | {"lanes": np.asarray(cursors).tolist()}
+
+    def close(self) -> None:
+        """End the threads. A second call does nothing."""
+        self._stop()
+
+
+def eval_rows(dataset: "Dataset", seq_len: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the validation split: (tokens (n, T+1), valid (n, T)), as in Batch.
+
+    As many whole rows as hold about max_tokens tokens, at least one, always the same ones. Raises
+    DataError where the split has no text.
+    """
+    source = _source(dataset, "val", seq_len)
+    lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
+    encode = source.tokenizer.encoder()
+    wanted = max(1, max_tokens // seq_len)
+    parts = []
+    while wanted > 0 and lane.epoch == 0:
+        if made := lane.make(source, encode):
+            parts.append(made.rows.take(slice(wanted)))
+            wanted -= len(parts[-1])
+    return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
+
+
+def _source(dataset: "Dataset", split: "Split", seq_len: int) -> Source:
+    groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+    return Source(dataset, split, groups, dataset.tokenizer(), seq_len)
+
+
+def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
+    shares = deal([(group.rows, group.text_bytes) for group in source.groups], lanes, seed)
+    if not shares[0]:
+        raise DataError(
+            f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
+            "sources that have some"
+        )
+    return shares
+
+
+def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
+    """The lanes' cursors of a state, or DataError with every difference to what it must be."""
+    saved = {**state, "lanes": len(state.get("lanes", ()))}
+    changed = [
+        f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
+        for name, now in identity.items()
+        if saved.get(name) != now
+    ]
+    if changed:
+        raise DataError(
+            "the saved position in the data does not fit (saved -> now): "
+            + ", ".join(changed)
+            + "; use the data set and settings that the run began with, or begin a new run"
+        )
+    return list(state["lanes"])

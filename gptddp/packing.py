@@ -1,0 +1,122 @@
+"""Documents to rows of T+1 tokens, with nothing thrown away: pure functions, no I/O.
+
+A document is its tokens behind one BOS. Longer ones are split into pieces that overlap by one
+token: it is the last target of one piece and the first input of the next, so no target is lost.
+Pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations improve
+language modeling"), with the free space of the open rows as the bits of one integer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+
+@dataclass(frozen=True)
+class Packed:
+    """n rows of tokens and which of their T targets count.
+
+    tokens (n, T+1), dtype of the tokenizer, BOS behind the last real token of a row;
+    valid (n, T) bool: may tokens[i, t+1] be predicted from tokens[i, :t+1]. It is not where the row
+    has ended, nor where a later piece of a split document begins behind another document: that
+    token was the last target of the piece before. So the documents in a row can be told apart:
+    one begins at every BOS and at every token that is not valid.
+    """
+
+    tokens: np.ndarray
+    valid: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, which: np.ndarray | slice) -> "Packed":
+        """Some of the rows, or all in another order."""
+        return Packed(self.tokens[which], self.valid[which])
+
+
+def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: npt.DTypeLike) -> Packed:
+    """Pack documents (1-D arrays of tokens, without BOS) into rows, long pieces first.
+
+    A document without tokens gives nothing. The same documents give the same rows, always.
+    """
+    documents = [tokens for tokens in documents if len(tokens)]
+    lengths = np.array([1 + len(tokens) for tokens in documents], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    flat = np.empty(int(lengths.sum()), dtype)
+    flat[starts] = bos
+    for start, tokens in zip(starts.tolist(), documents, strict=True):
+        flat[start + 1 : start + 1 + len(tokens)] = tokens
+
+    document, offset, size = split(lengths, seq_len)
+    row, column, n_rows = best_fit(size, seq_len + 1)
+    rows = np.full((n_rows, seq_len + 1), bos, dtype)
+    rows_flat = rows.reshape(-1)
+    source, target = starts[document] + offset, row * (seq_len + 1) + column
+    for s, t, n in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
+        rows_flat[t : t + n] = flat[s : s + n]
+
+    used = np.zeros(n_rows, np.int64)
+    np.maximum.at(used, row, column + size)
+    valid = np.arange(1, seq_len + 1) < used[:, None]
+    resumed = (offset > 0) & (column > 0)
+    valid[row[resumed], column[resumed] - 1] = False
+    return Packed(rows, valid)
+
+
+def split(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut documents of these lengths (BOS included, each at least 2) into pieces of up to T+1.
+
+    Three int64 arrays over the pieces, in the order of the text: index of the document, offset of
+    the piece in it, size. Every piece has at least one target.
+    """
+    pieces = -(-(lengths - 1) // seq_len)
+    document = np.repeat(np.arange(len(lengths)), pieces)
+    first = np.cumsum(pieces) - pieces
+    offset = (np.arange(len(document)) - first[document]) * seq_len
+    return document, offset, np.minimum(lengths[document] - offset, seq_len + 1)
+
+
+def best_fit(size: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Best-fit decreasing: (row, column) of each piece, int64, and the number of rows."""
+    row, column = np.zeros(len(size), np.int64), np.zeros(len(size), np.int64)
+    order = np.argsort(-size, kind="stable")
+    n_rows = int(np.count_nonzero(size == width))  # full rows: the first of the order, no search
+    row[order[:n_rows]] = np.arange(n_rows)
+    rest = order[n_rows:]
+    rows, columns = [], []
+    spaces = 0  # bit s is set when some open row has exactly s places left
+    open_rows: list[list[int]] = [[] for _ in range(width)]  # by places left
+    for n in size[rest].tolist():
+        fitting = spaces >> n
+        if fitting:
+            space = n + (fitting & -fitting).bit_length() - 1
+            r = open_rows[space].pop()
+            if not open_rows[space]:
+                spaces ^= 1 << space
+        else:
+            space, r = width, n_rows
+            n_rows += 1
+        rows.append(r)
+        columns.append(width - space)
+        if space > n + 1:  # the smallest piece has two tokens
+            open_rows[space - n].append(r)
+            spaces |= 1 << (space - n)
+    row[rest], column[rest] = rows, columns
+    return row, column, n_rows
+
+
+def row_hashes(packed: Packed, lane: int, epoch: int, block: int) -> np.ndarray:
+    """A 64-bit hash of each row, uint64 (n): xxh3 of where it comes from and of its tokens.
+
+    Tokens are hashed as little-endian uint32, so that the width they are kept in does not matter.
+    """
+    n, width = packed.tokens.shape
+    records = np.zeros((n, 10 + width), "<u4")
+    place = records[:, :10].view("<i8")
+    place[:, :3] = lane, epoch, block
+    place[:, 3] = np.arange(n)
+    place[:, 4] = packed.valid.sum(axis=1)
+    records[:, 10:] = packed.tokens
+    return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)

@@ -1,0 +1,57 @@
+"""The documentation names what there is, and nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gptddp import errors
+from gptddp.cli import cli
+from gptddp.k8s.cli import cli as k8s_cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [f"gptddp {name}" for name in cli.commands]
+COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_documented(command):
+    """A command that no page shows does not exist for a reader."""
+    assert any(command in page.read_text() for page in PAGES)
+
+
+def test_every_documented_command_exists():
+    """What follows `gptddp` or `gptddp-k8s` on a page is one of their commands."""
+    for page in PAGES:
+        shown = re.findall(r"(?:\$ |`)(gptddp(?:-k8s)?) ([a-z]+)", page.read_text())
+        assert {f"{program} {name}" for program, name in shown} <= set(COMMANDS), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    """Every relative link names a file of the repository."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_short_and_starts_with_a_command():
+    """The first command by line 25, fewer than 150 lines in all."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 150
+    assert next(i for i, line in enumerate(lines, 1) if line.startswith("$ ")) <= 25
+
+
+def test_every_exit_code_is_documented():
+    """The table of exit codes has every code that an error of ours ends with."""
+    table = (ROOT / "docs/train.md").read_text()
+    kinds = [k for k in vars(errors).values() if isinstance(k, type)]
+    for code in {kind.exit_code for kind in kinds}:
+        assert f"| {code} |" in table
+
+
+def test_files_named_in_the_readme_exist():
+    """The map of the package leads to real files."""
+    text = (ROOT / "README.md").read_text().split("## Where things are")[1].split("```")[1]
+    for name in re.findall(r"\b[a-z_]+\.py\b", text):
+        assert (ROOT / "gptddp" / name).exists(), name
