@@ -1,5 +1,6 @@
-"""Fixtures that are shared: a small real corpus."""
+"""Fixtures that are shared: a small real corpus, the runners of local jobs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -31,3 +32,45 @@ def train_here(monkeypatch):
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a runner as a process of its own; whatever is left at the end is killed."""
+    from localjobs import RUN
+
+    from gptddp.k8s import guard, manifest
+
+    started = []
+
+    def begin(built, *flags, folder=tmp_path / "local"):
+        path = tmp_path / f"{len(started)}.yaml"
+        path.write_text(manifest.to_yaml([built]))
+        command = [sys.executable, "-c", RUN, str(path), str(folder), *flags]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        started.append(
+            subprocess.Popen(
+                command, env=environment, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    guard.sweep(str(tmp_path))
+
+
+@pytest.fixture
+def finish(start):
+    """Run a job to its end: (exit code, stdout, stderr)."""
+
+    def run(built, *flags, **where):
+        process = start(built, *flags, **where)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    return run
