@@ -1,0 +1,141 @@
+"""A whole local job, the real entrypoint in four pods: killed in every way, it is the same run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+
+from gptddp.runlog import history, read_ledger
+
+STEPS = 240
+
+
+class Job:
+    """`gptddp-k8s submit --replicas 4 --local` and its files."""
+
+    def __init__(self, folder: Path, corpus: Path, *flags: str):
+        self.folder, self.run = folder, folder / "volumes/runs/gptddp"
+        command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
+        command += ["--replicas", "4", "--local", "--local-dir", str(folder)]
+        command += ["--volume", f"data={corpus}", "--", *SMALL, *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def pid(self, worker: int) -> int:
+        """The main process of a pod, once it runs."""
+        status = json.loads((self.folder / "jobs/gptddp/status.json").read_text())
+        return status["pods"][f"gptddp-worker-{worker}"]["pid"]
+
+    def reach(self, step: int, world_size: int = 4, timeout_s: float = 90) -> None:
+        """Wait until a step has been done, by a world of that size, that is beyond `step`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.process.communicate()
+            lines = list(history(self.run)) if self.run.exists() else []
+            if lines and lines[-1]["step"] > step and lines[-1]["world_size"] == world_size:
+                return
+            time.sleep(0.05)
+        logs = (self.folder / "jobs/gptddp/logs").glob("*")
+        raise AssertionError("\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs))
+
+    def last_step(self) -> int:
+        return max(line["step"] for line in history(self.run))
+
+    def finish(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=120)
+        return self.process.returncode, err
+
+
+@pytest.fixture
+def job(corpus, tmp_path):
+    """Start a job: job(*trainer flags). Nothing of it outlives the test."""
+    jobs = []
+
+    def begin(*flags: str) -> Job:
+        jobs.append(Job(tmp_path / "local", corpus, *flags))
+        return jobs[-1]
+
+    yield begin
+    for it in jobs:
+        if it.process.poll() is None:
+            it.process.kill()  # its guard ends the pods
+            it.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory) -> list[dict]:
+    """The same configuration in one process that nobody disturbs."""
+    run = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, "-m", "gptddp.train", *SMALL, "--data", str(corpus)]
+    command += ["--run-dir", str(run), "--steps", str(STEPS), "--eval-every", "1000"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(["taskset", "-c", "0", *command], check=True, env=env, capture_output=True)
+    return list(history(run))
+
+
+def worker_of(pid: int) -> int:
+    """The training process of a pod: the one that is named after it has the most memory."""
+    found, pending = [], [pid]
+    while pending:
+        children = Path(f"/proc/{pending[0]}/task/{pending.pop(0)}/children").read_text().split()
+        pending += [int(child) for child in children]
+        found += [int(child) for child in children]
+    return max(found, key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
+
+
+def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
+    """A pod, worker-0 twice, one worker: exit 0 and the undisturbed run."""
+    it = job("--steps", str(STEPS), "--eval-every", "1000", "--checkpoint-every", "1")
+    it.reach(10)
+    os.killpg(it.pid(2), signal.SIGKILL)
+    it.reach(it.last_step() + 10)
+    os.killpg(it.pid(0), signal.SIGKILL)
+    it.reach(it.last_step() + 10)
+    os.kill(it.pid(0), signal.SIGKILL)  # the launcher alone: its children must go with it
+    it.reach(it.last_step() + 10)
+    os.kill(worker_of(it.pid(3)), signal.SIGKILL)
+    code, err = it.finish()
+    assert code == 0, err
+    lines = list(history(it.run))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for key in ("batch_fp", "chain_fp", "tokens"):
+        assert [line[key] for line in lines] == [line[key] for line in undisturbed]
+    assert lines[-1]["loss"] == pytest.approx(undisturbed[-1]["loss"], rel=1e-3)
+    starts = [event for event in read_ledger(it.run) if event["event"] == "start"]
+    assert len(starts) >= 5 and starts[-1]["step"] > 0
+
+
+def test_ctrl_c_commits_and_the_same_command_continues(job, undisturbed):
+    """Exit code 130 with a checkpoint; submitted again the run goes on from there."""
+    flags = ("--steps", str(STEPS), "--eval-every", "1000")
+    it = job(*flags)
+    it.reach(10)
+    it.process.send_signal(signal.SIGINT)
+    code, err = it.finish()
+    assert code == 130, err
+    done = it.last_step()
+    assert list((it.run / "checkpoints").glob(f"step-{done:012}.*"))
+
+    again = job(*flags)
+    code, err = again.finish()
+    assert code == 0, err
+    lines = list(history(it.run))
+    assert [line["chain_fp"] for line in lines] == [line["chain_fp"] for line in undisturbed]
+    starts = [event for event in read_ledger(it.run) if event["event"] == "start"]
+    assert starts[-1]["redo"] == 0 and starts[-1]["step"] == done
+
+
+def test_a_mistake_ends_the_job_with_its_reason(job, corpus, tmp_path):
+    """A run directory of another configuration: Failed at once, exit 100, the reason in the end."""
+    run = tmp_path / "local/volumes/runs/gptddp"
+    command = [sys.executable, "-m", "gptddp.train", *SMALL, "--data", str(corpus)]
+    command += ["--run-dir", str(run), "--steps", "1"]
+    subprocess.run(command, check=True, capture_output=True)
+    code, err = job("--steps", "5", "--seed", "7").finish()
+    assert code == 100
+    assert "seed: 1337 -> 7" in err and "Traceback" not in err
