@@ -4,10 +4,10 @@ A lane is a virtual rank, fixed for the run. Every step takes the same number of
 lane, and a rank owns some of the lanes, so the rows of a step do not depend on the world size.
 The position in the whole data set is one cursor (epoch, block, row) a lane.
 
-- A *share* is a row group, or an equal part of one: a row group is cut where there are fewer of
-  them than lanes, or where it is more than twice a lane's fair part. Shares are dealt once, in a
-  keyed order, each to the lane with the least bytes so far. With fewer documents than lanes,
-  several lanes are given the same share: they read the same documents and shuffle differently.
+- A *share* is a row group, or an equal part of one where there are fewer of them than lanes.
+  Shares are dealt once, largest first, each to the lane with the least bytes so far. With fewer
+  documents than lanes, several lanes are given the same share: they read the same documents and
+  shuffle differently.
 - A *block*, what is tokenised and packed at once, is a share of at most 1024 documents and 8 MiB,
   or one of equal slices, of about 512 documents or less, of a larger one.
 - A lane runs through its shares in an order of its own in each epoch, and rolls into its next
@@ -91,7 +91,8 @@ def deal(groups: Sequence[tuple[int, int]], lanes: int, seed: int) -> list[list[
     Row groups without text are left out; without any text, no lane is given a share.
     """
     shares, sizes = _shares(groups, lanes)
-    order = keyed_order(len(shares), seed, DEAL).tolist()
+    # Largest first (Graham 1969), so that lanes end up alike; in keyed order among equals.
+    order = sorted(keyed_order(len(shares), seed, DEAL).tolist(), key=lambda i: -sizes[i])
     loads = [(0, lane) for lane in range(lanes)]  # a heap: least bytes, then lowest lane
     dealt: list[list[Share]] = [[] for _ in range(lanes)]
     for i in order:
@@ -107,25 +108,26 @@ def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share],
     """The shares of all row groups, in their order, and the bytes of each."""
     text = {g: size for g, (n, size) in enumerate(groups) if n and size}
     cuts = dict.fromkeys(text, 1)
-    most, n_shares = 2 * sum(text.values()), len(text)
-    heap = [(-size, g) for g, size in text.items()]  # bytes of a share, largest first
+    # The one with most documents a share is cut next. Not the one with most bytes: often those are
+    # one huge document, and the other shares would be small and read again and again.
+    heap = [(-groups[g][0], g) for g in text]
     heapq.heapify(heap)
-    while heap and (n_shares < lanes or -heap[0][0] * lanes > most):
-        _, g = heapq.heappop(heap)
-        if cuts[g] < groups[g][0]:
-            cuts[g] += 1
-            n_shares += 1
-            heapq.heappush(heap, (-(text[g] // cuts[g]), g))
+    for _ in range(len(text), lanes):
+        if not heap or heap[0][0] == -1:
+            break  # fewer documents than lanes
+        g = heap[0][1]
+        cuts[g] += 1
+        heapq.heapreplace(heap, (-groups[g][0] // cuts[g], g))
     shares, sizes = [], []
     for g, k in cuts.items():
-        n = _slices(-(-groups[g][0] // k), text[g] // k)
+        n = _slices(groups[g][0] // k, text[g] // k)
         shares += [Share(g, i * n, (i + 1) * n, k * n) for i in range(k)]
         sizes += [text[g] // k] * k
     return shares, sizes
 
 
 def _slices(documents: int, size: int) -> int:
-    """The number of blocks that a share of so many documents and bytes is cut into."""
+    """The number of blocks of a share of so many documents, or one more, and bytes."""
     by_documents = 1 if documents <= WHOLE_DOCUMENTS else -(-documents // SLICE_DOCUMENTS)
     return min(documents, max(by_documents, -(-size // BLOCK_BYTES)))
 
