@@ -1,0 +1,202 @@
+"""What the container runs: the pod's facts -> torchrun with warm workers, in a process that stays.
+
+    python -m gptddp.launch [trainer flags]
+
+The operator describes the pod in PET_* variables; without them this is a job of one worker on this
+machine. torchrun's own `main` runs in this process, again and again: when the rendezvous is lost
+(its host was killed) every agent fails, and the next round starts here at once, where an exit of
+the container would cost the kubelet's back-off. Recovery from single faults is torchrun's.
+
+Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 143 or 130 stopped by a
+signal, 200 anything unexpected: 128 and above may be retried, below must not.
+"""
+
+import functools
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gptddp.config import Config, check_world_size, from_args, with_preset
+from gptddp.errors import GptddpError
+from gptddp.files import read_json
+from gptddp.pod import pod_from, torchrun_args
+from gptddp.warm import start_server
+from gptddp.worker import leave
+
+WORKER = str(Path(__file__).with_name("worker.py"))
+UNEXPECTED = 200
+EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
+LOOK_S = 1.0  # between two looks for the marker of the finished run
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
+
+# Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
+# rendezvous, as all pods have the same number of workers; the third keeps CUDA out of this process
+# when it only asks whether there is a GPU. Thread counts are set by call in the trainer.
+ENVIRONMENT = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
+
+class Leave(BaseException):
+    """Raised through torchrun to end the loop with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def finished(config: Config) -> bool:
+    """Is the run complete, as the marker in its directory says, and nothing more asked for?"""
+    try:
+        marker = read_json(Path(config.run_dir) / "finished.json") if config.run_dir else None
+        if marker is None:
+            return False
+        steps = config.steps or int(marker["steps"])
+        out_of_time = 0 < config.max_time <= marker.get("max_time", 0)
+        return bool(marker["step"] >= steps or out_of_time)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # torn or foreign: the trainer will see
+
+
+class Launcher:
+    """The loop around torchrun, and everything that ends it."""
+
+    def __init__(self) -> None:
+        self.stopped_by = 0  # the number of the first signal
+        self.in_torchrun = False  # is there anything that a signal has to put in order?
+        self.config = Config()
+        self.verdict = Path(os.devnull)
+        self.next_look_s = 0.0  # at the run directory, which may be far away
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal: `check` acts on it, at a point that can be left in good order."""
+        again = self.stopped_by == number == signal.SIGINT
+        self.stopped_by = self.stopped_by or number
+        if again or not self.in_torchrun:  # the workers die with the launcher
+            os._exit(128 + number)
+
+    def check(self, joining: bool) -> None:
+        """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
+        verdict = read_json(self.verdict)
+        if verdict and verdict["code"] < 128:  # beyond, it was stopped with the whole group
+            _say(f"rank {verdict['rank']}: {verdict['message']}")
+            raise Leave(verdict["code"])
+        if joining and time.monotonic() > self.next_look_s:
+            self.next_look_s = time.monotonic() + LOOK_S
+            if finished(self.config):
+                raise Leave(0)
+        if self.stopped_by:
+            from torch.distributed.elastic.multiprocessing import SignalException
+
+            number = signal.Signals(self.stopped_by)
+            raise SignalException(f"stopped by {number.name}", number)
+
+    def main(self, args: Sequence[str], script: str) -> int:
+        self.config = from_args(args, prog="python -m gptddp.launch")
+        os.environ.update(ENVIRONMENT)
+        pod = pod_from(os.environ)
+        # Every preset has the same lanes, so this needs no look at the hardware.
+        check_world_size(with_preset(self.config, accelerator=False), pod.largest_world)
+        if finished(self.config):
+            _say(f"the run {self.config.run_dir} is finished")
+            return 0
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # else torchrun says so, at length
+        os.environ.pop("PET_STANDALONE", None)  # the operator's value is not one torchrun can read
+        if pod.address.startswith("127."):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        import torch.distributed.run  # noqa: F401  # a second or two, before anything is left behind
+
+        with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
+            self.verdict = Path(folder) / "verdict.json"
+            os.environ["GPTDDP_VERDICT"] = str(self.verdict)
+            start_server(Path(folder))
+            return self._loop(torchrun_args(pod, script, args))
+
+    def _loop(self, args: list[str]) -> int:
+        from torch.distributed import DistError
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.run import main as torchrun
+
+        from gptddp.rendezvous import Rendezvous
+
+        rendezvous = Rendezvous(self.check, _say)
+        rendezvous.register()
+        _tune_torchrun()
+        self.in_torchrun, pause_s = True, 0.0
+        while True:
+            try:
+                rendezvous.pause(pause_s)
+                torchrun(args)
+                rendezvous.see_off()
+                return 0
+            except Leave as leave:
+                return leave.code
+            except SignalException as stop:
+                rendezvous.leave()
+                return 128 + stop.sigval
+            except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
+                longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s
+                pause_s = min(max(longer_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+                _say(f"the group is lost ({_reason(error)}); joining again in {pause_s:g} s")
+
+
+def _tune_torchrun() -> None:
+    """Two settings for which torchrun has no flag."""
+    from torch.distributed.elastic.agent.server import api as agent
+    from torch.distributed.elastic.multiprocessing import api as multiprocessing
+    from torch.distributed.launcher import api
+
+    launcher: Any = api
+    launcher.LocalElasticAgent = functools.partial(
+        launcher.LocalElasticAgent, exit_barrier_timeout=EXIT_BARRIER_S
+    )
+
+    def drop_traceback(record: logging.LogRecord) -> bool:
+        record.exc_info = None  # of torch's own code; the worker has printed the one that counts
+        return True
+
+    for logger in (agent.logger, multiprocessing.logger):
+        logger.addFilter(drop_traceback)
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return f"{type(error).__name__}: {' '.join(str(cause).split())[:200]}"
+
+
+def _say(message: str) -> None:
+    print(f"gptddp.launch: {message}", file=sys.stderr, flush=True)
+
+
+def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:
+    """Run this pod until the job is done, and return the container's exit code."""
+    try:
+        launcher = Launcher()
+        return launcher.main(sys.argv[1:] if args is None else list(args), script)
+    except GptddpError as error:
+        _say(str(error))
+        return error.exit_code
+    except SystemExit as error:  # --help
+        return int(error.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return UNEXPECTED
+
+
+if __name__ == "__main__":
+    leave(main())  # a worker that cannot be reaped must not hold up a pod that is done
