@@ -1,0 +1,271 @@
+"""The launcher on real agents, one a loopback address, that are killed at the worst places."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOY = Path(__file__).with_name("toy_worker.py")
+START = (
+    "import sys; from gptddp import launch; launch.leave(launch.main(sys.argv[2:], sys.argv[1]))"
+)
+PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
+
+
+def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """The first true value of `condition`."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Job:
+    """Launchers as the operator would start them, `pods` of them, at 127.9.`slot`.100 upwards."""
+
+    def __init__(self, folder: Path, pods: int, slot: int, fewest: int) -> None:
+        self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
+        self.size = pods
+        self.pods: dict[int, subprocess.Popen[bytes]] = {}
+        folder.mkdir()
+
+    def start(self, *indices: int) -> None:
+        for i in indices:
+            prefix = f"127.9.{self.slot}"
+            env = {
+                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{prefix}.{100 + i}",
+                "PET_NNODES": self.nnodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
+                "GPTDDP_GRACE_S": "20",
+            }  # fmt: skip
+            self.pods[i] = launch(self.folder, env, self.folder / f"pod-{i}.log")
+
+    def steps(self) -> list[dict[str, Any]]:
+        log = self.folder / "steps.jsonl"
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def worker(self, i: int) -> int:
+        return int((self.folder / f"pod-{i}.pid").read_text())
+
+    def order(self, i: int, what: str) -> None:
+        (self.folder / f"pod-{i}.{what}").touch()
+
+    def log(self, i: int) -> str:
+        return (self.folder / f"pod-{i}.log").read_text()
+
+    def whole(self) -> None:
+        """Start what is not running, and wait for steps of all pods together."""
+        self.start(
+            *(i for i in range(self.size) if i not in self.pods or self.pods[i].poll() is not None)
+        )
+        self.goes_on(self.size, since=time.time())
+
+    def goes_on(self, world_size: int, since: float) -> float:
+        """Wait for a step of this many workers; the seconds that it took since then."""
+
+        def stepped() -> float:
+            last = self.steps()[-1:]
+            return last[0]["time"] if last and last[0]["world_size"] == world_size else 0.0
+
+        return until(f"a step of {world_size}", lambda: max(0.0, stepped() - since))
+
+    def exit_code(self, i: int) -> int:
+        return self.pods[i].wait(PATIENCE_S)
+
+    def close(self) -> None:
+        for pod in self.pods.values():
+            pod.kill()
+            pod.wait()
+
+
+def launch(folder: Path, env: dict[str, str], log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """A launcher of the toy in `folder`, in no other environment than this one."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
+    flags = flags or ("--steps", "1000000")
+    command = [sys.executable, "-c", START, str(TOY), "--run-dir", str(folder), *flags]
+    with open(log, "ab") as out:
+        return subprocess.Popen(command, env=clean | env, stdout=out, stderr=out)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[Job]:
+    job = Job(tmp_path_factory.mktemp("launch") / "job", pods=3, slot=1, fewest=2)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def job(running: Job) -> Job:
+    """A job of three pods that is under way, whatever the test before has done to it."""
+    running.whole()
+    return running
+
+
+def survivors(job: Job, *killed: int) -> None:
+    """The launchers of all other pods are the processes that they were."""
+    assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in killed] == []
+
+
+def test_a_killed_worker_is_replaced(job):
+    """After SIGKILL of a worker process all three step on; no launcher has ended."""
+    since, old = time.time(), job.worker(1)
+    os.kill(old, signal.SIGKILL)
+    until("a new worker", lambda: job.worker(1) != old)
+    job.goes_on(3, since)
+    survivors(job)
+
+
+def test_a_worker_that_raises_is_started_again(job):
+    """An exception is printed with its rank, once, and all three step on."""
+    since = time.time()
+    job.order(1, "raise")
+    until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
+    job.goes_on(3, since)
+    assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
+    survivors(job)
+
+
+def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job):
+    """Nothing of a pod outlives SIGKILL of its launcher; a new one takes its place."""
+    since, worker = time.time(), job.worker(2)
+    job.pods[2].kill()
+    job.pods[2].wait()
+    until("the orphan's end", lambda: not alive(worker), timeout_s=5)
+    job.start(2)
+    until("a new worker", lambda: job.worker(2) != worker)
+    job.goes_on(3, since)
+    survivors(job)
+
+
+def test_the_loss_of_the_rendezvous_host_ends_no_other_launcher(job):
+    """Pod 0 is killed and comes back, twice: the others join again in the same processes."""
+    for _ in range(2):
+        since, worker = time.time(), job.worker(0)
+        job.pods[0].kill()
+        job.pods[0].wait()
+        job.start(0)
+        until("a new worker", lambda worker=worker: job.worker(0) != worker)
+        job.goes_on(3, since)
+        survivors(job)
+    assert "the group is lost" in job.log(1)
+
+
+def test_a_killed_server_is_started_again(job):
+    """Without the process that forks the workers, the pod makes a new one and steps on."""
+    since, old = time.time(), job.worker(1)
+    server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != job.pods[1].pid
+    os.kill(server, signal.SIGKILL)
+    until("the old worker's end", lambda: not alive(old), timeout_s=5)
+    until("a new worker", lambda: job.worker(1) != old)
+    job.goes_on(3, since)
+    survivors(job)
+
+
+def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
+    """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
+    since, worker = time.time(), job.worker(2)
+    job.pods[2].terminate()
+    assert job.exit_code(2) == 143
+    assert not alive(worker)
+    job.goes_on(2, since)
+    survivors(job, 2)
+
+
+def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
+    """The trainer's exit code 2 is the container's, and its message the last line."""
+    since = time.time()
+    job.order(1, "final")
+    assert job.exit_code(1) == 2
+    assert job.log(1).splitlines()[-1] == (
+        "gptddp.launch: rank 1: the toy was told that its data is bad"
+    )
+    job.goes_on(2, since)
+    survivors(job, 1)
+
+
+def test_two_jobs_with_one_port_do_not_meet(job, tmp_path):
+    """Jobs at other addresses have a rendezvous of their own at the same port."""
+    other = Job(tmp_path / "other", pods=2, slot=2, fewest=2)
+    try:
+        other.start(0, 1)
+        other.goes_on(2, since=time.time())
+        job.goes_on(3, since=time.time())
+        (other.folder / "end").touch()
+        assert [other.exit_code(i) for i in (0, 1)] == [0, 0]
+        job.goes_on(3, since=time.time())
+        survivors(job)
+    finally:
+        other.close()
+
+
+def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
+    """One launcher dies after the last step: its peers end with 0, and so does its successor."""
+    job.order(2, "vanish")
+    (job.folder / "end").touch()
+    assert job.exit_code(2) == -signal.SIGKILL
+    assert [job.exit_code(i) for i in (0, 1)] == [0, 0]
+    job.start(2)
+    assert job.exit_code(2) == 0
+    numbers = [line["step"] for line in job.steps()]
+    assert set(numbers) == set(range(1, max(numbers) + 1))
+    assert "the group is lost" not in job.log(0)
+
+
+def test_a_job_of_one_needs_no_operator(tmp_path):
+    """Without PET_* the launcher is a whole job: one worker, exit code 0."""
+    pod = launch(tmp_path, {}, tmp_path / "log", "--steps", "3")
+    try:
+        assert pod.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        steps = (tmp_path / "steps.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]
+    finally:
+        pod.kill()
+
+
+def waiting_alone(folder: Path, slot: int) -> Job:
+    """A pod that waits for others which never come."""
+    job = Job(folder, pods=2, slot=slot, fewest=2)
+    job.start(slot % 2)  # slot 4 hosts the rendezvous; slot 3 looks for a host that is not there
+    return job
+
+
+@pytest.mark.parametrize("slot", [3, 4])
+def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot):
+    """In the rendezvous, SIGTERM ends a pod with 143, and the run's end another with 0."""
+    stopped = waiting_alone(tmp_path / "stopped", slot)
+    ended = waiting_alone(tmp_path / "ended", slot + 2)
+    try:
+        for job in (stopped, ended):
+            pid = job.pods[slot % 2].pid
+            until("the server", lambda pid=pid: children(pid))
+        time.sleep(1.0)
+        stopped.pods[slot % 2].terminate()
+        (ended.folder / "finished.json").write_text('{"step": 1000000, "steps": 1000000}')
+        assert stopped.pods[slot % 2].wait(20) == 143
+        assert ended.pods[slot % 2].wait(20) == 0
+    finally:
+        stopped.close()
+        ended.close()
+
+
+def children(pid: int) -> list[str]:
+    """More than one: the resource tracker and the warm server."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return found if len(found) > 1 else []
