@@ -106,7 +106,12 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", metavar="TEXT", help="Text to go on from.")
+@click.option(
+    "--prompt",
+    default="",
+    metavar="TEXT",
+    help="Text to go on from; a space at its end is a token that text rarely has there.",
+)
 @click.option("--tokens", default=200, show_default=True, metavar="N", help="Tokens to make.")
 @click.option(
     "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
@@ -120,7 +125,7 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
     """Print text from the newest valid checkpoint of RUN.
 
     \b
-    gptddp sample runs/first --prompt "def " --tokens 100
+    gptddp sample runs/first --prompt "def" --tokens 100
     """
     from gptddp.sample import generate, load
 
