@@ -66,11 +66,23 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
     return life, loaded
 
 
+def saved_config(run: Path) -> dict[str, Any] | None:
+    """The fields that the run was last started with; None where there is no run."""
+    path = run / "config.json"
+    try:
+        saved = read_json(path)
+        return None if saved is None else dict(saved["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be used ({error}): put it back from a backup, or remove it and give "
+            "every flag that the run was begun with"
+        ) from error
+
+
 def resolve(config: Config, dist: Dist) -> Config:
     """Close every open field: by the run that is continued, else by preset and hardware."""
-    saved = read_json(Path(config.run_dir) / "config.json")
-    if saved is not None:
-        values = saved["config"]
+    values = saved_config(Path(config.run_dir))
+    if values is not None:
         kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
         open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
         config = dataclasses.replace(config, **open_fields)

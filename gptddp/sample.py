@@ -10,7 +10,7 @@ from gptddp import checkpoint, model
 from gptddp.config import Config
 from gptddp.corpus import open_dataset
 from gptddp.errors import CheckpointError, ConfigError
-from gptddp.files import read_json
+from gptddp.rundir import saved_config
 from gptddp.state import copy_into
 from gptddp.tokens import Tokenizer
 
@@ -20,11 +20,10 @@ def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]
 
     `data` names the dataset directory where it is not the one that the run was trained on.
     """
-    saved = read_json(run / "config.json")
-    if saved is None:
+    values = saved_config(run)
+    if values is None:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
-    values = saved["config"] | {"betas": tuple(saved["config"]["betas"])}
-    config = Config(**values)
+    config = Config(**values | {"betas": tuple(values["betas"])})
     tokenizer = open_dataset(data or config.data).tokenizer()
     loaded = checkpoint.load_newest(run, quarantine=False)
     if loaded is None:

@@ -110,6 +110,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
     assert message in err and "Traceback" not in err
 
 
+def test_a_damaged_configuration_is_named(run, tmp_path, capfd):
+    """A torn config.json is refused with the way out, not with a traceback."""
+    assert run("--steps", "2") == 0
+    (tmp_path / "run/config.json").write_text('{"config": {"n_lay')
+    assert run("--steps", "4") == 2
+    err = capfd.readouterr().err
+    assert "config.json cannot be used" in err and "Traceback" not in err
+
+
 def test_a_run_directory_that_cannot_be_made_is_refused(corpus, tmp_path, capfd):
     """A file in the way is named."""
     (tmp_path / "file").write_text("")
