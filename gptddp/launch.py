@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -78,7 +78,7 @@ class Launcher:
         self.verdict = Path(os.devnull)
         self.next_look_s = 0.0  # at the run directory, which may be far away
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -91,9 +91,11 @@ class Launcher:
     def check(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
         verdict = read_json(self.verdict)
-        if verdict and verdict["code"] < 128:  # beyond, it was stopped with the whole group
+        if verdict and verdict["code"] < 128:
             _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Leave(verdict["code"])
+        if verdict:  # not final: it was stopped together with its peers
+            self.verdict.unlink()
         if joining and time.monotonic() > self.next_look_s:
             self.next_look_s = time.monotonic() + LOOK_S
             if finished(self.config):
@@ -136,7 +138,7 @@ class Launcher:
 
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
-        _tune_torchrun()
+        _tune_torchrun(quiet=self.verdict.exists)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:
@@ -155,8 +157,11 @@ class Launcher:
                 _say(f"the group is lost ({_reason(error)}); joining again in {pause_s:g} s")
 
 
-def _tune_torchrun() -> None:
-    """Two settings for which torchrun has no flag."""
+def _tune_torchrun(quiet: Callable[[], bool]) -> None:
+    """A setting for which torchrun has no flag, and its agent's log to what says something new.
+
+    The worker prints its own traceback, and the launcher a final error, for which it is `quiet`.
+    """
     from torch.distributed.elastic.agent.server import api as agent
     from torch.distributed.elastic.multiprocessing import api as multiprocessing
     from torch.distributed.launcher import api
@@ -166,12 +171,12 @@ def _tune_torchrun() -> None:
         launcher.LocalElasticAgent, exit_barrier_timeout=EXIT_BARRIER_S
     )
 
-    def drop_traceback(record: logging.LogRecord) -> bool:
-        record.exc_info = None  # of torch's own code; the worker has printed the one that counts
-        return True
+    def keep(record: logging.LogRecord) -> bool:
+        record.exc_info = None
+        return not quiet()
 
     for logger in (agent.logger, multiprocessing.logger):
-        logger.addFilter(drop_traceback)
+        logger.addFilter(keep)
 
 
 def _reason(error: BaseException) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 TOY = Path(__file__).with_name("toy_worker.py")
-START = (
-    "import sys; from gptddp import launch; launch.leave(launch.main(sys.argv[2:], sys.argv[1]))"
-)
+START = "import sys; from gptddp.launch import *; leave(main(sys.argv[2:], sys.argv[1]))"
+FAST = "from gptddp import warm; warm.PRELOAD[1:] = []; " + START  # what the toy does not need
+Pod = subprocess.Popen[bytes]
 PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
 
 
@@ -41,7 +41,7 @@ class Job:
     def __init__(self, folder: Path, pods: int, slot: int, fewest: int) -> None:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
         self.size = pods
-        self.pods: dict[int, subprocess.Popen[bytes]] = {}
+        self.pods: dict[int, Pod] = {}
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
@@ -53,7 +53,7 @@ class Job:
                 "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
                 "GPTDDP_GRACE_S": "20",
             }  # fmt: skip
-            self.pods[i] = launch(self.folder, env, self.folder / f"pod-{i}.log")
+            self.pods[i] = launch(FAST, self.folder, env)
 
     def steps(self) -> list[dict[str, Any]]:
         log = self.folder / "steps.jsonl"
@@ -74,16 +74,18 @@ class Job:
         self.start(
             *(i for i in range(self.size) if i not in self.pods or self.pods[i].poll() is not None)
         )
-        self.goes_on(self.size, since=time.time())
+        self.goes_on(self.size)
 
-    def goes_on(self, world_size: int, since: float) -> float:
-        """Wait for a step of this many workers; the seconds that it took since then."""
-
-        def stepped() -> float:
-            last = self.steps()[-1:]
-            return last[0]["time"] if last and last[0]["world_size"] == world_size else 0.0
-
-        return until(f"a step of {world_size}", lambda: max(0.0, stepped() - since))
+    def goes_on(self, world_size: int) -> None:
+        """Wait for a step of this many workers, from now on."""
+        now = time.time()
+        until(
+            f"a step of {world_size}",
+            lambda: any(
+                line["time"] > now and line["world_size"] == world_size
+                for line in self.steps()[-9:]
+            ),
+        )
 
     def exit_code(self, i: int) -> int:
         return self.pods[i].wait(PATIENCE_S)
@@ -94,12 +96,12 @@ class Job:
             pod.wait()
 
 
-def launch(folder: Path, env: dict[str, str], log: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """A launcher of the toy in `folder`, in no other environment than this one."""
+def launch(code: str, folder: Path, env: dict[str, str], steps: int = 10**6) -> Pod:
+    """A launcher of the toy in `folder`, which writes to `<pod's name>.log` there."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
-    flags = flags or ("--steps", "1000000")
-    command = [sys.executable, "-c", START, str(TOY), "--run-dir", str(folder), *flags]
-    with open(log, "ab") as out:
+    command = [sys.executable, "-c", code, str(TOY)]
+    command += ["--run-dir", str(folder), "--steps", str(steps)]
+    with open(folder / f"{env.get('POD_NAME', 'pod')}.log", "ab") as out:
         return subprocess.Popen(command, env=clean | env, stdout=out, stderr=out)
 
 
@@ -124,92 +126,91 @@ def survivors(job: Job, *killed: int) -> None:
 
 def test_a_killed_worker_is_replaced(job):
     """After SIGKILL of a worker process all three step on; no launcher has ended."""
-    since, old = time.time(), job.worker(1)
+    old = job.worker(1)
     os.kill(old, signal.SIGKILL)
     until("a new worker", lambda: job.worker(1) != old)
-    job.goes_on(3, since)
+    job.goes_on(3)
     survivors(job)
 
 
 def test_a_worker_that_raises_is_started_again(job):
     """An exception is printed with its rank, once, and all three step on."""
-    since = time.time()
     job.order(1, "raise")
     until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
-    job.goes_on(3, since)
+    job.goes_on(3)
     assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
     survivors(job)
 
 
 def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job):
     """Nothing of a pod outlives SIGKILL of its launcher; a new one takes its place."""
-    since, worker = time.time(), job.worker(2)
+    worker = job.worker(2)
     job.pods[2].kill()
     job.pods[2].wait()
     until("the orphan's end", lambda: not alive(worker), timeout_s=5)
     job.start(2)
     until("a new worker", lambda: job.worker(2) != worker)
-    job.goes_on(3, since)
+    job.goes_on(3)
     survivors(job)
 
 
 def test_the_loss_of_the_rendezvous_host_ends_no_other_launcher(job):
     """Pod 0 is killed and comes back, twice: the others join again in the same processes."""
     for _ in range(2):
-        since, worker = time.time(), job.worker(0)
+        worker = job.worker(0)
         job.pods[0].kill()
         job.pods[0].wait()
         job.start(0)
         until("a new worker", lambda worker=worker: job.worker(0) != worker)
-        job.goes_on(3, since)
+        job.goes_on(3)
         survivors(job)
     assert "the group is lost" in job.log(1)
 
 
 def test_a_killed_server_is_started_again(job):
     """Without the process that forks the workers, the pod makes a new one and steps on."""
-    since, old = time.time(), job.worker(1)
+    old = job.worker(1)
     server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != job.pods[1].pid
     os.kill(server, signal.SIGKILL)
     until("the old worker's end", lambda: not alive(old), timeout_s=5)
     until("a new worker", lambda: job.worker(1) != old)
-    job.goes_on(3, since)
+    job.goes_on(3)
     survivors(job)
 
 
 def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
     """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
-    since, worker = time.time(), job.worker(2)
+    worker = job.worker(2)
     job.pods[2].terminate()
     assert job.exit_code(2) == 143
     assert not alive(worker)
-    job.goes_on(2, since)
+    job.goes_on(2)
     survivors(job, 2)
 
 
 def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
     """The trainer's exit code 2 is the container's, and its message the last line."""
-    since = time.time()
     job.order(1, "final")
     assert job.exit_code(1) == 2
     assert job.log(1).splitlines()[-1] == (
         "gptddp.launch: rank 1: the toy was told that its data is bad"
     )
-    job.goes_on(2, since)
+    job.goes_on(2)
     survivors(job, 1)
 
 
 def test_two_jobs_with_one_port_do_not_meet(job, tmp_path):
-    """Jobs at other addresses have a rendezvous of their own at the same port."""
+    """At other addresses a job has a rendezvous of its own; one ends, without its host even."""
     other = Job(tmp_path / "other", pods=2, slot=2, fewest=2)
     try:
         other.start(0, 1)
-        other.goes_on(2, since=time.time())
-        job.goes_on(3, since=time.time())
+        other.goes_on(2)
+        job.goes_on(3)
+        other.order(0, "vanish")
         (other.folder / "end").touch()
-        assert [other.exit_code(i) for i in (0, 1)] == [0, 0]
-        job.goes_on(3, since=time.time())
+        assert [other.exit_code(i) for i in (0, 1)] == [-signal.SIGKILL, 0]
+        job.goes_on(3)
         survivors(job)
     finally:
         other.close()
@@ -230,9 +231,9 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
 
 def test_a_job_of_one_needs_no_operator(tmp_path):
     """Without PET_* the launcher is a whole job: one worker, exit code 0."""
-    pod = launch(tmp_path, {}, tmp_path / "log", "--steps", "3")
+    pod = launch(START, tmp_path, {}, steps=3)
     try:
-        assert pod.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        assert pod.wait(PATIENCE_S) == 0, (tmp_path / "pod.log").read_text()
         steps = (tmp_path / "steps.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]
     finally:
@@ -246,9 +247,9 @@ def waiting_alone(folder: Path, slot: int) -> Job:
     return job
 
 
-@pytest.mark.parametrize("slot", [3, 4])
-def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot):
-    """In the rendezvous, SIGTERM ends a pod with 143, and the run's end another with 0."""
+@pytest.mark.parametrize(("slot", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT)])
+def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number):
+    """In the rendezvous a signal ends a pod with 128 + its number, the run's end another with 0."""
     stopped = waiting_alone(tmp_path / "stopped", slot)
     ended = waiting_alone(tmp_path / "ended", slot + 2)
     try:
@@ -256,9 +257,9 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot):
             pid = job.pods[slot % 2].pid
             until("the server", lambda pid=pid: children(pid))
         time.sleep(1.0)
-        stopped.pods[slot % 2].terminate()
+        stopped.pods[slot % 2].send_signal(number)
         (ended.folder / "finished.json").write_text('{"step": 1000000, "steps": 1000000}')
-        assert stopped.pods[slot % 2].wait(20) == 143
+        assert stopped.pods[slot % 2].wait(20) == 128 + number
         assert ended.pods[slot % 2].wait(20) == 0
     finally:
         stopped.close()

@@ -19,6 +19,7 @@ import torch.distributed as td
 from gptddp import dist
 from gptddp.config import from_args
 from gptddp.errors import DataError, Stopped
+from gptddp.files import write_atomic, write_json_atomic
 from gptddp.worker import run
 
 STEP_S = 0.05
@@ -51,7 +52,7 @@ def main() -> int:
 
 def train(run_dir: Path, steps: int, stop: list[int]) -> None:
     log = run_dir / "steps.jsonl"
-    (run_dir / f"{os.environ.get('POD_NAME')}.pid").write_text(str(os.getpid()))
+    write_atomic(run_dir / f"{os.environ.get('POD_NAME')}.pid", str(os.getpid()).encode())
     td.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = td.get_rank(), td.get_world_size()
     step = torch.tensor([last_step(log)])
@@ -75,7 +76,7 @@ def train(run_dir: Path, steps: int, stop: list[int]) -> None:
         if flags[1]:
             break
     if rank == 0:
-        (run_dir / "finished.json").write_text(json.dumps({"step": steps, "steps": steps}))
+        write_json_atomic(run_dir / "finished.json", {"step": steps, "steps": steps})
     td.barrier()  # all ranks
     td.destroy_process_group()
     if ordered("vanish", run_dir):
