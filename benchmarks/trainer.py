@@ -3,7 +3,8 @@
     python benchmarks/trainer.py [--rounds 5]
 
 Two processes train the model `tiny` with a vocabulary of 4096 on random text, a step of 48 rows of
-256 tokens. The three variants take turns in one run, so that a noisy machine is noisy for all:
+256 tokens. The three variants take turns in one run, so that a noisy machine is noisy for all; CPU
+time, which other processes disturb least, is given beside the clock's:
 
 plain     a DDP loop as in PyTorch's tutorial: fp32, the stock loss and optimizer, data in memory
 bare      our model, loss, precision and optimizer in a loop that does nothing else
@@ -11,7 +12,7 @@ ours      `gptddp.train.train` as users run it: loader, agreement, log, metrics,
 """
 
 import argparse
-import json
+import dataclasses
 import logging
 import os
 import random
@@ -28,10 +29,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, model, optim
+from gptddp import dist, model, optim, train
 from gptddp.config import Config, with_preset
 from gptddp.loader import Batch
-from gptddp.train import StopFlag, forward_backward, train
+from gptddp.train import forward_backward
 
 STEPS, SKIPPED = 14, 4  # of a variant in a round; the first ones warm up
 VOCABULARY = 4096
@@ -45,86 +46,98 @@ class PlainGPT(model.GPT):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
-def plain(c: Config, world: dist.Dist) -> list[float]:
-    """PyTorch's defaults: seconds of each step."""
+class Laps:
+    """Wall and CPU seconds between the beginnings of consecutive steps, of this process."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, float]] = []
+
+    def begin_step(self) -> None:
+        self._marks.append((time.perf_counter(), time.process_time()))
+
+    def seconds(self) -> list[tuple[float, float]]:
+        """Without the first steps, which warm up, and the last, which evaluates."""
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in pairs][SKIPPED : STEPS - 2]
+
+
+def plain(c: Config, world: dist.Dist, laps: Laps) -> None:
+    """PyTorch's defaults."""
     net = DDP(PlainGPT(c, VOCABULARY))
     optimizer = torch.optim.AdamW(net.parameters(), lr=c.lr)
-    rows = c.batch // world.world_size
-    tokens = torch.randint(0, VOCABULARY, (rows, c.seq_len + 1))
-    times = []
+    tokens = torch.randint(0, VOCABULARY, (c.batch // world.world_size, c.seq_len + 1))
     for _ in range(STEPS):
-        begin = time.perf_counter()
+        laps.begin_step()
         optimizer.zero_grad()
         net(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.step()
-        times.append(time.perf_counter() - begin)
-    return times
 
 
-def bare(c: Config, world: dist.Dist) -> list[float]:
-    """Our model step and nothing around it: seconds of each step."""
+def bare(c: Config, world: dist.Dist, laps: Laps) -> None:
+    """Our model step and nothing around it."""
     net = model.build(c, VOCABULARY, world.device)
     optimizer, ddp = optim.build(net, c), DDP(net, gradient_as_bucket_view=True)
     rows = c.batch // world.world_size
     tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
     valid = np.ones((rows, c.seq_len), bool)
     batch = Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
-    times = []
     for _ in range(STEPS):
-        begin = time.perf_counter()
+        laps.begin_step()
         forward_backward(ddp, batch, valid.size * world.world_size, 0, c, world)
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-        times.append(time.perf_counter() - begin)
-    return times
 
 
-def ours(c: Config, world: dist.Dist, folder: str) -> list[float]:
-    """The training loop: seconds from the end of one step to the end of the next."""
-    train(c, world, StopFlag())
-    world.barrier()
-    lines = (Path(folder) / "log.1.jsonl").read_text().splitlines()
-    ends = [json.loads(line)["time"] for line in lines]
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)][: STEPS - 2]  # the last evaluates
+def ours(c: Config, world: dist.Dist, laps: Laps) -> None:
+    """The training loop, which agrees once in every step."""
+    agree = train.agree
+
+    def agree_and_mark(*args):
+        laps.begin_step()
+        return agree(*args)
+
+    train.agree = agree_and_mark
+    try:
+        train.train(c, world, train.StopFlag())
+    finally:
+        train.agree = agree
 
 
 def worker(rounds: int, folder: str) -> None:
     """One of the two processes; rank 0 prints."""
-    import dataclasses
-
     logging.disable(logging.WARNING)
-    seconds: dict[str, list[float]] = {"plain": [], "bare": [], "ours": []}
+    seconds: dict[str, list[tuple[float, float]]] = {"plain": [], "bare": [], "ours": []}
     with dist.connect("cpu") as world:
         fast = dist.has_fast_bf16(world.device)
         c = Config(steps=STEPS, data=f"{folder}/data", precision="bf16" if fast else "fp32")
-        c = with_preset(c, accelerator=False)
-        if not fast:
-            dist.use_fast_fp32(world.device)
+        c = dataclasses.replace(with_preset(c, accelerator=False), eval_tokens=1)
         for i in range(rounds):
-            run = f"{folder}/run{i}"
-            mine = dataclasses.replace(c, run_dir=run, eval_tokens=1)
+            c = dataclasses.replace(c, run_dir=f"{folder}/run{i}")
             torch.set_float32_matmul_precision("highest")
-            seconds["plain"] += plain(c, world)[SKIPPED:]
-            if not fast:
-                dist.use_fast_fp32(world.device)
-            seconds["bare"] += bare(c, world)[SKIPPED:]
-            seconds["ours"] += ours(mine, world, run)[SKIPPED:]
+            for name, variant in (("plain", plain), ("bare", bare), ("ours", ours)):
+                laps = Laps()
+                variant(c, world, laps)
+                seconds[name] += laps.seconds()
+                if not fast:  # for the two that are ours
+                    dist.use_fast_fp32(world.device)
         if world.rank == 0:
             report(seconds, c)
 
 
-def report(seconds: dict[str, list[float]], c: Config) -> None:
+def report(seconds: dict[str, list[tuple[float, float]]], c: Config) -> None:
     """A line a variant, then the two ratios that matter."""
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
-    for name, times in seconds.items():
-        speed = c.batch * c.seq_len / middle[name] / 1e3
-        print(f"{name:6} {middle[name] * 1e3:7.1f} ms a step (min {min(times) * 1e3:.1f}, "
-              f"max {max(times) * 1e3:.1f}), {speed:.1f}k tokens/s")  # fmt: skip
-    print(f"ours against plain: {middle['plain'] / middle['ours']:.2f} times the speed "
-          f"({c.precision})")  # fmt: skip
-    print(f"overhead of the loop over the bare step: {middle['ours'] / middle['bare'] - 1:+.1%}")
+    wall = {name: statistics.median(w for w, _ in laps) for name, laps in seconds.items()}
+    cpu = {name: statistics.median(s for _, s in laps) for name, laps in seconds.items()}
+    for name in seconds:
+        speed = c.batch * c.seq_len / wall[name] / 1e3
+        print(f"{name:6} {wall[name] * 1e3:7.1f} ms a step, {speed:.1f}k tokens/s; "
+              f"{cpu[name] * 1e3:.1f} ms of CPU on rank 0")  # fmt: skip
+    print(f"ours against plain: {wall['plain'] / wall['ours']:.2f} times the speed, "
+          f"{cpu['plain'] / cpu['ours']:.2f} times by CPU ({c.precision})")  # fmt: skip
+    print(f"overhead of the loop over the bare step: {cpu['ours'] / cpu['bare'] - 1:+.1%} by CPU, "
+          f"{wall['ours'] / wall['bare'] - 1:+.1%} by the clock")  # fmt: skip
 
 
 def prepare(folder: str) -> None:

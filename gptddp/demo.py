@@ -95,8 +95,8 @@ def recovery(run: Path, killed: float) -> str:
     )
 
 
-def report(run: Path, data: Path, killed: float | None) -> None:
-    """What a user wants to know at the end, from the run's own books."""
+def report(run: Path, data: Path, killed: float | None) -> bool:
+    """What a user wants to know at the end, from the run's own books: is no step missing?"""
     last = last_line(run)
     manifest = read_json(data / "dataset.json") or {}
     entropy = manifest["splits"]["val"]["unigram_entropy_nats"]
@@ -104,13 +104,15 @@ def report(run: Path, data: Path, killed: float | None) -> None:
     print(f"validation loss  {last['val_loss']:.3f} nats a token "
           f"(unigram entropy of the text: {entropy:.3f})")  # fmt: skip
     print(f"                 {last['val_bpb']:.3f} bits a byte")
-    print(f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens, each step logged "
-          f"once: {sum(1 for _ in history(run)) == last['step']}")  # fmt: skip
+    complete = [line["step"] for line in history(run)] == list(range(1, last["step"] + 1))
+    print(f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens; "
+          f"{'none' if complete else 'SOME'} missing or doubled in the log")  # fmt: skip
     print(f"data             chain of all batch fingerprints {last['chain_fp']}")
     if killed is not None:
         print(f"recovery         {recovery(run, killed)}")
     name = (run / "checkpoints" / "LATEST").read_text().strip()
     print(f"checkpoint       {run / 'checkpoints' / name}")
+    return complete
 
 
 def main() -> int:
@@ -143,11 +145,13 @@ def main() -> int:
         print(f"the job ended with exit code {code}; see {job_dir}/logs", file=sys.stderr)
         return code
 
-    report(run, data, killed)
+    complete = report(run, data, killed)
     say("A sample")
     sys.stdout.flush()
-    sample = command("gptddp", "sample", str(run), "--prompt", "def", "--tokens", "200")
-    return subprocess.run(sample).returncode
+    sample = command(
+        "gptddp", "sample", str(run), "--prompt", "def", "--tokens", "200", "--temperature", "0.6"
+    )
+    return subprocess.run(sample).returncode or int(not complete)
 
 
 if __name__ == "__main__":
