@@ -13,7 +13,7 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.runlog import history, next_generation
+from gptddp.runlog import highest_generation, history, next_generation
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
@@ -81,8 +81,8 @@ def saved_config(run: Path) -> dict[str, Any] | None:
 
 def resolve(config: Config, dist: Dist) -> Config:
     """Close every open field: by the run that is continued, else by preset and hardware."""
-    values = saved_config(Path(config.run_dir))
-    if values is not None:
+    run = Path(config.run_dir)
+    if highest_generation(run) and (values := saved_config(run)) is not None:
         kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
         open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
         config = dataclasses.replace(config, **open_fields)

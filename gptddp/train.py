@@ -40,6 +40,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
+    dataset = open_dataset(config.data)  # before anything is written for a run that cannot be
+    tokenizer = dataset.tokenizer()
+
     # -- the run: rank 0 reads the storage, every rank begins with the same -----------------------
     opened: list[checkpoint.Loaded | None] = []
 
@@ -55,8 +58,6 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     recorder = Recorder(life, world, clock) if world.rank == 0 else None
 
     # -- the data: its threads read and pack while the model is built -----------------------------
-    dataset = open_dataset(c.data)
-    tokenizer = dataset.tokenizer()
     loader = Loader(
         dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
         rank=world.rank, world_size=world.world_size, state=progress.data or None,

@@ -108,6 +108,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
     assert train.main(args) == 2
     err = capfd.readouterr().err
     assert message in err and "Traceback" not in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_configuration_is_named(run, tmp_path, capfd):
