@@ -11,18 +11,15 @@ Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 143 o
 signal, 200 anything unexpected: 128 and above may be retried, below must not.
 """
 
-import functools
-import logging
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from gptddp.config import Config, check_world_size, from_args, with_preset
 from gptddp.errors import GptddpError
@@ -33,7 +30,6 @@ from gptddp.worker import leave
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 UNEXPECTED = 200
-EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
 LOOK_S = 1.0  # between two looks for the marker of the finished run
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
@@ -134,11 +130,12 @@ class Launcher:
         from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.run import main as torchrun
 
+        from gptddp import agent
         from gptddp.rendezvous import Rendezvous
 
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
-        _tune_torchrun(quiet=self.verdict.exists)
+        agent.install(rendezvous, quiet=self.verdict.exists)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:
@@ -155,28 +152,6 @@ class Launcher:
                 longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s
                 pause_s = min(max(longer_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 _say(f"the group is lost ({_reason(error)}); joining again in {pause_s:g} s")
-
-
-def _tune_torchrun(quiet: Callable[[], bool]) -> None:
-    """A setting for which torchrun has no flag, and its agent's log to what says something new.
-
-    The worker prints its own traceback, and the launcher a final error, for which it is `quiet`.
-    """
-    from torch.distributed.elastic.agent.server import api as agent
-    from torch.distributed.elastic.multiprocessing import api as multiprocessing
-    from torch.distributed.launcher import api
-
-    launcher: Any = api
-    launcher.LocalElasticAgent = functools.partial(
-        launcher.LocalElasticAgent, exit_barrier_timeout=EXIT_BARRIER_S
-    )
-
-    def keep(record: logging.LogRecord) -> bool:
-        record.exc_info = None
-        return not quiet()
-
-    for logger in (agent.logger, multiprocessing.logger):
-        logger.addFilter(keep)
 
 
 def _reason(error: BaseException) -> str:

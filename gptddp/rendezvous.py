@@ -50,6 +50,7 @@ class Rendezvous:
         self.check, self.say = check, say
         self.next_word_s = 0.0
         self.joined = False  # has the present agent been part of a world?
+        self.broken = False  # has a peer left that world, or its store gone?
         self._server: TCPStore | None = None
         self._handler: _Handler | None = None
 
@@ -169,13 +170,21 @@ class _Handler(dynamic_rendezvous.DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self._owner.check(True)
         self._owner.next_word_s = time.monotonic() + PATIENCE_S
-        world = super().next_rendezvous()
-        self._owner.joined = True
-        return world
+        info = super().next_rendezvous()
+        self._world = set(self._state_holder.state.participants)
+        self._owner.joined, self._owner.broken = True, False
+        return info
 
     def num_nodes_waiting(self) -> int:
         self._owner.check(False)
-        return super().num_nodes_waiting()
+        try:
+            waiting = super().num_nodes_waiting()
+        except RendezvousError:
+            self._owner.broken = True
+            raise
+        # A peer that was in this world and waits for the next has lost its worker.
+        self._owner.broken = bool(self._world & self._state_holder.state.wait_list)
+        return waiting
 
     def look(self) -> None:
         """Bring the local copy of the state up to date."""

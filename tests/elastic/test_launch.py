@@ -179,6 +179,17 @@ def test_a_killed_server_is_started_again(job):
     survivors(job)
 
 
+def test_a_worker_that_hangs_after_a_kill_is_killed_soon(job):
+    """One worker never notices that another was killed: its agent ends it, and three step on."""
+    hung, killed = job.worker(1), job.worker(2)
+    job.order(1, "hang")
+    until("the order's taking", lambda: not (job.folder / "pod-1.hang").exists())
+    os.kill(killed, signal.SIGKILL)
+    until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
+    job.goes_on(3)
+    survivors(job)
+
+
 def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
     """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
     worker = job.worker(2)

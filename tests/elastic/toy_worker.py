@@ -60,6 +60,9 @@ def train(run_dir: Path, steps: int, stop: list[int]) -> None:
     while step < steps:
         if ordered("raise", run_dir):
             raise RuntimeError("the toy was told to raise")
+        if ordered("hang", run_dir):  # as in a collective that never returns
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            time.sleep(600)
         if ordered("final", run_dir):
             raise DataError("the toy was told that its data is bad")
         flags = torch.tensor([len(stop), (run_dir / "end").exists(), 1])
