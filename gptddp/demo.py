@@ -118,7 +118,7 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gptddp.demo", description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="folder of the demo [demo]")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--replicas", type=int, default=4)
     args = parser.parse_args()
     data, run = args.dir / "volumes/data", args.dir / f"volumes/runs/{NAME}"

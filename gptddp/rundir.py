@@ -101,5 +101,7 @@ def resolve(config: Config, dist: Dist) -> Config:
 
 def finish(life: Life, step: int, summary: dict[str, Any]) -> None:
     """Rank 0 only, after the last checkpoint: leave the marker that a later start reads first."""
-    marker = {"step": step, "steps": life.config.steps, "time": time.time(), **summary}
-    write_json_atomic(Path(life.config.run_dir) / "finished.json", marker)
+    c = life.config
+    wanted = {"steps": c.steps, "max_time": c.max_time}
+    marker = {"step": step, **wanted, "time": time.time(), **summary}
+    write_json_atomic(Path(c.run_dir) / "finished.json", marker)
