@@ -1,0 +1,32 @@
+"""Options that several commands share."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """kubectl's `-n`, `--context` and `--kubeconfig`; the command is called with a `cluster`."""
+
+    @functools.wraps(command)
+    def connected(
+        *args: Any, namespace: str | None, context: str | None, kubeconfig: Path | None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        from gptddp.k8s.cluster import connect
+
+        return command(*args, cluster=connect(namespace, kubeconfig, context), **options)
+
+    for option in (
+        click.option(
+            "--kubeconfig", type=click.Path(path_type=Path, dir_okay=False),
+            help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
+        ),
+        click.option("--context", help="context of that file [its current one]"),
+        click.option("-n", "--namespace", help="namespace [the context's]"),
+    ):  # fmt: skip
+        connected = option(connected)
+    return connected
