@@ -215,7 +215,7 @@ tokenizer   {m["tokenizer"]["kind"]}, vocabulary {m["tokenizer"]["vocab_size"]:,
 entropy     {val["unigram_entropy_nats"]:.3f} nats a token, {bits_a_byte:.3f} bits a byte: \
 the loss of a model that knows only how frequent tokens are
 dataset     {dataset.dir}
-next        gptddp train --data {dataset.dir} --run RUN"""
+next        gptddp train --data {dataset.dir} --run-dir RUN"""
 
 
 # -- what was made before, and what cannot work --------------------------------------------------

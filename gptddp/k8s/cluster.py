@@ -69,7 +69,7 @@ class Cluster:
         return sorted(found, key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
 
     def create(self, body: Mapping[str, Any], dry_run: bool = False) -> Object:
-        """Create an object; the server refuses fields it does not know. ClusterError 409: exists."""
+        """Create an object, with no field that the server does not know; 409 if it exists."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         return self._json("post", self._path(body["kind"]), query, body)
@@ -158,7 +158,7 @@ def connect(
     except config.ConfigException as error:
         if kubeconfig or context or not _TOKEN_NAMESPACE.exists():
             raise ClusterError(
-                f"no cluster to talk to: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG,"
+                f"no cluster to talk to: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG"
                 " and its context with --context, or run the job on this machine with --local"
             ) from None
         config.load_incluster_config(settings)
