@@ -57,7 +57,7 @@ class Cluster:
                 return None
             raise
 
-    def list(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
+    def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """Objects of a kind by label selector, of this namespace or of all."""
         query = {"labelSelector": selector} if selector else {}
         return list(self._json("get", self._path(kind, everywhere=everywhere), query)["items"])
