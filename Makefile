@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+export BASE_IMAGE TORCH IMAGE
 
 help:  ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,10 +25,13 @@ lint: venv  ## ruff and mypy
 bench: venv  ## the benchmarks: ratios, measured side by side
 	$(BIN)/python benchmarks/trainer.py
 
+image:  ## build the image gptddp:<version>; BASE_IMAGE=... TORCH=cpu|cuda IMAGE=...
+	image/build
+
 wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" dist demo .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test lint bench wheel clean
+.PHONY: help venv demo test lint bench image wheel clean
