@@ -156,7 +156,7 @@ class Recorder:
         if cause == "stopped":
             log.info("stopped after step %d: %s", progress.step, where)
         else:
-            finish(self.life, progress.step, {"cause": cause})
+            finish(self.life, progress.step, cause)
             log.info("finished after step %d (%s): %s", progress.step, cause, where)
 
     def _event(self, event: str, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.runlog import highest_generation, history, next_generation
+from gptddp.runlog import history, next_generation
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
@@ -44,9 +44,9 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
         raise ConfigError(
             f"run {run}: cannot be created ({error.strerror}): use --run-dir"
         ) from error
-    config = resolve(config, dist)
-    check_world_size(config, dist.world_size)
     generation = next_generation(run)
+    config = resolve(config, dist, continued=generation > 1)
+    check_world_size(config, dist.world_size)
     loaded = checkpoint.load_newest(run)
     values = dataclasses.asdict(config)
     try:
@@ -79,10 +79,9 @@ def saved_config(run: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def resolve(config: Config, dist: Dist) -> Config:
+def resolve(config: Config, dist: Dist, continued: bool) -> Config:
     """Close every open field: by the run that is continued, else by preset and hardware."""
-    run = Path(config.run_dir)
-    if highest_generation(run) and (values := saved_config(run)) is not None:
+    if continued and (values := saved_config(Path(config.run_dir))) is not None:
         kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
         open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
         config = dataclasses.replace(config, **open_fields)
@@ -99,9 +98,9 @@ def resolve(config: Config, dist: Dist) -> Config:
     return with_preset(config, accelerator=dist.device.type != "cpu")
 
 
-def finish(life: Life, step: int, summary: dict[str, Any]) -> None:
+def finish(life: Life, step: int, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: leave the marker that a later start reads first."""
     c = life.config
     wanted = {"steps": c.steps, "max_time": c.max_time}
-    marker = {"step": step, **wanted, "time": time.time(), **summary}
+    marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / "finished.json", marker)
