@@ -86,12 +86,9 @@ class Launcher:
 
     def check(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
-        verdict = read_json(self.verdict)
-        if verdict and verdict["code"] < 128:
+        if verdict := read_json(self.verdict):
             _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Leave(verdict["code"])
-        if verdict:  # not final: it was stopped together with its peers
-            self.verdict.unlink()
         if joining and time.monotonic() > self.next_look_s:
             self.next_look_s = time.monotonic() + LOOK_S
             if finished(self.config):

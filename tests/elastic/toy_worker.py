@@ -44,7 +44,9 @@ def main() -> int:
     config = from_args(sys.argv[1:])
     try:
         train(Path(config.run_dir), config.steps or 1, stop)
-    except (DataError, Stopped) as error:
+    except Stopped as error:
+        return error.exit_code
+    except DataError as error:
         dist.report(error)
         return error.exit_code
     return 0
