@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -188,13 +188,15 @@ def from_toml(path: str | Path) -> dict[str, Any]:
 
 def _known(path: str | Path, key: str) -> str:
     if key not in FIELDS:
-        raise ConfigError(f"{path}: unknown key {key!r}{_did_you_mean(key, FIELDS)}")
+        raise ConfigError(f"{path}: unknown key {key!r}{did_you_mean(key, FIELDS)}")
     return key
 
 
-def _did_you_mean(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else "; see `gptddp train --help`"
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`: did you mean 'x'?`, or the whole list where nothing is near."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 
 
 def _kind(name: str) -> str:
@@ -261,9 +263,7 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     known, rest = parser(prog).parse_known_args(list(args))
     if rest:
         flags = [flag(name) for name in FIELDS]
-        raise ConfigError(
-            f"unknown option {rest[0]!r}{_did_you_mean(rest[0].split('=')[0], flags)}"
-        )
+        raise ConfigError(f"unknown option {rest[0]!r}{did_you_mean(rest[0].split('=')[0], flags)}")
     given = vars(known)
     values = from_toml(path) if (path := given.pop("config")) else {}
     values |= {name: _from_text(name, text) for name, text in given.items()}

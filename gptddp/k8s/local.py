@@ -24,7 +24,6 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.k8s import admission, claims, conditions, guard, manifest, pods, rules
 from gptddp.k8s.podspec import Network
 from gptddp.k8s.runner import SUCCEEDED, Interrupts, Runner, shown
-from gptddp.k8s.spec import did_you_mean
 from gptddp.k8s.view import View
 
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
@@ -120,7 +119,7 @@ def _check_claims(job: Mapping[str, Any], volumes: Mapping[str, Path]) -> None:
     }
     for claim in volumes:
         if claim not in known:
-            near = did_you_mean(claim, sorted(known))
+            near = config.did_you_mean(claim, sorted(known))
             raise ConfigError(f"--volume {claim}=...: the job has no such claim{near}")
 
 

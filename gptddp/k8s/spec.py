@@ -5,16 +5,15 @@ gives each such default its reason. The trainer's part is a `gptddp.config.Confi
 """
 
 import dataclasses
-import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gptddp import __version__, config
-from gptddp.config import Config
+from gptddp.config import Config, did_you_mean
 from gptddp.errors import ConfigError
 from gptddp.k8s.quantity import gibibytes
 
@@ -77,13 +76,6 @@ def kind(name: str) -> type:
     if name == "env":
         return dict
     return int if "int" in str(FIELDS[name].type) else str
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`: did you mean 'x'?`, or the whole list where nothing is near."""
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 
 
 def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
