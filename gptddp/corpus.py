@@ -22,6 +22,7 @@ import xxhash
 from gptddp import tokens
 from gptddp.claim import SCRATCH
 from gptddp.errors import DataError
+from gptddp.files import fsync
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -231,12 +232,3 @@ def xxh3_64(path: Path) -> str:
         while block := file.read(1 << 20):
             hash.update(block)
     return hash.hexdigest()
-
-
-def fsync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

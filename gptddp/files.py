@@ -4,18 +4,19 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
 
 
-def fsync_dir(path: str | Path) -> None:
-    """Make the names in a directory durable, such as one that a rename has just put there."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync(path: str | Path) -> None:
+    """Make a file's content durable, or the names in a directory, such as a rename's new one."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some FUSE file systems cannot fsync a directory
+    except OSError as error:  # some FUSE file systems cannot fsync a directory
+        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(fd).st_mode):
             raise
     finally:
         os.close(fd)
@@ -52,7 +53,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync_dir(path.parent)
+    fsync(path.parent)
 
 
 def write_json_atomic(path: str | Path, obj: Any) -> None:

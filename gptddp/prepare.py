@@ -21,6 +21,7 @@ import numpy as np
 
 from gptddp import __version__, claim, corpus, listing, sources, tokens
 from gptddp.errors import DataError
+from gptddp.files import fsync
 from gptddp.progress import Progress
 from gptddp.recipe import (
     DEFAULTS,
@@ -137,7 +138,7 @@ def _place_tokenizer(
     if definition is not None:
         path = out / _TOKENIZER_FILE
         path.write_bytes(definition)
-        corpus.fsync(path)
+        fsync(path)
         tokenizer = tokens.load_tokenizer(path)
         about = {"kind": tokenizer.kind, "file": _TOKENIZER_FILE, "bytes": len(definition)}
     about |= {k: getattr(tokenizer, k) for k in ("sha256", "vocab_size", "bos")}
@@ -180,10 +181,10 @@ def _commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps({**head, **manifest}, indent=1)
     text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a row group on a line
     path.write_text(text + "\n", "utf-8")
-    corpus.fsync(path)
-    corpus.fsync(out)
+    fsync(path)
+    fsync(out)
     path.rename(out / corpus.MANIFEST)
-    corpus.fsync(out)
+    fsync(out)
 
 
 def unigram_entropy_nats(counts: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import fsync_dir
+from gptddp.files import fsync
 
 LEDGER = "ledger.jsonl"
 _LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
@@ -86,7 +86,7 @@ class _Lines:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         if size == 0:
-            fsync_dir(self.path.parent)
+            fsync(self.path.parent)
         elif os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
         return self._fd

@@ -31,7 +31,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError
-from gptddp.files import fsync_dir, write_all, write_new
+from gptddp.files import fsync, write_all, write_new
 
 FORMAT = 1
 CHUNK_BYTES = 16 << 20  # hashed and written at once
@@ -208,11 +208,11 @@ def commit(
         ]
         raw = _seal({"format": FORMAT, **manifest, "shards": written})
         write_new(work / MANIFEST, raw)
-        fsync_dir(work)
+        fsync(work)
         before_rename()
         _rename_new(work, root / name, raw)
-        fsync_dir(root)
-        fsync_dir(run_dir)  # the first commit has made `checkpoints`
+        fsync(root)
+        fsync(run_dir)  # the first commit has made `checkpoints`
     finally:
         shutil.rmtree(work, ignore_errors=True)  # gone already after a success
     return name

@@ -48,3 +48,16 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:3])))
     files.write_atomic(tmp_path / "x", b"0123456789")
     assert (tmp_path / "x").read_bytes() == b"0123456789"
+
+
+def test_a_directory_that_cannot_be_synced_is_passed_over(tmp_path, monkeypatch):
+    """EINVAL, as some file systems say of directories, is an error for a file only."""
+    (tmp_path / "x").touch()
+
+    def refuse(fd):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    files.fsync(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.fsync(tmp_path / "x")

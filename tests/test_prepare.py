@@ -445,7 +445,8 @@ def child(code: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("gptddp.shuffle.Shuffle.finish", 1),
         ("gptddp.tokens.train_bpe", 1),
         ("gptddp.corpus.ShardWriter.add", 10),
-        *(("gptddp.corpus.fsync", calls) for calls in range(1, 9)),
+        *(("gptddp.corpus.fsync", calls) for calls in range(1, 5)),
+        *(("gptddp.prepare.fsync", calls) for calls in range(1, 5)),
         ("gptddp.claim._remove", 1),
     ],
 )
