@@ -95,7 +95,7 @@ def test_command_prints_a_summary_and_what_is_next(books: Path, tmp_path: Path) 
     result = run(books, "--out", out)
     assert result.exit_code == 0, result.output
     assert "39 train, 1 validation" in result.stdout
-    assert f"gptddp train --data {out} --run RUN" in result.stdout
+    assert f"gptddp train --data {out} --run-dir RUN" in result.stdout
     assert "reading 40 files" in result.stderr
     assert sorted(os.listdir(out)) == ["dataset.json", "tokenizer.json", "train", "val"]
 
