@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -628,6 +629,49 @@ def test_read_finds_damage(books: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="instead of 7: the file has been replaced"):
         dataset.read(RowGroup(group.path, 0, 7, 1))
     assert len(dataset.read(group)) == group.rows
+
+
+def test_read_sees_that_a_file_was_replaced(tmp_path: Path) -> None:
+    """Documents come from the file that is there now, also after another was read in its place."""
+    (tmp_path / "one.jsonl").write_text("".join(f'{{"text": "one {n}"}}\n' for n in range(900)))
+    (tmp_path / "two.jsonl").write_text("".join(f'{{"text": "two times {n}"}}\n' for n in range(900)))
+    one, two = (prepare([tmp_path / f"{n}.jsonl"], tmp_path / n, BYTES) for n in ("one", "two"))
+    path, others = one.dir / "train/00000.parquet", texts(two, "train")
+    assert all(text.startswith("one") for text in texts(one, "train"))
+    good = path.read_bytes()
+    os.replace(two.dir / "train/00000.parquet", path)
+    assert texts(one, "train") == others
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(DataError, match=r"cannot read .*00000\.parquet, row group 0"):
+        texts(one, "train")
+    path.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        texts(one, "train")
+    path.write_bytes(good)
+    assert all(text.startswith("one") for text in texts(one, "train"))
+
+
+def test_threads_read_every_shard_and_leave_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More shards than footers are kept, many readers: each gets what pyarrow reads by itself."""
+    monkeypatch.setattr(corpus, "_SHARD_BYTES", 20)
+    lines = tmp_path / "many.jsonl"
+    lines.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(400)), "utf-8")
+    dataset = prepare([lines], tmp_path / "out", BYTES)
+    groups = dataset.row_groups("train")
+    assert len({group.path for group in groups}) > corpus._FOOTERS
+    expected = [
+        pq.ParquetFile(dataset.dir / group.path).read_row_group(group.index)["text"].to_pylist()
+        for group in groups
+    ]
+    before = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(dataset.read, [*groups, *reversed(groups)])] == [
+            *expected, *reversed(expected),
+        ]  # fmt: skip
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert corpus._footer.cache_info().currsize <= corpus._FOOTERS
 
 
 def test_another_tokenizer_is_noticed(books: Path, tmp_path: Path) -> None:
