@@ -35,13 +35,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop tha
 
 # Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
 # rendezvous, as all pods have the same number of workers; the third keeps CUDA out of this process
-# when it only asks whether there is a GPU. Thread counts are set by call in the trainer.
+# when it only asks whether there is a GPU.
 ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+# Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
+# banner about threads, whose number the trainer sets by call.
+DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
 
 class Leave(BaseException):
@@ -108,7 +110,8 @@ class Launcher:
         if finished(self.config):
             _say(f"the run {self.config.run_dir} is finished")
             return 0
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # else torchrun says so, at length
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
         os.environ.pop("PET_STANDALONE", None)  # the operator's value is not one torchrun can read
         if pod.address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
