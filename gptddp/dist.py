@@ -142,16 +142,18 @@ def is_lost_peer(error: BaseException) -> bool:
 def report(error: errors.GptddpError) -> None:
     """Say a final error once: on rank 0, or on the rank that met it alone.
 
-    The launcher that started this process gives it a file for the verdict, because torchrun would
-    hide the exit code and the reason.
+    Our launcher gives its workers a file for the verdict, because torchrun would hide the exit code
+    and the reason. It says what it finds there, as the last line of the pod's log.
     """
     rank = place()[0]
+    if path := os.environ.get("GPTDDP_VERDICT"):
+        verdict = {"code": error.exit_code, "rank": rank, "message": str(error)}
+        with contextlib.suppress(OSError):  # a full disk: then it has to be said here
+            write_json_atomic(Path(path), verdict)
+            return
     if rank == 0 or not error.shared:
         where = f"[rank {rank}] " if rank else ""
         print(f"{where}gptddp train: {error}", file=sys.stderr, flush=True)
-    if path := os.environ.get("GPTDDP_VERDICT"):
-        verdict = {"code": error.exit_code, "rank": rank, "message": str(error)}
-        write_json_atomic(Path(path), verdict)
 
 
 # -- what this machine can do --------------------------------------------------------------------

@@ -88,9 +88,7 @@ class Launcher:
 
     def check(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
-        if verdict := read_json(self.verdict):
-            _say(f"rank {verdict['rank']}: {verdict['message']}")
-            raise Leave(verdict["code"])
+        self.heed_verdict()
         if joining and time.monotonic() > self.next_look_s:
             self.next_look_s = time.monotonic() + LOOK_S
             if finished(self.config):
@@ -100,6 +98,12 @@ class Launcher:
 
             number = signal.Signals(self.stopped_by)
             raise SignalException(f"stopped by {number.name}", number)
+
+    def heed_verdict(self) -> None:
+        """Say a worker's final error, which the worker has not done, and leave with its code."""
+        if verdict := read_json(self.verdict):
+            _say(f"rank {verdict['rank']}: {verdict['message']}")
+            raise Leave(verdict["code"])
 
     def main(self, args: Sequence[str], script: str) -> int:
         self.config = from_args(args, prog="python -m gptddp.launch")
@@ -121,7 +125,11 @@ class Launcher:
             self.verdict = Path(folder) / "verdict.json"
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)
             start_server(Path(folder))
-            return self._loop(torchrun_args(pod, script, args))
+            try:
+                return self._loop(torchrun_args(pod, script, args))
+            except Exception:
+                self.heed_verdict()  # whatever has happened to torchrun
+                raise
 
     def _loop(self, args: list[str]) -> int:
         from torch.distributed import DistError
@@ -143,10 +151,9 @@ class Launcher:
                 torchrun(args)
                 rendezvous.see_off()
                 return 0
-            except Leave as leave:
-                return leave.code
             except SignalException as stop:
                 rendezvous.leave()
+                self.heed_verdict()  # one that came after the signal
                 return 128 + stop.sigval
             except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
                 longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s
@@ -168,6 +175,8 @@ def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:
     try:
         launcher = Launcher()
         return launcher.main(sys.argv[1:] if args is None else list(args), script)
+    except Leave as leave:
+        return leave.code
     except GptddpError as error:
         _say(str(error))
         return error.exit_code

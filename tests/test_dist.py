@@ -1,5 +1,6 @@
 """The place of a process in the world, and what its machine can do."""
 
+import json
 import os
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_group_of_one_runs_the_same_collectives():
         with pytest.raises(ConfigError, match="nope"):
             world.from_rank_0(lambda: (_ for _ in ()).throw(ConfigError("nope")))
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("verdict", ["verdict.json", "no/such/folder.json", None])
+def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, capsys, verdict):
+    """A verdict that is written is not said as well; where none can be written it is said."""
+    monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    if verdict:
+        monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / verdict))
+    dist.report(ConfigError("nope"))
+    assert capsys.readouterr().err == ("" if verdict == "verdict.json" else "gptddp train: nope\n")
+    if verdict == "verdict.json":
+        left = json.loads((tmp_path / verdict).read_text())
+        assert left == {"code": 2, "rank": 0, "message": "nope"}
 
 
 def test_the_device_must_be_there():

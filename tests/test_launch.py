@@ -176,6 +176,16 @@ def test_sigterm_ends_it_while_it_imports():
     assert ended(pod)[0] == 143
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_that_the_workers_find_is_told_once(tmp_path, workers):
+    """No dataset: exit code 2 and one line that says so, whatever the number of workers."""
+    flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
+    code, out, err = ended(start(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
+    assert (code, out) == (2, ""), err
+    assert err.count("no such folder") == 1
+    assert err.splitlines()[-1].startswith("gptddp.launch: rank ")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [

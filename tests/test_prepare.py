@@ -634,7 +634,9 @@ def test_read_finds_damage(books: Path, tmp_path: Path) -> None:
 def test_read_sees_that_a_file_was_replaced(tmp_path: Path) -> None:
     """Documents come from the file that is there now, also after another was read in its place."""
     (tmp_path / "one.jsonl").write_text("".join(f'{{"text": "one {n}"}}\n' for n in range(900)))
-    (tmp_path / "two.jsonl").write_text("".join(f'{{"text": "two times {n}"}}\n' for n in range(900)))
+    (tmp_path / "two.jsonl").write_text(
+        "".join(f'{{"text": "two times {n}"}}\n' for n in range(900))
+    )
     one, two = (prepare([tmp_path / f"{n}.jsonl"], tmp_path / n, BYTES) for n in ("one", "two"))
     path, others = one.dir / "train/00000.parquet", texts(two, "train")
     assert all(text.startswith("one") for text in texts(one, "train"))

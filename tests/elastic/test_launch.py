@@ -207,8 +207,19 @@ def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
     assert job.log(1).splitlines()[-1] == (
         "gptddp.launch: rank 1: the toy was told that its data is bad"
     )
+    assert job.log(1).count("its data is bad") == 1
     job.goes_on(2)
     survivors(job, 1)
+
+
+def test_a_final_error_after_sigterm_is_not_lost(job):
+    """A worker that meets one while its pod is being stopped is heard, and the pod ends with 2."""
+    job.order(2, "spoil")
+    job.pods[2].terminate()
+    assert job.exit_code(2) == 2
+    assert job.log(2).count("the toy found bad data at its end") == 1
+    job.goes_on(2)
+    survivors(job, 2)
 
 
 def test_two_jobs_with_one_port_do_not_meet(job, tmp_path):

@@ -71,6 +71,8 @@ def train(run_dir: Path, steps: int, stop: list[int]) -> None:
         td.all_reduce(flags)  # all ranks
         assert flags[2] == world_size
         if flags[0]:
+            if ordered("spoil", run_dir):
+                raise DataError("the toy found bad data at its end")
             raise Stopped("the toy was told to stop")
         time.sleep(STEP_S)
         step += 1
