@@ -121,6 +121,9 @@ class Launcher:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch.distributed.run  # noqa: F401  # a second or two, before anything is left behind
 
+        from gptddp.private import check_torch
+
+        check_torch()
         with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
             self.verdict = Path(folder) / "verdict.json"
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)

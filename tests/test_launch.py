@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from gptddp import private
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.launch import finished
@@ -156,6 +158,45 @@ def test_help_is_printed():
     """--help shows the trainer's flags."""
     code, out, _ = ended(start(EARLY, "--help"))
     assert code == 0 and "--run-dir" in out
+
+
+HIDDEN = [
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous._delay",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler"
+    "._stop_heartbeats",
+    "torch.distributed.launcher.api.LocalElasticAgent",
+]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_name_that_torch_lacks_is_told_at_the_start(monkeypatch, name):
+    """The message has the name, this torch and the one to install; the unchanged torch passes."""
+    private.check_torch()
+    monkeypatch.delattr(name)
+    with pytest.raises(
+        ConfigError, match=rf"torch {torch.__version__[:4]}.* has no {name},.*2\.13"
+    ):
+        private.check_torch()
+
+
+def test_what_only_an_instance_has_is_looked_for_too(monkeypatch):
+    """A member that no __init__ sets is missing, and so is a whole module."""
+    for module, name in [
+        (next(iter(private.NAMES)), "_RendezvousState._gone"),
+        ("torch.gone", "x"),
+    ]:
+        monkeypatch.setattr(private, "NAMES", {module: [name]})
+        with pytest.raises(ConfigError, match=f"has no {module}.{name}"):
+            private.check_torch()
+
+
+def test_the_launcher_does_not_start_on_another_torch():
+    """Exit code 2 and one line, before the pod looks for its peers."""
+    hide = (
+        "from torch.distributed.elastic.rendezvous import dynamic_rendezvous as d; del d._delay; "
+    )
+    code, out, err = ended(start(hide + LAUNCH, env=ENV))
+    assert (code, out) == (2, "") and "dynamic_rendezvous._delay" in err and err.count("\n") == 1
 
 
 def test_what_nobody_expected_may_be_retried():
