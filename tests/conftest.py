@@ -1,4 +1,4 @@
-"""Fixtures that are shared: a small real corpus, the runners of local jobs."""
+"""Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
 
 import os
 import signal
@@ -22,6 +22,17 @@ def corpus(tmp_path_factory) -> Path:
     command = [sys.executable, "-c", code, "prepare", str(source), "--out", str(folder / "data")]
     subprocess.run([*command, "--vocab-size", "512"], check=True, capture_output=True)
     return folder / "data"
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    """A folder of forty small documents, some of them in a subfolder."""
+    folder = tmp_path / "books"
+    (folder / "more").mkdir(parents=True)
+    for n in range(40):
+        path = folder / ("more" if n % 3 else "") / f"{n}.txt"
+        path.write_text(f"book {n}: once upon a time\n" * (n + 1), "utf-8")
+    return folder
 
 
 @pytest.fixture
