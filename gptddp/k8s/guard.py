@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection
 
 TAG = "GPTDDP_LOCAL_POD"
+TRACKER_S = 1.0
 
 
 def members(prefix: str, known: Collection[int] = ()) -> list[int]:
@@ -47,17 +48,29 @@ def members(prefix: str, known: Collection[int] = ()) -> list[int]:
 def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> list[int]:
     """SIGKILL until two looks in a row find no process; returns what would not die in time.
 
-    Two, because a process that is just being started shows an empty environment for a moment.
+    Two, because a process that is just being started shows an empty environment for a moment. The
+    trackers of Python's multiprocessing have a second to end by themselves: they remove the
+    semaphores of the dead from /dev/shm, which is this machine's and does not go with the pod.
     """
-    end, clean, left = time.monotonic() + timeout_s, 0, []
-    while clean < 2 and time.monotonic() < end:
+    began, clean, left = time.monotonic(), 0, []
+    while clean < 2 and time.monotonic() < began + timeout_s:
         left = members(prefix, known)
         for pid in left:
+            if _is_tracker(pid) and time.monotonic() < began + TRACKER_S:
+                continue
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         clean = 0 if left else clean + 1
         time.sleep(0.01)
     return left
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
 
 
 def main() -> None:
