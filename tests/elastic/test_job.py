@@ -90,7 +90,7 @@ def worker_of(pid: int) -> int:
 
 def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
     """A pod, worker-0 twice, one worker: exit 0 and the undisturbed run."""
-    it = job("--steps", str(STEPS), "--eval-every", "1000", "--checkpoint-every", "1")
+    it = job("--steps", str(STEPS), "--eval-every", "1000", "--checkpoint-every", "0.2")
     it.reach(10)
     os.killpg(it.pid(2), signal.SIGKILL)
     it.reach(it.last_step() + 10)
