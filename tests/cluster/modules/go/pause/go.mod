@@ -1,0 +1,3 @@
+module gptddp.test/pause
+
+go 1.24
