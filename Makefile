@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 export BASE_IMAGE TORCH IMAGE
 
 help:  ## print this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 venv: $(VENV)/.done  ## build the virtual environment
 
@@ -28,10 +28,21 @@ bench: venv  ## the benchmarks: ratios, measured side by side
 image:  ## build the image gptddp:<version>; BASE_IMAGE=... TORCH=cpu|cuda IMAGE=...
 	image/build
 
+cluster:  ## a kind cluster with the operator and our image; SOURCE=registry|modules
+	tests/cluster/up $(SOURCE)
+
+cluster-down:  ## remove that cluster; its shared folder and the cache stay
+	tests/cluster/down
+
+# KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident.
+test-cluster: venv  ## the tests on that cluster, started if need be; KUBECONFIG=... for another one
+	$(BIN)/python -m pytest tests/cluster \
+	  $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
+
 wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" dist demo .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test lint bench image wheel clean
+.PHONY: help venv demo test lint bench image cluster cluster-down test-cluster wheel clean
