@@ -11,6 +11,7 @@ Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 143 o
 signal, 200 anything unexpected: 128 and above may be retried, below must not.
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from gptddp.config import Config, check_world_size, from_args, with_preset
+from gptddp.config import Config, check_world_size, differences, from_args, with_preset
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.pod import pod_from, torchrun_args
@@ -54,10 +55,16 @@ class Leave(BaseException):
 
 
 def finished(config: Config) -> bool:
-    """Is the run complete, as the marker in its directory says, and nothing more asked for?"""
+    """Is the run complete, as the marker in its directory says, and nothing else asked for?
+
+    A run of another configuration is not this one: the trainer will refuse it, with the difference.
+    """
     try:
-        marker = read_json(Path(config.run_dir) / "finished.json") if config.run_dir else None
-        if marker is None:
+        run = Path(config.run_dir) if config.run_dir else None
+        if run is None or (marker := read_json(run / "finished.json")) is None:
+            return False
+        given = {name: v for name, v in dataclasses.asdict(config).items() if v is not None}
+        if differences((read_json(run / "config.json") or {}).get("config", {}), given):
             return False
         steps = config.steps or int(marker["steps"])
         out_of_time = 0 < config.max_time <= marker.get("max_time", 0)

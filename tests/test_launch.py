@@ -147,6 +147,16 @@ def test_a_mistake_ends_with_2_before_the_rendezvous(args, message):
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
+def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
+    """Else a job of another seed would succeed without a step; open fields are the run's own."""
+    (tmp_path / "finished.json").write_text('{"step": 40, "steps": 40}')
+    (tmp_path / "config.json").write_text('{"config": {"seed": 7, "seq_len": 64, "lr": 0.1}}')
+    config = Config(run_dir=str(tmp_path), seed=7)
+    assert finished(config) and finished(dataclasses.replace(config, seq_len=64, lr=0.2))
+    assert not finished(dataclasses.replace(config, seed=8))
+    assert not finished(dataclasses.replace(config, seq_len=128))
+
+
 def test_a_finished_run_ends_with_0_before_the_rendezvous(tmp_path):
     """A pod that is started again at the end of the job leaves at once."""
     (tmp_path / "finished.json").write_text('{"step": 5, "steps": 5}')
