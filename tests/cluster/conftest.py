@@ -5,10 +5,12 @@ import os
 import secrets
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
 
 HERE = Path(__file__).parent
@@ -102,10 +104,10 @@ class Namespace(Cluster):
         # a namespace whose pods are gone is deleted at once, not at the controller's second look
         self.kubectl("delete", "pytorchjobs,jobs", "--all")
         self.kubectl("delete", "pods", "--all", "--grace-period=1")
-        self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", timeout_s=300)
+        self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
         if self.kind:
             volumes = [f"{self.namespace}-{name}" for name in ("data", "runs")]
-            self.kubectl("delete", "pv", "--ignore-not-found", *volumes)
+            self.kubectl("delete", "pv", "--ignore-not-found", "--wait=false", *volumes)
             in_a_node("rm", "-rf", f"/shared/tests/{self.namespace}")
 
 
@@ -135,9 +137,31 @@ def cluster(request, tmp_path_factory) -> Cluster:
     return Cluster(kubeconfig, kind=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namespace(cluster) -> Iterator[Namespace]:
-    """A namespace of this test alone; it and what it holds go with the test."""
+    """A namespace of this test file alone; it and what it holds go with it."""
     made = Namespace(cluster)
     yield made
     made.remove()
+
+
+@pytest.fixture(scope="session")
+def prepared(cluster) -> Iterator[Namespace]:
+    """A namespace whose claim `data` holds the dataset `corpus`, made by a Job on the cluster.
+
+    The text is Python's standard library without its packages, some four megabytes.
+    """
+    if not cluster.kind:
+        pytest.skip("runs are read from the shared folder of the kind cluster")
+    made = Namespace(cluster)
+    assert made.shared
+    try:
+        source = made.shared / "data/source"
+        source.mkdir()
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+            (source / path.name).write_bytes(path.read_bytes())
+        options = ["--source=data/source", "--data=data/corpus", "--cpu=900m", "--wait"]
+        jobs.cli(made, "prepare", *options, "--", "--vocab-size=1024")
+        yield made
+    finally:
+        made.remove()

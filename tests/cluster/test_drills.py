@@ -1,0 +1,220 @@
+"""One job of four pods on two nodes, hit by everything that happens to pods and nodes.
+
+The tests run in the order of this file on one job, and each leaves it whole again. Recovery is the
+time from the fault to the next step that is new, done by all four ranks; the table of all of them
+is printed at the end. The last test compares what was trained with a run that nobody disturbed.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+import pytest
+from jobs import PODS, TINY, Job, fingerprints, until
+
+LONG_S = 300  # several times what any of it takes
+# Runs in a pod: end the launcher (the child of the init process) or the training worker.
+KILL = """
+import os, pathlib, signal, sys
+def stat(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+pids = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if int(p.name) != os.getpid()]
+launcher = next(p for p in pids if p > 1 and int(stat(p)[1]) == 1)
+largest = max((p for p in pids if p not in (1, launcher)), key=lambda p: int(stat(p)[21]))
+os.kill(launcher if sys.argv[1] == "launcher" else largest, signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def recoveries():
+    """Seconds by kind of fault, printed when all is done."""
+    found = defaultdict(list)
+    yield found
+    print("\n\nfault to the next new step of four ranks, seconds")
+    for fault, seconds in found.items():
+        shown = " ".join(f"{s:.1f}" for s in seconds)
+        print(f"  {fault:32} median {statistics.median(seconds):5.1f}   of {shown}")
+
+
+@pytest.fixture(scope="module")
+def job(prepared, recoveries):
+    """A long job of four pods; a checkpoint a second, as there is nothing else to go back to."""
+    it, at = Job(prepared, "drill"), time.time()
+    it.submit(*PODS, "--replicas=4", "--", *TINY, "--steps=100000", "--checkpoint-every=1")
+    recoveries["submit to the first step"].append(it.reach(0, timeout_s=LONG_S)["time"] - at)
+    it.reach(10)
+    yield it
+    it.cli("delete", code=None)
+
+
+def kill(job: Job, index: int, what: str) -> None:
+    job.namespace.kubectl("exec", f"{job.name}-worker-{index}", "--", "python", "-c", KILL, what)
+
+
+def force_delete(job: Job, index: int) -> None:
+    pod = f"pod/{job.name}-worker-{index}"
+    job.namespace.kubectl("delete", pod, "--force", "--grace-period=0", "--wait=false")
+
+
+def other_node(job: Job) -> str:
+    """The node that does not hold worker-0, which is the host of the rendezvous."""
+    nodes = {pod["spec"]["nodeName"] for pod in job.pods()} - {job.node_of(0)}
+    assert len(nodes) == 1, "four pods of 900m do not fit on fewer than two nodes of two CPUs"
+    return nodes.pop()
+
+
+def docker(*arguments: str) -> None:
+    subprocess.run(["docker", *arguments], check=True, capture_output=True)
+
+
+def test_the_pods_are_spread_over_two_nodes(job):
+    """Four pods run, two on each worker node."""
+    nodes = [pod["spec"]["nodeName"] for pod in job.pods()]
+    assert sorted(nodes.count(node) for node in set(nodes)) == [2, 2]
+
+
+@pytest.mark.parametrize("index", [3, 1, 0])
+def test_a_killed_worker_process_costs_seconds(job, recoveries, index):
+    """SIGKILL of a training process: its container goes on, its agent starts another."""
+    before = job.pod(index)["metadata"]["uid"]
+    recoveries["worker process killed"].append(job.recover(lambda: kill(job, index, "worker")))
+    assert job.pod(index)["metadata"]["uid"] == before
+
+
+@pytest.mark.parametrize("index", [2, 1])
+def test_a_killed_container_costs_seconds(job, recoveries, index):
+    """SIGKILL of a container's main process: the operator replaces the pod without back-off."""
+    before = job.pod(index)["metadata"]["uid"]
+    seconds = job.recover(lambda: kill(job, index, "launcher"))
+    recoveries["container killed"].append(seconds)
+    assert job.pod(index)["metadata"]["uid"] != before
+
+
+@pytest.mark.parametrize("index", [2, 1, 3])
+def test_a_pod_deleted_by_force_costs_seconds(job, recoveries, index):
+    """`kubectl delete pod --force`: the operator makes it again at once."""
+    seconds = job.recover(lambda: force_delete(job, index))
+    recoveries["pod force-deleted"].append(seconds)
+
+
+def test_worker_0_may_go_six_times_within_five_minutes(job, recoveries):
+    """The host of the rendezvous is killed and deleted over and over; no back-off grows."""
+    seconds = []
+    for i in range(6):
+        fault = (lambda: force_delete(job, 0)) if i % 2 else (lambda: kill(job, 0, "launcher"))
+        seconds.append(job.recover(fault))
+    recoveries["worker-0 killed or deleted"] += seconds
+    assert sum(seconds) < 300
+    assert max(seconds[3:]) < 3 * max(seconds[:3]), "later recoveries take longer: a back-off"
+    for pod in job.pods():
+        (status,) = pod["status"]["containerStatuses"]
+        assert status["restartCount"] == 0 and "running" in status["state"]
+
+
+def test_a_deleted_pod_leaves_in_good_order(job, recoveries):
+    """`kubectl delete pod` with its grace period: SIGTERM stops the world at a step's end."""
+    pod = f"pod/{job.name}-worker-3"
+    seconds = job.recover(lambda: job.namespace.kubectl("delete", pod, "--wait=false"))
+    recoveries["pod deleted"].append(seconds)
+
+
+def test_a_silent_node_does_not_stop_the_job(job, recoveries):
+    """A paused node's ranks are given up when their collective times out; its return is noticed.
+
+    A silent node that holds worker-0 stops the job until it is back or removed: the store of the
+    rendezvous is there, and its pods are not replaced before the API server sees them gone.
+    """
+    node = other_node(job)
+    docker("pause", node)
+    try:
+        recoveries["node silent, to two ranks"].append(
+            job.recover(lambda: None, world_size=2, timeout_s=LONG_S)
+        )
+    finally:
+        docker("unpause", node)
+    job.reach(job.last_step(), timeout_s=LONG_S)
+
+
+def test_a_dead_node_does_not_stop_the_job(job, recoveries):
+    """The pods of the other node train on; the dead node's come back with it."""
+    node = other_node(job)
+    try:
+        seconds = job.recover(lambda: docker("kill", node), world_size=2, timeout_s=LONG_S)
+        recoveries["node dead, to two ranks"].append(seconds)
+    finally:
+        docker("start", node)
+    job.reach(job.last_step(), timeout_s=LONG_S)
+    until(lambda: len(job.pods()) == 4, "four pods", LONG_S)
+
+
+def test_a_drain_takes_one_pod_at_a_time(job, recoveries):
+    """The PodDisruptionBudget lets one pod go; the next has to wait until that one is back."""
+    node = other_node(job)
+    before = {pod["metadata"]["uid"] for pod in job.pods()}
+    drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=15s"]
+    try:
+        # Its replacement finds no room on the other node, so the second pod must stay.
+        refused = job.namespace.kubectl(*drain, check=False)
+        assert refused.returncode and "disruption budget" in refused.stderr
+        assert len(before & {pod["metadata"]["uid"] for pod in job.pods()}) == 3
+        job.reach(job.last_step(), world_size=3)
+    finally:
+        job.namespace.kubectl("uncordon", node)
+    job.reach(job.last_step())
+
+
+def test_scale_changes_a_live_job(job):
+    """4 -> 2 -> 4 pods while it trains; beyond its bounds it is refused with the reason."""
+    job.cli("scale", "--replicas=2")
+    job.reach(job.last_step(), world_size=2)
+    until(lambda: len(job.pods()) == 2, "two pods", 60)
+    job.cli("scale", "--replicas=4")
+    job.reach(job.last_step(), world_size=4)
+    refused = job.cli("scale", "--replicas=5", code=2)
+    assert "--max" in refused.stderr
+
+
+def test_suspend_keeps_the_run_and_resume_goes_on(job):
+    """Suspended: no pods, a checkpoint of the last step. Resumed: nothing is done again."""
+    job.cli("suspend")
+    until(lambda: not job.pods(), "no pods", 90)
+    assert job.condition("Suspended")
+    last = job.last_step()
+    assert list((job.run / "checkpoints").glob(f"step-{last:012}.*"))
+    assert job.cli("wait", "--timeout=5", code=103)
+    job.cli("resume")
+    job.reach(last)
+    assert all(line["step"] > last for line in list(job.lives().values())[-1])
+
+
+def test_the_run_is_the_undisturbed_one(job):
+    """Every step once, and the rows of each are those of one process that nobody disturbs."""
+    code = (
+        "import sys\n"
+        "from gptddp.config import from_args, with_preset\n"
+        "from gptddp.corpus import open_dataset\n"
+        "from gptddp.loader import Loader\n"
+        "c = with_preset(from_args(sys.argv[2:]), accelerator=False)\n"
+        "loader = Loader(open_dataset(c.data), lanes=c.lanes, batch=c.batch, seq_len=c.seq_len,\n"
+        "                seed=c.seed)\n"
+        "for _ in range(int(sys.argv[1])): print(f'{loader.next().fp:016x}')\n"
+        "loader.close()\n"
+    )
+    lines = job.lines()
+    command = [sys.executable, "-c", code, str(len(lines)), *TINY, "--data"]
+    command += [job.namespace.shared / "data/corpus"]
+    run = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    assert fingerprints(lines) == run.stdout.split()
+    assert len(job.lives()) > 15
+
+
+def test_delete_leaves_nothing_but_the_run(job):
+    """No pod, service, companion or job of this name is left; the run directory is."""
+    job.cli("delete")
+    kinds = "pytorchjobs,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,jobs"
+    left = job.namespace.kubectl("get", kinds, "-o", "name").stdout.split()
+    assert [name for name in left if job.name in name] == []
+    assert (job.run / "config.json").exists()
+    assert job.cli("status", code=102)

@@ -1,0 +1,96 @@
+"""A whole run as a user has it: prepare, submit, watch, sample. It is the run of one process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import PODS, TINY, Job, cli, fingerprints, until
+
+STEPS = 150
+FLAGS = [*TINY, f"--steps={STEPS}", "--seed=7"]
+
+
+@pytest.fixture(scope="module")
+def job(prepared):
+    """A job of four pods that ends by itself."""
+    it = Job(prepared, "whole")
+    created = it.submit(*PODS, "--replicas=4", "--", *FLAGS)
+    assert created.stdout.startswith("pytorchjob.kubeflow.org/whole created")
+    it.reach(5, timeout_s=300)
+    return it
+
+
+def test_metrics_are_scraped_from_worker_0(job):
+    """Through the pod's port, as Prometheus does: the step and the world of the running job."""
+    place = f"/api/v1/namespaces/{job.namespace.namespace}/pods/whole-worker-0:9464/proxy/metrics"
+    text = job.namespace.kubectl("get", "--raw", place).stdout
+    assert float(re.search(r"^gptddp_world_size.* (\S+)$", text, re.M)[1]) == 4
+    assert float(re.search(r"^gptddp_step(?:\{.*\})? (\S+)$", text, re.M)[1]) >= 1
+
+
+def test_the_same_submit_again_changes_nothing(job):
+    """The same manifest is a no-op; another one is refused with the difference."""
+    same = job.submit(*PODS, "--replicas=4", "--", *FLAGS)
+    assert "unchanged" in same.stdout
+    other = job.submit(*PODS, "--replicas=4", "--memory=1600Mi", "--", *FLAGS, code=2)
+    assert "1500Mi -> 1600Mi" in other.stderr
+
+
+def test_a_rendered_job_is_the_submitted_one(job):
+    """`render | kubectl apply -f -` would change nothing in the live job."""
+    options = ["--name=whole", *PODS, "--replicas=4", "--", *FLAGS]
+    text = cli(job.namespace, "render", *options).stdout
+    apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json"]
+    applied = job.namespace.kubectl(*apply, "-f", "-", stdin=text).stdout
+    (after,) = [o for o in json.loads(applied)["items"] if o["kind"] == "PyTorchJob"]
+    live = job.namespace.get("pytorchjob", "whole")
+    assert after["spec"] == live["spec"]
+    assert after["metadata"]["annotations"] == live["metadata"]["annotations"]
+
+
+def test_it_succeeds_with_its_checkpoint_on_the_shared_volume(job):
+    """`wait` ends with 0 as soon as the job has succeeded; the last step's checkpoint is there."""
+    job.cli("wait", "--timeout=300")
+    assert job.condition("Succeeded")
+    (checkpoint,) = (job.run / "checkpoints").glob(f"step-{STEPS:012}.*")
+    assert (checkpoint / "manifest.json").exists()
+    until(lambda: not any(p["status"]["phase"] == "Running" for p in job.pods()), "no pods", 60)
+
+
+def test_it_is_the_run_of_one_process(job, tmp_path):
+    """Fingerprints of all steps equal, losses within rounding of one process on this machine."""
+    command = [sys.executable, "-m", "gptddp.train", *FLAGS, "--data"]
+    command += [str(job.namespace.shared / "data/corpus")]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command += ["--run-dir", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, env=env)
+    alone = Job(job.namespace, "alone")
+    alone.run = tmp_path
+    assert fingerprints(job.lines()) == fingerprints(alone.lines())
+    losses = [line["loss"] for line in job.lines()]
+    assert losses == pytest.approx([line["loss"] for line in alone.lines()], rel=1e-3)
+
+
+def test_status_and_list_tell_the_end(job):
+    """One line says that it succeeded, in both."""
+    assert "Succeeded" in job.cli("status").stdout
+    (row,) = [line for line in cli(job.namespace, "list").stdout.splitlines() if "whole" in line]
+    assert "Succeeded" in row
+
+
+def test_the_logs_of_all_ranks_are_there(job):
+    """Every rank's lines, each with its pod; rank 0's progress among them."""
+    text = job.cli("logs").stdout
+    prefixes = {line.split()[0] for line in text.splitlines() if line.strip()}
+    assert "[w0]" in prefixes
+    assert re.search(rf"^\[w0\] .*finished after step {STEPS}", text, re.M)
+
+
+def test_sample_prints_text_of_the_newest_checkpoint(job):
+    """A short Job prints the text and is gone; nobody has to exec into a pod."""
+    text = job.cli("sample", "--tokens=40", "--prompt=def ").stdout
+    assert text.startswith("def ") and len(text) > 20
+    assert "sample" not in job.namespace.kubectl("get", "jobs", "-o", "name").stdout
