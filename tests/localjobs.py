@@ -38,7 +38,7 @@ def wait(what):
 
 def job(code="", *, replicas=2, policy="ExitCode", grace_s=5, name="job", **run_policy):
     """A rendered PyTorchJob whose container runs Python code."""
-    built = manifest.objects(spec.load(None, {"replicas": replicas, "name": name}, []))[0]
+    built = manifest.objects(spec.load(None, {"replicas": replicas, "name": name}, []))[-1]
     built["spec"]["runPolicy"] |= run_policy
     worker = built["spec"]["pytorchReplicaSpecs"]["Worker"]
     worker["restartPolicy"] = policy

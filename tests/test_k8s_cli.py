@@ -23,22 +23,28 @@ def k8s():
     return lambda *args: CliRunner().invoke(cli, args, prog_name="gptddp-k8s")
 
 
-def test_render_prints_one_job_on_stdout(k8s):
+def rendered(result):
+    """The objects of a YAML stream; the last one is the job."""
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def test_render_prints_objects_on_stdout(k8s):
     """YAML and JSON say the same, twice the same bytes, and nothing is on stderr."""
     args = ("render", "--replicas", "4", "--name", "demo", "--", "--steps", "9")
     text, again, as_json = k8s(*args), k8s(*args), k8s("render", "-o", "json", *args[1:])
     assert text.exit_code == as_json.exit_code == 0
     assert text.stdout == again.stdout and text.stderr == ""
-    job = yaml.safe_load(text.stdout)
-    assert json.loads(as_json.stdout) == job
-    assert (job["kind"], job["metadata"]["name"]) == ("PyTorchJob", "demo")
+    objects = rendered(text)
+    assert json.loads(as_json.stdout) == {"apiVersion": "v1", "kind": "List", "items": objects}
+    kinds = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PyTorchJob"]
+    assert [(o["kind"], o["metadata"]["name"]) for o in objects] == [(k, "demo") for k in kinds]
 
 
 def test_notes_go_to_stderr(k8s):
     """A warning does not spoil the stream that kubectl reads."""
     result = k8s("render", "--image", "mine")
     assert result.exit_code == 0 and "warning: --image mine" in result.stderr
-    assert yaml.safe_load(result.stdout)["kind"] == "PyTorchJob"
+    assert rendered(result)[-1]["kind"] == "PyTorchJob"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
     result = k8s("submit", "--local", "-v", "--local-dir", "d", "--volume", "data=/x", *args)
     assert result.exit_code == 100
     ((objects, how),) = calls
-    assert objects == [yaml.safe_load(k8s("render", *args).stdout)]
+    assert objects == rendered(k8s("render", *args))
     assert how == {"local_dir": Path("d"), "volumes": {"data": Path("/x")}, "verbose": True}
 
 

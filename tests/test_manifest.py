@@ -31,6 +31,10 @@ def render(flags=None, args=()):
     return manifest.objects(spec.load(None, flags or {}, args))
 
 
+def render_job(flags=None, args=()):
+    return render(flags, args)[-1]
+
+
 def container(job):
     return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
 
@@ -70,7 +74,7 @@ def test_the_order_of_options_does_not_matter():
 
 def test_a_changed_spec_has_another_hash_and_rendezvous():
     """The annotation and rdzvId follow the manifest, and nothing else does."""
-    (one,), (two,) = render(), render(args=["--steps", "7"])
+    one, two = render_job(), render_job(args=["--steps", "7"])
     hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two)]
     assert hashes[0] != hashes[1]
     for job, digest in zip((one, two), hashes, strict=True):
@@ -82,7 +86,7 @@ def test_a_changed_spec_has_another_hash_and_rendezvous():
 
 def test_every_job_is_elastic_worker_only_and_explicit():
     """The fields whose defaults would hang, leak or crash-loop are all written down."""
-    (job,) = render({"replicas": 5})
+    job = render_job({"replicas": 5})
     body = job["spec"]
     assert list(body["pytorchReplicaSpecs"]) == ["Worker"]
     elastic = body["elasticPolicy"]
@@ -102,7 +106,7 @@ def test_every_job_is_elastic_worker_only_and_explicit():
 @pytest.mark.parametrize("name", SPECS)
 def test_pods_meet_the_restricted_standard(name):
     """Nothing that Pod Security `restricted` refuses, no token, and somewhere to write."""
-    (job,) = render(*SPECS[name])
+    job = render_job(*SPECS[name])
     pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -119,9 +123,37 @@ def test_pods_meet_the_restricted_standard(name):
     assert env["HOME"] in mounts and env["TMPDIR"] in mounts
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_companions_select_the_pods_of_the_job(name):
+    """Token-less account, pods of the job among themselves and the metrics port, one at a time."""
+    account, policy, budget, job = render(*SPECS[name])
+    for companion in (account, policy, budget):
+        for key in ("name", "namespace", "labels"):
+            assert companion["metadata"].get(key) == job["metadata"].get(key)
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert worker["serviceAccountName"] == account["metadata"]["name"]
+    assert account["automountServiceAccountToken"] is False
+    pods = {"matchLabels": {"training.kubeflow.org/job-name": job["metadata"]["name"]}}
+    assert policy["spec"]["podSelector"] == budget["spec"]["selector"] == pods
+    peers, metrics = policy["spec"]["ingress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"] and peers == {
+        "from": [{"podSelector": pods}]
+    }
+    ports = {port["name"]: port["containerPort"] for port in container(job)["ports"]}
+    assert metrics == {"ports": [{"protocol": "TCP", "port": ports["metrics"]}]}
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_the_hash_is_that_of_the_job_in_any_namespace():
+    """Named by a flag or by the context, it is the same job: the same hash and rendezvous."""
+    here, there = render_job(), render_job({"namespace": "team-a"})
+    assert there["metadata"].pop("namespace") == "team-a"
+    assert here == there
+
+
 def test_requests_are_limits_and_gpus_are_counted():
     """Guaranteed pods; a GPU resource of any name; one process a GPU."""
-    (job,) = render({"gpus": 2, "gpu_resource": "amd.com/gpu"})
+    job = render_job({"gpus": 2, "gpu_resource": "amd.com/gpu"})
     resources = container(job)["resources"]
     assert resources["requests"] == resources["limits"]
     assert resources["limits"]["amd.com/gpu"] == "2" and job["spec"]["nprocPerNode"] == "2"
@@ -133,7 +165,7 @@ def test_requests_are_limits_and_gpus_are_counted():
 )
 def test_the_arguments_name_places_and_preset(flags, args, preset):
     """The image decides nothing: where data and run are, and which model, stand in the manifest."""
-    (job,) = render({**flags, "name": "demo", "data": "d/set"}, args)
+    job = render_job({**flags, "name": "demo", "data": "d/set"}, args)
     parsed = config.from_args(container(job)["args"])
     assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
     assert parsed.metrics_port == 9464
@@ -143,7 +175,7 @@ def test_trainer_settings_survive_the_way_through_the_manifest():
     """Every trainer option that was given reaches the container as the same value."""
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
     given = config.from_args(args)
-    parsed = config.from_args(container(render(args=args)[0])["args"])
+    parsed = config.from_args(container(render_job(args=args))["args"])
     places = {"data", "run_dir", "preset", "metrics_port"}
     for name in set(config.FIELDS) - places:
         assert getattr(parsed, name) == getattr(given, name), name
@@ -288,7 +320,7 @@ BROKEN_JOBS = [
 @pytest.mark.parametrize(("id", "path", "value"), BROKEN_JOBS)
 def test_what_the_operator_refuses_or_should_is_caught(id, path, value):
     """Every admission rule, and those that admission lacks, on a manifest from any hand."""
-    (job,) = render({"replicas": 4})
+    job = render_job({"replicas": 4})
     if path.endswith("Launcher"):
         job["spec"]["pytorchReplicaSpecs"]["Launcher"] = {
             "template": {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}
@@ -307,7 +339,7 @@ def test_the_rules_have_no_complaint_about_what_we_render():
     for flags, args in SPECS.values():
         built = spec.load(None, flags, args)
         assert rules.check_spec(built) == []
-        assert admission.check_job(manifest.objects(built)[0]) == []
+        assert admission.check_job(manifest.objects(built)[-1]) == []
     assert {id for id, *_ in BROKEN_SPECS} == set(rules.SPEC_RULES)
     assert {id for id, *_ in BROKEN_JOBS} == {*admission.JOB_RULES, "shape"}
 
@@ -316,8 +348,8 @@ def test_the_rules_have_no_complaint_about_what_we_render():
 def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     """`<name>-worker-<max-1>` has at most 63 characters: 54 for up to 10 pods, then less."""
     flags = {"replicas": replicas, "name": "n" * longest}
-    assert admission.check_job(render(flags)[0]) == []
-    (problem,) = admission.check_job(render({**flags, "name": "n" * (longest + 1)})[0])
+    assert admission.check_job(render_job(flags)) == []
+    (problem,) = admission.check_job(render_job({**flags, "name": "n" * (longest + 1)}))
     assert f"at most {longest} characters" in problem.fix
 
 

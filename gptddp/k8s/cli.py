@@ -100,7 +100,7 @@ def _objects(job: JobSpec) -> list[dict[str, Any]]:
     from gptddp.k8s import admission, manifest, rules
 
     objects = manifest.objects(job)
-    rules.refuse(admission.check_job(objects[0]))
+    rules.refuse(admission.check_job(objects[-1]))
     return objects
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from gptddp import config
+from gptddp.k8s import companions, restricted
 from gptddp.k8s.spec import JobSpec
 
 Object = dict[str, Any]
 
-DATA, RUNS, SCRATCH, SHM = "/data", "/runs", "/tmp", "/dev/shm"  # mount paths
+DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 RENDEZVOUS_PORT, METRICS_PORT = 23456, 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
 
@@ -32,13 +33,23 @@ RENDEZVOUS = {
 
 
 def objects(spec: JobSpec) -> list[Object]:
-    """The objects of a resolved spec, in the order in which they are to be created."""
-    return [_stamped(_pytorchjob(spec))]
+    """The objects of a resolved spec, in the order in which they are to be created.
+
+    The last one is the PyTorchJob.
+    """
+    job = _stamped(_pytorchjob(spec))
+    return [*companions.of(job, spec.train.metrics_port or METRICS_PORT), job]
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over an object, independent of the order of its keys."""
-    text = json.dumps(job, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """SHA-256 (hex) over an object, whatever the order of its keys.
+
+    Without its namespace: named by a flag or by kubectl's context, it is the same job.
+    """
+    metadata = {key: value for key, value in job["metadata"].items() if key != "namespace"}
+    text = json.dumps(
+        {**job, "metadata": metadata}, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -70,11 +81,12 @@ def trainer_args(spec: JobSpec) -> list[str]:
     return config.to_args({**preset, **given, **places})
 
 
-def _labels(spec: JobSpec) -> dict[str, str]:
+def labels(name: str, component: str = "trainer") -> dict[str, str]:
+    """The labels of everything that belongs to the job of this name."""
     return {
         "app.kubernetes.io/name": "gptddp",
-        "app.kubernetes.io/instance": spec.name,
-        "app.kubernetes.io/component": "trainer",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": component,
         "app.kubernetes.io/part-of": "gptddp",
         "app.kubernetes.io/managed-by": "gptddp-k8s",
     }
@@ -98,7 +110,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": spec.name, **namespace, "labels": _labels(spec)},
+        "metadata": {"name": spec.name, **namespace, "labels": labels(spec.name)},
         "spec": {
             "nprocPerNode": str(spec.nproc_per_node),  # a string in the API
             "elasticPolicy": {
@@ -116,7 +128,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     # The launcher's codes: 1 to 127 fail the job, from 128 on a new pod comes.
                     "restartPolicy": "ExitCode",
                     "template": {
-                        "metadata": {"labels": _labels(spec)},
+                        "metadata": {"labels": labels(spec.name)},
                         "spec": _pod(spec),
                     },
                 }
@@ -128,15 +140,9 @@ def _pytorchjob(spec: JobSpec) -> Object:
 def _pod(spec: JobSpec) -> Object:
     """A pod that the `restricted` Pod Security Standard admits."""
     return {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # a Service named gptddp would set GPTDDP_* variables
+        "serviceAccountName": spec.name,
+        **restricted.pod(),
         "terminationGracePeriodSeconds": spec.grace_s,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "fsGroup": 1000,  # makes a fresh volume writable for any user id
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
         "tolerations": [
             {
                 "key": f"node.kubernetes.io/{condition}",
@@ -148,9 +154,9 @@ def _pod(spec: JobSpec) -> Object:
         ],
         "containers": [_container(spec)],
         "volumes": [
-            {"name": "data", "persistentVolumeClaim": {"claimName": spec.claim}},
-            {"name": "runs", "persistentVolumeClaim": {"claimName": spec.runs}},
-            {"name": "scratch", "emptyDir": {}},
+            restricted.claim_volume("data", spec.claim),
+            restricted.claim_volume("runs", spec.runs),
+            restricted.scratch_volume(),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
         ],
     }
@@ -171,17 +177,11 @@ def _container(spec: JobSpec) -> Object:
             {"name": "metrics", "containerPort": spec.train.metrics_port or METRICS_PORT},
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
-        # The end of the log becomes the pod's status message: the reason, where people look.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        **restricted.container(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
             {"name": "runs", "mountPath": RUNS},
-            {"name": "scratch", "mountPath": SCRATCH},
+            restricted.scratch_mount(),
             {"name": "shm", "mountPath": SHM},
         ],
     }
@@ -193,8 +193,7 @@ def _env(spec: JobSpec) -> list[Object]:
         "GPTDDP_GRACE_S": str(spec.grace_s),
         # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "HOME": SCRATCH,  # the root file system is read-only
-        "TMPDIR": SCRATCH,
+        **restricted.scratch_env(),
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [name, *({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])]

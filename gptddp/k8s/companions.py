@@ -1,0 +1,62 @@
+"""The objects beside a PyTorchJob, all of its name and with its labels.
+
+They are rendered before it, as its pods need them, and so cannot name it as their owner: `submit`
+makes it so once the job has a uid.
+"""
+
+from typing import Any
+
+Object = dict[str, Any]
+
+JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator puts on the job's pods
+KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
+
+
+def of(job: Object, metrics_port: int) -> list[Object]:
+    """The companions of a job, in the order in which they are to be created."""
+    pods = {"matchLabels": {JOB_NAME: job["metadata"]["name"]}}
+    return [
+        {
+            **_head(job, "v1", "ServiceAccount"),
+            "automountServiceAccountToken": False,  # the trainer never talks to the API
+        },
+        {
+            **_head(job, "networking.k8s.io/v1", "NetworkPolicy"),
+            "spec": {
+                "podSelector": pods,
+                "policyTypes": ["Ingress"],  # what pods may reach is the cluster's business
+                "ingress": [
+                    # All ports: 23456 is the rendezvous only, gloo and NCCL take any free one.
+                    {"from": [{"podSelector": _copy(pods)}]},
+                    # From anywhere: nobody can know here where the cluster's Prometheus lives, and
+                    # what it reads are numbers about the training.
+                    {"ports": [{"protocol": "TCP", "port": metrics_port}]},
+                ],
+            },
+        },
+        {
+            **_head(job, "policy/v1", "PodDisruptionBudget"),
+            "spec": {
+                # A drain takes one pod at a time: its peers keep the state in memory.
+                "maxUnavailable": 1,
+                # A pod that cannot become ready must not keep its node from being drained.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": _copy(pods),
+            },
+        },
+    ]
+
+
+def _head(job: Object, version: str, kind: str) -> Object:
+    meta = job["metadata"]
+    kept = {key: meta[key] for key in ("name", "namespace") if key in meta}
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {**kept, "labels": dict(meta["labels"])},
+    }
+
+
+def _copy(selector: dict[str, dict[str, str]]) -> Object:
+    """The same again: one object in two places would be an anchor in the YAML."""
+    return {key: dict(value) for key, value in selector.items()}
