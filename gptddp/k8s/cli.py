@@ -4,6 +4,7 @@ Nothing here imports torch or a Kubernetes client, and what `--help` does not ne
 where it is used, so that the command answers in a blink.
 """
 
+import dataclasses
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -11,41 +12,11 @@ from typing import Any
 
 import click
 
-from gptddp import __version__, config
-from gptddp.errors import GptddpError
-from gptddp.k8s import spec
+from gptddp import __version__
+from gptddp.k8s import change, spec
+from gptddp.k8s.command import Command, Group, note
+from gptddp.k8s.options import context_options
 from gptddp.k8s.spec import JobSpec
-
-
-class Command(click.Command):
-    """A command whose arguments after `--` are the trainer's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["args"] = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-").replace("-", "_")
-            if name in config.FIELDS:
-                raise click.UsageError(
-                    f"{error.option_name} is an option of the trainer: put it after --, as in "
-                    f"`gptddp-k8s {ctx.info_name} ... -- {error.option_name} ...`"
-                ) from None
-            raise
-
-
-class Group(click.Group):
-    """Turns our errors into a message on stderr and their exit code; no traceback."""
-
-    command_class = Command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except GptddpError as error:
-            for line in str(error).splitlines():
-                click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
-            ctx.exit(error.exit_code)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,8 +61,8 @@ def _load(options: dict[str, Any]) -> JobSpec:
     file, train_args = options.pop("file"), options.pop("train_args")
     job = spec.load(file, options, train_args)
     rules.refuse(rules.check_spec(job))
-    for note in rules.warnings(job):
-        click.echo(f"warning: {note}", err=True)
+    for warning in rules.warnings(job):
+        note(f"warning: {warning}")
     return job
 
 
@@ -104,7 +75,7 @@ def _objects(job: JobSpec) -> list[dict[str, Any]]:
     return objects
 
 
-@cli.command()
+@cli.command(cls=Command)
 @job_options
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
@@ -122,8 +93,12 @@ def render(output: str, **options: Any) -> None:
     click.echo(text, nl=False)
 
 
-@cli.command()
+@cli.command(cls=Command)
 @job_options
+@context_options
+@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
+@click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
+@click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
 @click.option("--local", is_flag=True, help="run the job on this machine, a process per pod")
 @click.option(
     "--local-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("gptddp-local"),
@@ -136,29 +111,56 @@ def render(output: str, **options: Any) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="show the pods' logs of a local job")
 @click.pass_context
 def submit(
-    ctx: click.Context, /, local: bool, local_dir: Path, volume: Any, verbose: bool, **options: Any
-) -> None:
-    """Start a job; the same command again continues it.
+    ctx: click.Context, /, local: bool, local_dir: Path, volume: Any, verbose: bool,
+    kubeconfig: Path | None, context: str | None, wait: bool, follow: bool, timeout: float | None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Start a job on the cluster of kubectl's context; the same command again changes nothing.
 
-    With --local, each pod of the manifest runs as a process on this machine; memory limits and
-    read-only mounts are not enforced. Exit code 0: the job succeeded, 100: it failed, 130: it was
-    stopped, by Ctrl-C for example.
+    A job of that name with other settings is refused with the difference. With --local, each pod
+    of the manifest runs as a process on this machine until the job ends, and the same command
+    continues it; memory limits and read-only mounts are not enforced there. Exit code 0: submitted,
+    or with --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
-    gptddp prepare SOURCE... --out gptddp-local/volumes/data
-    gptddp-k8s submit --replicas 4 --local -- --steps 400
+    gptddp-k8s submit --replicas 4 -- --steps 1000
+    gptddp-k8s submit --replicas 4 --local -- --steps 1000
     """
-    objects = _objects(_load(options))
-    if not local:
-        import shlex
+    _check_place(ctx, "local" if local else "cluster")
+    job = _load(options)
+    if local:
+        from gptddp.k8s import local as local_job
 
-        args = shlex.join(ctx.meta["args"])
-        raise click.UsageError(
-            "submitting to a cluster is not in this version yet: add --local, or use "
-            f"`gptddp-k8s render {args} | kubectl apply -f -`"
-        )
-    from gptddp.k8s import local as local_job
+        gc.enable()
+        folders = {claim: Path(folder) for claim, folder in volume}
+        code = local_job.run(_objects(job), local_dir=local_dir, volumes=folders, verbose=verbose)
+        ctx.exit(code)
+    from gptddp.k8s.cluster import connect
+    from gptddp.k8s.start import start
 
     gc.enable()
-    folders = {claim: Path(folder) for claim, folder in volume}
-    ctx.exit(local_job.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
+    cluster = connect(job.namespace, kubeconfig, context)
+    job = dataclasses.replace(job, namespace=cluster.namespace)
+    ctx.exit(start(cluster, _objects(job), wait=wait, follow=follow, timeout_s=timeout))
+
+
+_PLACES = {
+    "local": ("kubeconfig", "context", "wait", "follow", "timeout"),
+    "cluster": ("volume", "verbose"),
+}
+
+
+def _check_place(ctx: click.Context, place: str) -> None:
+    """Refuse an option that means nothing at this place, rather than to ignore it."""
+    for name in _PLACES[place]:
+        if ctx.params[name]:
+            fix = (
+                "--local runs the job here until it ends: leave it out, -v shows the logs"
+                if place == "local"
+                else "it is for --local"
+            )
+            raise click.UsageError(f"--{name} has no meaning here: {fix}")
+
+
+for command in change.COMMANDS:
+    cli.add_command(command)

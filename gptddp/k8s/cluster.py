@@ -5,6 +5,7 @@ words, except "not found", which is an answer: None or False.
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,19 @@ class ClusterError(GptddpError):
         self.status = status  # of HTTP; 0: no answer
 
 
+class NotFoundError(GptddpError):
+    """There is no job of that name."""
+
+    exit_code = 102
+
+
 class Cluster:
     """One namespace of one cluster."""
 
-    def __init__(self, client: Any, namespace: str) -> None:
+    def __init__(self, client: Any, namespace: str, flags: str = "") -> None:
         self._client = client  # kubernetes.dynamic.DynamicClient, used for its transport
         self.namespace = namespace
+        self.flags = flags  # the options that name it, for a command to type next
 
     def get(self, kind: str, name: str) -> Object | None:
         try:
@@ -56,6 +64,16 @@ class Cluster:
             if error.status == 404 and "not found" in str(error):
                 return None
             raise
+
+    def job(self, name: str) -> Object:
+        """The PyTorchJob of this name; raises NotFoundError."""
+        found = self.get(JOB, name)
+        if found is None:
+            raise NotFoundError(
+                f"no PyTorchJob {name} in the namespace {self.namespace}: `gptddp-k8s list` shows"
+                " those that exist, -n names another namespace"
+            )
+        return found
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """Objects of a kind by label selector, of this namespace or of all."""
@@ -134,6 +152,12 @@ class Cluster:
             raise _unreachable(self._client.configuration.host, error) from None
 
 
+def resource(kind: str, name: str) -> str:
+    """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
+    _, *group = _ROUTES[kind][0].split("/")[:-1]
+    return ".".join([kind.lower(), *group]) + f"/{name}"
+
+
 def connect(
     namespace: str | None = None, kubeconfig: Path | None = None, context: str | None = None
 ) -> Cluster:
@@ -167,7 +191,9 @@ def connect(
     transport = dynamic.DynamicClient(
         client.ApiClient(settings), discoverer=lambda client, cache: None
     )
-    return Cluster(transport, namespace or found)
+    flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
+    shown = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
+    return Cluster(transport, namespace or found, shown)
 
 
 def _lines(response: Any) -> Iterator[str]:
@@ -199,7 +225,7 @@ def _reason(error: Any) -> str:
         return (
             "the cluster has no PyTorchJob: install the Kubeflow training operator, see operator/"
         )
-    if error.status in (401, 403):
+    if error.status == 401 or (error.status == 403 and " cannot " in message):
         return f"{message}; ask for the right, or use another --context"
     return message
 

@@ -8,8 +8,21 @@ from typing import Any
 import click
 
 
+def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """kubectl's `--context` and `--kubeconfig`, as they are."""
+    for option in (
+        click.option(
+            "--kubeconfig", type=click.Path(path_type=Path, dir_okay=False),
+            help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
+        ),
+        click.option("--context", help="context of that file [its current one]"),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """kubectl's `-n`, `--context` and `--kubeconfig`; the command is called with a `cluster`."""
+    """`-n` and the context's options; the command is called with a `cluster`."""
 
     @functools.wraps(command)
     def connected(
@@ -20,13 +33,5 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(*args, cluster=connect(namespace, kubeconfig, context), **options)
 
-    for option in (
-        click.option(
-            "--kubeconfig", type=click.Path(path_type=Path, dir_okay=False),
-            help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
-        ),
-        click.option("--context", help="context of that file [its current one]"),
-        click.option("-n", "--namespace", help="namespace [the context's]"),
-    ):  # fmt: skip
-        connected = option(connected)
-    return connected
+    namespace = click.option("-n", "--namespace", help="namespace [the context's]")
+    return namespace(context_options(connected))

@@ -1,0 +1,43 @@
+"""What all commands of `gptddp-k8s` have in common: errors as messages, notes on stderr."""
+
+from typing import Any
+
+import click
+
+from gptddp import config
+from gptddp.errors import GptddpError
+
+
+class Command(click.Command):
+    """A command whose arguments after `--` are the trainer's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name in config.FIELDS:
+                raise click.UsageError(
+                    f"{error.option_name} is an option of the trainer: put it after --, as in "
+                    f"`gptddp-k8s {ctx.info_name} ... -- {error.option_name} ...`"
+                ) from None
+            raise
+
+
+class Group(click.Group):
+    """Turns our errors into a message on stderr and their exit code; no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GptddpError as error:
+            for line in str(error).splitlines():
+                click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(130)
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, apart from the data on stdout."""
+    click.echo(text, err=True)

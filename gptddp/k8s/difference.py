@@ -1,0 +1,64 @@
+"""What differs between a job that exists and the one that is wanted, as a person would say it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_IDENTITY = ("name", "key", "mountPath", "containerPort")  # of the items of a list
+_DERIVED = ("spec.elasticPolicy.rdzvId",)  # from all the rest
+# What a server adds by itself: not a difference where the wanted job does not have it.
+_SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`path: old -> new` for each field of labels and spec, in the order of the new job."""
+    before, after = (dict(_leaves(_judged(job))) for job in (old, new))
+    paths = [*after, *(path for path in before if path not in after and not _added(path, before))]
+    return [
+        f"{path}: {_shown(before, path)} -> {_shown(after, path)}"
+        for path in paths
+        if before.get(path) != after.get(path) and path not in _DERIVED
+    ]
+
+
+def _judged(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"labels": job["metadata"].get("labels") or {}}, "spec": job["spec"]}
+
+
+def _added(path: str, before: Mapping[str, Any]) -> bool:
+    field = path.rpartition(".")[2]
+    return field in _SERVER_SIDE and before[path] == _SERVER_SIDE[field]
+
+
+def _shown(leaves: Mapping[str, Any], path: str) -> str:
+    return str(leaves[path]) if path in leaves else "(none)"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in it with its path; items of a list by their name where they have one."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        items = _flags(value) if path.endswith(".args") else _items(value)
+        for key, item in items:
+            yield from _leaves(item, f"{path}[{key}]")
+    elif value not in ({}, []) or path.endswith("emptyDir"):
+        yield path, value
+
+
+def _items(values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for identity in _IDENTITY:
+        if all(isinstance(item, Mapping) and identity in item for item in values):
+            keys = [item[identity] for item in values]
+            if len(set(keys)) == len(keys):
+                yield from zip(keys, values, strict=True)
+                return
+    yield from enumerate(values)
+
+
+def _flags(args: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """`--flag value` pairs, so that one more flag does not shift all the others."""
+    flags, values = args[::2], args[1::2]
+    if len(flags) == len(values) and all(flag.startswith("--") for flag in flags):
+        return zip(flags, values, strict=True)
+    return iter(enumerate(args))
