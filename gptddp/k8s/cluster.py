@@ -110,17 +110,21 @@ class Cluster:
 
     def log(
         self, pod: str, *, follow: bool = False, previous: bool = False, since_time: str = "",
-        tail: int | None = None,
+        tail: int | None = None, quiet_s: float | None = None,
     ) -> Iterator[str]:  # fmt: skip
-        """The lines of a pod's log, each opened by its RFC 3339 time and a space."""
+        """The lines of a pod's log, each opened by its RFC 3339 time and a space.
+
+        Raises ClusterError where the connection breaks, or stays silent for `quiet_s`: every line
+        that was given until then is whole.
+        """
         query: dict[str, Any] = {"timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
         query |= {"sinceTime": since_time} if since_time else {}
         query |= {"tailLines": tail} if tail is not None else {}
         path = self._path("Pod", pod) + "/log"
-        response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], None))
-        yield from _lines(response)
+        response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
+        yield from _lines(response, self._client.configuration.host)
 
     def _path(self, kind: str, name: str = "", everywhere: bool = False) -> str:
         group, plural = _ROUTES[kind]
@@ -144,7 +148,8 @@ class Cluster:
         try:
             return self._client.request(
                 method, path, body=body, query_params=list(query.items()),
-                header_params={"Accept": "*/*"}, _request_timeout=timeouts, **merge,
+                header_params={"Accept": "*/*"}, _request_timeout=timeouts, serialize=False,
+                **merge,
             )  # fmt: skip
         except ApiException as error:
             raise ClusterError(_reason(error), error.status or 0) from None
@@ -188,6 +193,7 @@ def connect(
         config.load_incluster_config(settings)
         found = _TOKEN_NAMESPACE.read_text("utf-8").strip()
     settings.retries = False  # the message comes at once, and not three warnings before it
+    settings.connection_pool_maxsize = 256  # a log of each pod; beyond it urllib3 warns
     transport = dynamic.DynamicClient(
         client.ApiClient(settings), discoverer=lambda client, cache: None
     )
@@ -196,7 +202,7 @@ def connect(
     return Cluster(transport, namespace or found, shown)
 
 
-def _lines(response: Any) -> Iterator[str]:
+def _lines(response: Any, host: str) -> Iterator[str]:
     """Whole lines of a stream; what is not UTF-8 is replaced."""
     from urllib3.exceptions import HTTPError
 
@@ -206,12 +212,12 @@ def _lines(response: Any) -> Iterator[str]:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 yield line.decode("utf-8", "replace")
-    except (HTTPError, OSError):
-        pass  # the connection is gone: whoever follows asks again from the last time seen
+        if rest:
+            yield rest.decode("utf-8", "replace")
+    except (HTTPError, OSError) as error:
+        raise _unreachable(host, error) from None
     finally:
-        response.release_conn()
-    if rest:
-        yield rest.decode("utf-8", "replace")
+        response.close()  # one that is left early has more to come: it cannot be used again
 
 
 def _reason(error: Any) -> str:

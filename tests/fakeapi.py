@@ -1,0 +1,133 @@
+"""A small API server on a real socket: objects that a test puts in, and logs that can break off."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+PLURALS = {"PyTorchJob": "pytorchjobs", "Pod": "pods", "Event": "events"}
+SHAPES = {"pytorchjobs": "PyTorchJob", "pods": "Pod", "events": "Event"}
+
+
+class Log:
+    """What one container has written: (time, text) in order, and how its connections end."""
+
+    def __init__(self, lines=(), done=True):
+        self.lines, self.done = list(lines), done
+        self.break_after = []  # bytes after which each next connection breaks; then none does
+
+    def text(self, since=""):
+        """The log from a whole second on, as the kubelet gives it."""
+        return "".join(f"{t} {line}\n" for t, line in self.lines if t[:19] >= since[:19])
+
+
+class FakeAPI:
+    """Serves lists, objects and logs, all set by a test; `down` makes it answer 503."""
+
+    def __init__(self, folder: Path):
+        self.objects = {}  # (plural, name) -> object
+        self.logs, self.previous = {}, {}
+        self.down = False
+        self.asked = []  # every path with its query
+        handler = type("Handler", (_Handler,), {"api": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.kubeconfig = folder / "kubeconfig"
+        url = f"http://127.0.0.1:{self.server.server_port}"
+        named = {
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        }
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def put(self, *objects):
+        for obj in objects:
+            key = PLURALS[obj["kind"]], obj["metadata"]["name"]
+            obj["metadata"].setdefault("namespace", "default")
+            self.objects[key] = obj
+
+    def remove(self, kind, name):
+        del self.objects[PLURALS[kind], name]
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    api: FakeAPI
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format, *args):
+        pass
+
+    def do_GET(self):
+        url = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(url.query).items()}
+        self.api.asked.append(self.path)
+        if self.api.down:
+            return self._status(503, "the server is currently unable to handle the request")
+        parts = url.path.strip("/").split("/")
+        if parts[-1] == "log":
+            return self._log(parts[-2], query)
+        if parts[-1] in SHAPES:
+            return self._list(parts[-1], query)
+        found = self.api.objects.get((parts[-2], parts[-1]))
+        if found is None:
+            return self._status(404, f'{parts[-2]}.kubeflow.org "{parts[-1]}" not found')
+        return self._json(200, found)
+
+    def _list(self, plural, query):
+        items = [o for (p, _), o in self.api.objects.items() if p == plural]
+        for term in filter(None, query.get("labelSelector", "").split(",")):
+            key, _, value = term.partition("=")
+            items = [o for o in items if o["metadata"].get("labels", {}).get(key) == value]
+        if name := query.get("fieldSelector", "").removeprefix("involvedObject.name="):
+            items = [o for o in items if o["involvedObject"]["name"] == name]
+        self._json(200, {"kind": "List", "items": items})
+
+    def _log(self, pod, query):
+        logs = self.api.previous if query.get("previous") else self.api.logs
+        log = logs.get(pod)
+        if log is None:
+            return self._status(400, f'container "pytorch" in pod "{pod}" is waiting to start')
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        limit = log.break_after.pop(0) if log.break_after else None
+        self._stream(log, query, limit)
+
+    def _stream(self, log, query, limit):
+        sent = 0
+        while True:
+            done = log.done or "follow" not in query
+            data = log.text(query.get("sinceTime", "")).encode()
+            if tail := query.get("tailLines"):
+                data = b"".join(data.splitlines(keepends=True)[-int(tail) :])
+            piece = data[sent:limit]
+            if piece:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                sent += len(piece)
+            if limit is not None and sent >= limit:
+                self.close_connection = True  # without the last chunk: broken
+                return
+            if done:
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            time.sleep(0.01)
+
+    def _status(self, code, message):
+        self._json(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
+
+    def _json(self, code, value):
+        body = json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
