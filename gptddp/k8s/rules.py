@@ -152,15 +152,25 @@ def _grace(spec: JobSpec) -> Iterator[Found]:
 @spec_rule
 def _volumes(spec: JobSpec) -> Iterator[Found]:
     """Claims are DNS-1123 names; a path inside one is relative and stays in it."""
-    for name, claim in (("data", spec.claim), ("runs", spec.runs)):
-        if not _SUBDOMAIN.fullmatch(claim):
-            yield (
-                flag(name),
-                f"{claim!r} is not the name of a PersistentVolumeClaim",
-                "use lower case letters, digits, '-' and '.'; a folder is for --volume",
-            )
-    if ".." in spec.data_path.split("/"):
-        yield ("--data", "the path leaves the claim", "name it without '..'")
+    yield from place("--data", spec.claim, spec.data_path)
+    yield from place("--runs", spec.runs)
+
+
+def place(option: str, claim: str, path: str = "") -> Iterator[Found]:
+    """What is wrong with a claim, and a path in it, that an option names."""
+    if not _SUBDOMAIN.fullmatch(claim):
+        yield (
+            option,
+            f"{claim!r} is not the name of a PersistentVolumeClaim",
+            "use lower case letters, digits, '-' and '.'; a folder is for --volume",
+        )
+    if ".." in path.split("/"):
+        yield (option, "the path leaves the claim", "name it without '..'")
+
+
+def is_label(name: str) -> bool:
+    """May it name an object and be a label's value."""
+    return bool(_LABEL.fullmatch(name))
 
 
 @spec_rule

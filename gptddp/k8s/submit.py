@@ -30,7 +30,8 @@ def submit(cluster: Cluster, objects: Sequence[Object], note: Note) -> tuple[Obj
     created = live is None
     if live is None:
         _dry_run(cluster, job)
-        _check_claims(cluster, job, note)
+        worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+        check_claims(cluster, worker["template"]["spec"], worker["replicas"], note)
         for helper in helpers:
             _ensure(cluster, helper, None)
         _check_pod(cluster, job, note)
@@ -86,11 +87,13 @@ def _dry_run(cluster: Cluster, job: Object) -> None:
             raise
 
 
-def _check_claims(cluster: Cluster, job: Object, note: Note) -> None:
-    """The pods of a job whose claims are missing would wait without a word."""
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+def check_claims(cluster: Cluster, pod: Object, count: int, note: Note) -> None:
+    """Pods whose claims are missing would wait without a word; raises ConfigError.
+
+    `pod` is the spec of `count` pods, whose volumes are named as the option of their claim.
+    """
     missing = []
-    for volume, claim in _claims(worker["template"]["spec"]):
+    for volume, claim in claims(pod):
         try:
             found = cluster.get("PersistentVolumeClaim", claim)
         except ClusterError as error:
@@ -99,20 +102,20 @@ def _check_claims(cluster: Cluster, job: Object, note: Note) -> None:
             note(f"warning: cannot see whether the claim {claim} exists: {error}")
             continue
         if found is None:
-            missing.append(f"the claim {claim} (--{volume}) does not exist in {cluster.namespace}")
-        elif worker["replicas"] > 1 and "ReadWriteMany" not in _modes(found, volume):
+            missing.append(f"no claim {claim} (--{volume}) in the namespace {cluster.namespace}")
+        elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
             note(
                 f"warning: the claim {claim} is {'/'.join(found['spec']['accessModes'])}: pods on"
                 " other nodes than the first cannot mount it; use ReadWriteMany"
             )
     if missing:
         raise ConfigError(
-            "; ".join(missing) + "; `kubectl apply -k k8s/base` makes the claims data and runs in"
-            " the namespace gptddp, --data and --runs name yours"
+            f"there is {' and '.join(missing)}: `kubectl apply -k k8s/base` makes the claims data"
+            " and runs in the namespace gptddp; the options name yours"
         )
 
 
-def _claims(pod: Object) -> Iterator[tuple[str, str]]:
+def claims(pod: Object) -> Iterator[tuple[str, str]]:
     """(volume, claim) of a pod's spec."""
     for volume in pod.get("volumes") or []:
         if "persistentVolumeClaim" in volume:
@@ -156,12 +159,13 @@ def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
     found = differences(live, job)
     lines = [f"  {line}" for line in found[:_SHOWN]]
     lines += [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    size = all(line.partition(":")[0].lower().endswith("replicas") for line in found)
-    scale = f"`gptddp-k8s scale {name}{cluster.flags}` changes the number of pods; "
+    at = cluster.flags
+    size = found and all(line.partition(":")[0].lower().endswith("replicas") for line in found)
+    scale = f"`gptddp-k8s scale {name}{at}` changes the number of pods; " if size else ""
     head = (
-        f"the job {name} exists, is {lifecycle.state(live)} and has another spec; "
-        f"{scale if found and size else ''}`gptddp-k8s delete {name}{cluster.flags}` makes room, and"
-        " a job of the same name continues its run; or use another --name:"
+        f"the job {name} exists, is {lifecycle.state(live)} and has another spec; {scale}"
+        f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run;"
+        " or use another --name:"
     )
     raise ConfigError("\n".join([head, *lines]))
 
