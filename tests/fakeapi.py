@@ -26,12 +26,14 @@ class Log:
 class FakeAPI:
     """Serves lists, objects and logs, all set by a test; `down` makes it answer 503."""
 
+    handler = None  # a class for more than reading
+
     def __init__(self, folder: Path):
         self.objects = {}  # (plural, name) -> object
         self.logs, self.previous = {}, {}
         self.down = False
         self.asked = []  # every path with its query
-        handler = type("Handler", (_Handler,), {"api": self})
+        handler = type("Handler", (self.handler or _Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -62,6 +64,7 @@ class FakeAPI:
 class _Handler(BaseHTTPRequestHandler):
     api: FakeAPI
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets: the second must not wait
 
     def log_message(self, format, *args):
         pass
