@@ -214,8 +214,8 @@ def test_delete_removes_all_that_is_ours_and_says_what_stays(api, k8s):
     api.put({"kind": "ServiceAccount", "metadata": {"name": "default"}})
     result = k8s("delete", "demo")
     assert result.exit_code == 0, result.output
-    assert "pytorchjob.kubeflow.org/demo deleted" in result.stdout
-    assert "networkpolicy.networking.k8s.io/demo deleted" in result.stdout
+    assert 'pytorchjob.kubeflow.org "demo" deleted\n' in result.stdout
+    assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
     assert "demo in the claim runs" in result.stderr
     assert api.all() == [("ServiceAccount", "default")]
     assert k8s("delete", "demo").exit_code == 102

@@ -29,11 +29,11 @@ def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
 
     job = cluster.get(JOB, name)
     for line in lifecycle.delete(cluster, name):
-        click.echo(f"{line} deleted")
+        click.echo('{} "{}" deleted'.format(*line.split("/")))
     if not no_wait:
         lifecycle.wait_gone(cluster, name, note)
     if job and (place := lifecycle.runs_at(job)):
-        note(f"its run stays: {place}; the same job submitted again goes on from it")
+        note(f"its run directory stays: {place}; the same job submitted again goes on from it")
 
 
 @click.command()

@@ -159,7 +159,7 @@ class Cluster:
 
 def resource(kind: str, name: str) -> str:
     """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    _, *group = _ROUTES[kind][0].split("/")[:-1]
+    _, *group = _ROUTES[kind][0].split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
     return ".".join([kind.lower(), *group]) + f"/{name}"
 
 
