@@ -32,6 +32,7 @@ class _Handler(fakeapi._Handler):
         if self._allowed(f"create {body['kind']}"):
             meta["uid"] = str(uuid.uuid4())
             self.api.put(body)
+            self.api.created.get(body["kind"], lambda body: None)(body)
             self._json(201, body)
 
     def do_PATCH(self):
@@ -49,6 +50,7 @@ class _Handler(fakeapi._Handler):
             return self._status(404, f'{plural} "{name}" not found')
         if self._allowed(f"delete {self.api.objects[plural, name]['kind']}"):
             del self.api.objects[plural, name]
+            self.api.collect(name)
             self._json(200, {"kind": "Status", "status": "Success"})
 
     def _allowed(self, what):
@@ -67,13 +69,21 @@ class _Handler(fakeapi._Handler):
 
 
 class WriteAPI(fakeapi.FakeAPI):
-    """`writes` has what was written, `refuse` maps a kind to (status, message)."""
+    """`writes` has what was written; `refuse` maps a kind to (status, message), `created` to what a
+    controller would do; `cut_at` is the number of writes after which the client is cut off."""
 
     handler = _Handler
 
     def __init__(self, folder):
-        self.writes, self.refuse, self.cut_at = [], {}, None
+        self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         super().__init__(folder)
+
+    def collect(self, name):
+        """The pods of a Job go with it."""
+        for key, obj in list(self.objects.items()):
+            labels = obj["metadata"].get("labels") or {}
+            if labels.get("batch.kubernetes.io/job-name") == name:
+                del self.objects[key]
 
     def all(self):
         """(kind, name) of everything but what a test put in as claims."""

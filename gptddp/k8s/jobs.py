@@ -65,7 +65,8 @@ def prepare(
     if wait or follow:
         write = click.echo if follow else None
         if shortjob.watch(cluster, name, note, write=write, timeout_s=timeout) == shortjob.FAILED:
-            raise shortjob.JobFailed(f"the Job {name} failed: {shortjob.reason(cluster, name)}")
+            why = shortjob.reason(cluster, name).replace("--out", "--data")
+            raise shortjob.JobFailed(f"the Job {name} failed: {why}")
         note(f"next: gptddp-k8s submit --data {places[1]}{cluster.flags}")
         return
     if not created:
@@ -80,8 +81,11 @@ def _check_options(options: tuple[str, ...]) -> None:
 
     if any(option.partition("=")[0] == "--out" for option in options):
         raise click.UsageError("--out after --: name the place of the dataset with --data")
-    with command.make_context("gptddp-k8s prepare ... --", [".", "--out", ".", *options]) as made:
-        sources = made.params["sources"][1:]
+    try:
+        made = command.make_context("prepare", [".", "--out", ".", *options])
+    except click.UsageError as error:
+        raise click.UsageError(f"after --: {error.format_message()}") from None
+    sources = made.params["sources"][1:]
     if sources:
         raise click.UsageError(f"{sources[0]!r} after --: name the texts with --source")
 

@@ -97,7 +97,9 @@ def wait_gone(
         if limit_s is not None and time.monotonic() > end:
             return False
         if len(left) != told:
-            note(f"waiting for {names(left)} to end; a pod commits a checkpoint first")
+            note(
+                f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}"
+            )
             told = len(left)
         stuck = [pod for pod in left if _overdue(pod)]
         if stuck and not warned:
@@ -107,6 +109,12 @@ def wait_gone(
     return True
 
 
+def _trains(pod: Object) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return companions.JOB_NAME in labels and (pod.get("status") or {}).get("phase") == "Running"
+
+
+_CHECKPOINT = "; a pod commits a checkpoint first"
 UNREACHABLE = (
     "the node may be down; when it is certain that it no longer runs,"
     " `kubectl delete pod POD --force` gives the pod up"

@@ -36,16 +36,14 @@ def run(cluster: Cluster, name: str, job: Object, note: Note, timeout_s: float) 
     submit.check_claims(cluster, job["spec"]["template"]["spec"], 1, note)
     created = cluster.create(job)["metadata"]["name"]
     try:
-        lines: list[str] = []
         ended = shortjob.watch(cluster, created, note, timeout_s=timeout_s)
-        said = shortjob.last_words(cluster, created).removeprefix("Error: ")
+        said = shortjob.last_words(cluster, created)
         if ended == shortjob.FAILED:
             hint = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
             raise shortjob.JobFailed(f"{said or shortjob.reason(cluster, created)}; {hint}")
         pod = shortjob.pods(cluster, created)[-1]["metadata"]["name"]
-        lines = [line.partition(" ")[2] for line in cluster.log(pod)]
-        if said:
-            note(said)  # the step and the seed
-        return "".join(f"{line}\n" for line in lines)
+        text = "".join(line.partition(" ")[2] + "\n" for line in cluster.log(pod))
+        note(said)  # the step and the seed
+        return text
     finally:
         cluster.delete("Job", created)

@@ -54,7 +54,12 @@ def submit(cluster: Cluster, job: Object, note: Note) -> bool:
         if same and now != FAILED:
             return False
         if now == RUNNING:
-            lines = "\n".join(f"  {line}" for line in differences(live, job))
+            # A Job is full of what the server adds: only what is wanted, and the whole command.
+            lines = "\n".join(
+                f"  {line}"
+                for line in differences(live, job)
+                if ".command[" in line or not line.endswith("-> (none)")
+            )
             raise ConfigError(
                 f"the Job {name} is running with other settings; wait for its end, end it with "
                 f"`gptddp-k8s delete {name}{cluster.flags}`, or use another --name:\n{lines}"
@@ -110,7 +115,7 @@ def watch(
             note(f"{name}: {trouble}")
             told = trouble
         if end is not None and time.monotonic() > end:
-            raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s; {told or 'it runs'}")
+            raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {told or 'it runs'}")
         time.sleep(_POLL_S)
 
 
@@ -119,29 +124,29 @@ class _Logs:
 
     def __init__(self, cluster: Cluster, write: Callable[[str], None] | None) -> None:
         self._cluster, self._write = cluster, write
-        self._seen: dict[str, str] = {}  # pod: time of the last line
+        self._given: dict[str, int] = {}  # pod: lines
 
     def read(self, found: list[Object]) -> None:
         """Follow the newest pod's log until it ends; nothing before its container has begun."""
         if self._write is None or not found or found[-1]["status"].get("phase") == "Pending":
             return
         name = found[-1]["metadata"]["name"]
-        last = self._seen.get(name, "")
+        given = self._given.get(name, 0)
         try:
-            for line in self._cluster.log(name, follow=True, since_time=last, quiet_s=20.0):
-                when, _, text = line.partition(" ")
-                if when > last:
-                    self._seen[name] = last = when
-                    self._write(text)
+            for count, line in enumerate(self._cluster.log(name, follow=True, quiet_s=60.0), 1):
+                if count > given:
+                    self._given[name] = count
+                    self._write(line.partition(" ")[2])
         except ClusterError:
-            pass  # broken off, or silent: the next look goes on from the last line
+            pass  # broken off, or silent: the next look skips what was given
 
 
 def _trouble(pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
     for condition in pod["status"].get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"no node takes its pod: {condition.get('message', '')}"
+            message = str(condition.get("message", "")).partition(" preemption:")[0]
+            return f"no node takes its pod: {message.rstrip('., ')}"
     for container in pod["status"].get("containerStatuses") or []:
         waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") in _NO_IMAGE:
@@ -165,7 +170,7 @@ def last_words(cluster: Cluster, name: str) -> str:
     for pod in reversed(pods(cluster, name)):
         for container in pod["status"].get("containerStatuses") or []:
             if ended := container["state"].get("terminated"):
-                return str(ended.get("message") or "").strip()
+                return str(ended.get("message") or "").strip().removeprefix("Error: ")
     return ""
 
 

@@ -39,16 +39,20 @@ def start(
 
 def _say_state(cluster: Cluster, job: Object) -> None:
     """What became of a job that exists already."""
-    name, state = job["metadata"]["name"], lifecycle.state(job)
+    name, state, at = job["metadata"]["name"], lifecycle.state(job), cluster.flags
     note(f"the job exists with this very spec and is {state}")
-    if lifecycle.finished(job):
-        why = f", `gptddp-k8s status {name}{cluster.flags}` says why" if state == "Failed" else ""
+    if state == "Succeeded":
         note(
-            f"it will not run again by itself{why}; `gptddp-k8s delete {name}{cluster.flags}` and"
-            " the same submit continue it from its newest checkpoint"
+            f"another --name starts a new run; `gptddp-k8s delete {name}{at}` and a submit with"
+            " more --steps go on from its newest checkpoint"
+        )
+    elif state == "Failed":
+        note(
+            f"`gptddp-k8s status {name}{at}` says why; when that is mended, `gptddp-k8s "
+            f"delete {name}{at}` and the same submit go on from the newest checkpoint"
         )
     elif state == "Suspended":
-        note(f"`gptddp-k8s resume {name}{cluster.flags}` lets it go on")
+        note(f"`gptddp-k8s resume {name}{at}` lets it go on")
 
 
 def _data(job: Object) -> str:
