@@ -17,6 +17,7 @@ class Log:
     def __init__(self, lines=(), done=True):
         self.lines, self.done = list(lines), done
         self.break_after = []  # bytes after which each next connection breaks; then none does
+        self.end_after = []  # bytes after which each next connection ends properly
 
     def text(self, since=""):
         """The log from a whole second on, as the kubelet gives it."""
@@ -97,29 +98,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _log(self, pod, query):
         logs = self.api.previous if query.get("previous") else self.api.logs
         log = logs.get(pod)
+        if ("pods", pod) not in self.api.objects:
+            return self._status(404, f'pods "{pod}" not found')
         if log is None:
             return self._status(400, f'container "pytorch" in pod "{pod}" is waiting to start')
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         limit = log.break_after.pop(0) if log.break_after else None
-        self._stream(log, query, limit)
+        self._stream(log, query, limit, log.end_after.pop(0) if log.end_after else None)
 
-    def _stream(self, log, query, limit):
+    def _stream(self, log, query, limit, end):
         sent = 0
         while True:
             done = log.done or "follow" not in query
             data = log.text(query.get("sinceTime", "")).encode()
             if tail := query.get("tailLines"):
                 data = b"".join(data.splitlines(keepends=True)[-int(tail) :])
-            piece = data[sent:limit]
+            piece = data[sent : limit or end]
             if piece:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 sent += len(piece)
             if limit is not None and sent >= limit:
                 self.close_connection = True  # without the last chunk: broken
                 return
-            if done:
+            if done or (end is not None and sent >= end):
                 self.wfile.write(b"0\r\n\r\n")
                 return
             time.sleep(0.01)

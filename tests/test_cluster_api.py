@@ -6,6 +6,14 @@ from fakeapi import Log
 from gptddp.k8s.cluster import ClusterError
 
 
+@pytest.fixture
+def log(api):
+    """The log of a pod."""
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})
+    api.logs["demo-worker-0"] = Log()
+    return api.logs["demo-worker-0"]
+
+
 def line(second, text):
     return f"2026-11-21T09:00:{second:02}.000000001Z", text
 
@@ -37,16 +45,15 @@ def test_a_server_that_is_away_is_named(api, cluster):
     assert caught.value.status == 0
 
 
-def test_a_log_comes_in_lines(api, cluster):
+def test_a_log_comes_in_lines(log, cluster):
     """Lines with their times; an answer of megabytes too."""
-    lines = [line(n % 60, "x" * 1000 + str(n)) for n in range(3000)]
-    api.logs["demo-worker-0"] = Log(lines)
+    lines = log.lines = [line(n % 60, "x" * 1000 + str(n)) for n in range(3000)]
     assert list(cluster.log("demo-worker-0")) == [f"{t} {text}" for t, text in lines]
 
 
-def test_a_broken_log_is_an_error_after_whole_lines(api, cluster):
+def test_a_broken_log_is_an_error_after_whole_lines(log, cluster):
     """No torn line is given when the connection breaks inside one."""
-    log = api.logs["demo-worker-0"] = Log([line(1, "one"), line(2, "two")])
+    log.lines = [line(1, "one"), line(2, "two")]
     log.break_after = [len(log.text()) - 2]
     seen = []
     with pytest.raises(ClusterError):
@@ -55,9 +62,9 @@ def test_a_broken_log_is_an_error_after_whole_lines(api, cluster):
     assert seen == [" ".join(line(1, "one"))]
 
 
-def test_a_silent_log_is_given_up(api, cluster):
+def test_a_silent_log_is_given_up(log, cluster):
     """A follower asks for an error after a time without a byte."""
-    api.logs["demo-worker-0"] = Log([line(1, "one")], done=False)
+    log.lines, log.done = [line(1, "one")], False
     lines = cluster.log("demo-worker-0", follow=True, quiet_s=0.3)
     assert next(lines) == " ".join(line(1, "one"))
     with pytest.raises(ClusterError):

@@ -110,21 +110,25 @@ class Cluster:
 
     def log(
         self, pod: str, *, follow: bool = False, previous: bool = False, since_time: str = "",
-        tail: int | None = None, quiet_s: float | None = None,
+        tail: int | None = None, quiet_s: float | None = None, container: str = "",
+        ends: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """The lines of a pod's log, each opened by its RFC 3339 time and a space.
 
-        Raises ClusterError where the connection breaks, or stays silent for `quiet_s`: every line
-        that was given until then is whole.
+        With `ends` whole lines keep their line feed: a last one without may be torn. Raises
+        ClusterError where the connection breaks, or stays silent for `quiet_s`: every line that
+        was given until then is whole.
         """
         query: dict[str, Any] = {"timestamps": "true"}
+        query |= {"container": container} if container else {}
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
         query |= {"sinceTime": since_time} if since_time else {}
         query |= {"tailLines": tail} if tail is not None else {}
         path = self._path("Pod", pod) + "/log"
         response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
-        yield from _lines(response, self._client.configuration.host)
+        for line in _lines(response, self._client.configuration.host):
+            yield line if ends else line.removesuffix("\n")
 
     def _path(self, kind: str, name: str = "", everywhere: bool = False) -> str:
         group, plural = _ROUTES[kind]
@@ -203,7 +207,7 @@ def connect(
 
 
 def _lines(response: Any, host: str) -> Iterator[str]:
-    """Whole lines of a stream; what is not UTF-8 is replaced."""
+    """The lines of a stream with their ends; what is not UTF-8 is replaced."""
     from urllib3.exceptions import HTTPError
 
     rest = b""
@@ -211,7 +215,7 @@ def _lines(response: Any, host: str) -> Iterator[str]:
         for chunk in response.stream(2**16, decode_content=False):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                yield line.decode("utf-8", "replace")
+                yield line.decode("utf-8", "replace") + "\n"
         if rest:
             yield rest.decode("utf-8", "replace")
     except (HTTPError, OSError) as error:

@@ -1,0 +1,56 @@
+"""How containers end: what an exit code means, and the reason among a container's last words."""
+
+import re
+import signal
+
+MEANINGS = {
+    1: "an error",
+    2: "bad configuration or data",
+    3: "loss or gradient not finite",
+    4: "no valid checkpoint",
+    5: "the same step failed again and again",
+    126: "the command cannot be run",
+    127: "the command does not exist",
+    137: "SIGKILL, as at a lack of memory",
+    143: "stopped by SIGTERM",
+    200: "an error that the launcher did not expect",
+}
+_LAUNCHER = "gptddp.launch: "
+_RANK = re.compile(r"gptddp\.launch: (rank \d+: .*)")
+_PASSING = ("gptddp.launch: the group is lost", "gptddp.launch: stopped by")
+
+
+def meaning(code: int) -> str:
+    """`2 (bad configuration or data)`, `139 (SIGSEGV)`, `17`."""
+    if text := MEANINGS.get(code):
+        return f"{code} ({text})"
+    if code > 128:
+        try:
+            return f"{code} ({signal.Signals(code - 128).name})"
+        except ValueError:
+            pass
+    return str(code)
+
+
+def reason(message: str, limit: int = 500) -> str:
+    """The line that says why, of a container's termination message: the end of its log.
+
+    A rank's final error as the launcher passes it on, else the launcher's own last word, else the
+    last line there is. Indented lines below it belong to it.
+    """
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    ranks = [i for i, line in enumerate(lines) if _RANK.match(line)]
+    own = [
+        i for i, line in enumerate(lines)
+        if line.startswith(_LAUNCHER) and not line.startswith(_PASSING)
+    ]  # fmt: skip
+    at = (ranks or own or [len(lines) - 1])[-1]
+    said = [lines[at].removeprefix(_LAUNCHER)]
+    for line in lines[at + 1 :]:
+        if not line.startswith(" "):
+            break
+        said.append(line.strip())
+    text = " ".join(said)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

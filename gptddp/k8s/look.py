@@ -1,0 +1,103 @@
+"""Looking at a job on a cluster: once, or again and again while the API server comes and goes."""
+
+import contextlib
+import difflib
+import sys
+import time
+
+from gptddp.errors import GptddpError
+from gptddp.k8s.cluster import JOB, Cluster, ClusterError
+from gptddp.k8s.facts import JOB_NAME, Facts, Object, place, ready, replicas
+
+OURS = "app.kubernetes.io/name=gptddp"
+EVERY_S = 1.0
+_MOST_PODS = 5  # of those that are not ready: whose events are asked for
+
+
+class NotFound(GptddpError):
+    """There is no such job."""
+
+    exit_code = 102
+
+
+def look(cluster: Cluster, name: str) -> Facts | None:
+    """The job and its pods, and where one is not ready, the events about the job and such pods.
+
+    None if there is no such job. Raises ClusterError.
+    """
+    job = cluster.get(JOB, name)
+    if job is None:
+        return None
+    pods = pods_of(cluster, job)
+    told: list[Object] = []
+    troubled = [pod["metadata"]["name"] for pod in pods if not ready(pod)]
+    if troubled or len(pods) < replicas(job):
+        abouts = (name, *troubled[:_MOST_PODS])
+        told = [event for about in abouts for event in cluster.events(about)]
+    return Facts(job, pods, told)
+
+
+def pods_of(cluster: Cluster, job: Object) -> list[Object]:
+    """The job's pods by role and index; those of an older job of its name are left out."""
+    uid = job["metadata"].get("uid")
+    pods = cluster.find("Pod", f"{JOB_NAME}={job['metadata']['name']}")
+    return sorted((pod for pod in pods if _owner(pod) in (None, uid)), key=place)
+
+
+def _owner(pod: Object) -> str | None:
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next((str(o["uid"]) for o in owners if o.get("controller")), None)
+
+
+def not_found(cluster: Cluster, name: str) -> NotFound:
+    """The error for a name without a job, with the names that are near."""
+    names = [job["metadata"]["name"] for job in cluster.find(JOB)]
+    near = difflib.get_close_matches(name, names, n=3) or names[:5]
+    there = f"there are {', '.join(near)}" if near else "it has none; see `gptddp-k8s list -A`"
+    return NotFound(f"no PyTorchJob {name!r} in namespace {cluster.namespace}: {there}")
+
+
+def note(text: str) -> None:
+    """A line on stderr, where notes go; nobody has to read it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class Watcher:
+    """Looks at one job until it gets an answer; says once that the API server is away."""
+
+    def __init__(
+        self, cluster: Cluster, name: str
+    ) -> None:  # fmt: skip
+        self.cluster, self.name = cluster, name
+        self._answered = False
+
+    def look(self, end: float | None = None) -> Facts | None:
+        """What there is now, None if there is no job; waits for an API server that was there.
+
+        Raises TimeoutError at `end` (of time.monotonic), ClusterError for what will not pass, and
+        for anything at the first look.
+        """
+        failures = 0
+        while True:
+            try:
+                facts = look(self.cluster, self.name)
+            except ClusterError as error:
+                if not self._answered or not passing(error):
+                    raise
+                failures += 1
+                if failures == 2:  # one alone may be a connection that had gone stale
+                    note(f"{self.name}: the API server does not answer, trying on: {error}")
+            else:
+                self._answered = True
+                if failures > 1:
+                    note(f"{self.name}: the API server answers again")
+                return facts
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError
+            time.sleep(EVERY_S)
+
+
+def passing(error: ClusterError) -> bool:
+    """Can the same request succeed a little later?"""
+    return error.status in (0, 408, 429) or error.status >= 500
