@@ -38,7 +38,7 @@ class Following:
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, **options)
+            logs.follow(cluster, "demo", self.got.append, say=look.note, **options)
         except BaseException as error:
             self.error = error
 

@@ -58,16 +58,17 @@ def show_job(
 
 
 def follow(
-    cluster: Cluster, name: str, write: Write, *, rank: int | None = None, tail: int | None = None
-) -> None:
+    cluster: Cluster, name: str, write: Write, *, rank: int | None = None,
+    tail: int | None = None, say: Callable[[str], None] = lambda text: None,
+) -> None:  # fmt: skip
     """Write the lines of all pods as they come, each opened by `[w0] `, until the job has ended.
 
     With `rank`, only the pod of this index, without the opening. Waits for pods that are not there
     yet, takes up those that come later, and ends when the job is final, or gone, and its pods have
-    nothing left to say. `write` gets a line without its end, from one thread at a time. Changes of
-    the job's state are noted on stderr. Raises NotFound, ClusterError, and what `write` raises.
+    nothing left to say. `write` gets a line without its end, from one thread at a time; `say` is
+    told each change of the job's state. Raises NotFound, ClusterError, and what `write` raises.
     """
-    watcher, teller = Watcher(cluster, name), Teller(name)
+    watcher, teller = Watcher(cluster, name, say), Teller(name, say)
     shared = Follow(cluster, write, prefix=rank is None)
     threads: dict[str, PodLog] = {}
     facts, end_s = watcher.look(), 0.0

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import sys
 import time
+from collections.abc import Callable
 
 from gptddp.errors import GptddpError
 from gptddp.k8s.cluster import JOB, Cluster, ClusterError
@@ -66,10 +67,8 @@ def note(text: str) -> None:
 class Watcher:
     """Looks at one job until it gets an answer; says once that the API server is away."""
 
-    def __init__(
-        self, cluster: Cluster, name: str
-    ) -> None:  # fmt: skip
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: Cluster, name: str, say: Callable[[str], None] = note) -> None:
+        self.cluster, self.name, self.say = cluster, name, say
         self._answered = False
 
     def look(self, end: float | None = None) -> Facts | None:
@@ -87,11 +86,11 @@ class Watcher:
                     raise
                 failures += 1
                 if failures == 2:  # one alone may be a connection that had gone stale
-                    note(f"{self.name}: the API server does not answer, trying on: {error}")
+                    self.say(f"{self.name}: the API server does not answer, trying on: {error}")
             else:
                 self._answered = True
                 if failures > 1:
-                    note(f"{self.name}: the API server answers again")
+                    self.say(f"{self.name}: the API server answers again")
                 return facts
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError

@@ -1,6 +1,7 @@
 """Waiting for a job's end: what changes goes to stderr, how it ended is the exit code."""
 
 import time
+from collections.abc import Callable
 
 from gptddp.k8s import why
 from gptddp.k8s.cluster import Cluster
@@ -45,15 +46,15 @@ def until_done(cluster: Cluster, name: str, timeout_s: float | None = None) -> i
 class Teller:
     """Says what has changed since the last look."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.state = name, ""
+    def __init__(self, name: str, say: Callable[[str], None] = note) -> None:
+        self.name, self.say, self.state = name, say, ""
         self._seen = self._said = ""
 
     def tell(self, facts: Facts | None) -> str:
         """Report a look; returns the job's state, empty if it is gone."""
         if facts is None:
             if self.state != "gone":
-                note(f"{self.name}: gone")
+                self.say(f"{self.name}: gone")
             self.state = "gone"
             return ""
         state, reason = why.state(facts.job), why.why(facts)
@@ -61,15 +62,15 @@ class Teller:
             pods = f", {sum(map(ready, facts.pods))} of {replicas(facts.job)} pods ready"
             final = state in (*why.FINAL, why.SUSPENDED)
             told = f": {reason}" if final and reason else ""
-            note(f"{self.name}: {state}{told if final else pods}")
+            self.say(f"{self.name}: {state}{told if final else pods}")
         # What shows only once was on its way to be put right, as a pod that is being started.
         elif state not in why.FINAL and reason == self._seen and reason not in ("", self._said):
-            note(f"{self.name}: {reason}")
+            self.say(f"{self.name}: {reason}")
             self._said = reason
         self.state, self._seen = state, reason
         return state
 
     def timed_out(self, timeout_s: float | None) -> int:
         told = f": {self._seen}" if self._seen else ""
-        note(f"{self.name}: still {self.state or 'unknown'} after {timeout_s:g} s{told}")
+        self.say(f"{self.name}: still {self.state or 'unknown'} after {timeout_s:g} s{told}")
         return TIMED_OUT

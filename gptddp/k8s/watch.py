@@ -49,12 +49,13 @@ def logs(
     with those that replace others, and ends with the job.
     """
     from gptddp.k8s import logs as pod_logs
+    from gptddp.k8s.look import note
 
     if follow and previous:
         raise click.UsageError("--previous is of containers that write no more: leave out --follow")
     try:
         if follow:
-            pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail)
+            pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail, say=note)
         else:
             pod_logs.show_job(cluster, name, click.echo, rank=rank, tail=tail, previous=previous)
     except KeyboardInterrupt:
