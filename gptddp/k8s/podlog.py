@@ -99,7 +99,7 @@ class PodLog(threading.Thread):
         try:
             while not self.follow.stopped.is_set():
                 pod = self.follow.pods.get(self.pod)
-                if pod and pod["metadata"]["uid"] != self.finished and _has_log(pod):
+                if pod and pod["metadata"]["uid"] != self.finished and has_log(pod):
                     self._read()
                 elif self.follow.ending.is_set():
                     return
@@ -126,7 +126,7 @@ class PodLog(threading.Thread):
             if passing(error):
                 return
             raise
-        if pod is None or not _has_log(pod):
+        if pod is None or not has_log(pod):
             return
         over, restarts = ended(pod), sum(int(c.get("restartCount", 0)) for c in containers(pod))
         if pod["metadata"]["uid"] != self.uid:  # its clock may be another
@@ -185,7 +185,7 @@ class PodLog(threading.Thread):
             note(f"pod {self.pod}: {line}")
 
 
-def _has_log(pod: Object) -> bool:
+def has_log(pod: Object) -> bool:
     """Has a container of the pod been started?"""
     states = [c.get(key) or {} for c in containers(pod) for key in ("state", "lastState")]
     return any("running" in state or "terminated" in state for state in states)

@@ -1,10 +1,68 @@
 """The commands that only look: `list`, `status`, `logs` and `wait`."""
 
+import json
+import time
 from typing import Any
 
 import click
 
 from gptddp.k8s.options import cluster_options
+
+
+@click.command("list")
+@click.option("-A", "--all-namespaces", is_flag=True, help="jobs of all namespaces")
+@click.option("-o", "--output", type=click.Choice(["json", "name"]), help="format [a table]")
+@cluster_options
+def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
+    """List the jobs of gptddp with their state, their pods and their age."""
+    from gptddp.k8s import look, status
+    from gptddp.k8s.cluster import JOB
+
+    jobs = cluster.find(JOB, look.OURS, everywhere=all_namespaces)
+    pods = cluster.find("Pod", look.OURS, everywhere=all_namespaces)
+    rows = status.rows(jobs, pods, time.time())
+    if output == "json":
+        click.echo(json.dumps(rows, indent=2))
+    elif output == "name":
+        for row in rows:
+            click.echo(f"pytorchjob.kubeflow.org/{row['name']}")
+    elif not rows:
+        where = "any namespace" if all_namespaces else f"namespace {cluster.namespace}"
+        click.echo(f"no jobs of gptddp in {where}", err=True)
+    else:
+        cells = [
+            (r["namespace"], r["name"], r["state"], f"{r['ready']}/{r['desired']}",
+             status.duration(r["age_s"]))
+            for r in rows
+        ]  # fmt: skip
+        header = ("NAMESPACE", "NAME", "STATE", "PODS", "AGE")
+        first = 0 if all_namespaces else 1
+        for line in status.table(header[first:], [c[first:] for c in cells]):
+            click.echo(line)
+
+
+@click.command()
+@click.argument("name")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
+@cluster_options
+def status(name: str, output: str | None, cluster: Any) -> None:
+    """Say how a job does: its state, why it does not run, its pods, its step.
+
+    Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
+    """
+    from gptddp.k8s import look
+    from gptddp.k8s import status as shown
+
+    facts = look.look(cluster, name)
+    if facts is None:
+        raise look.not_found(cluster, name)
+    found = shown.of(facts, shown.tail_of_rank_0(cluster, facts.pods))
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(shown.to_text(found))
+    if command := shown.next_step(found):
+        click.echo(f"\nnext: {command}", err=True)
 
 
 @click.command()
