@@ -57,6 +57,7 @@ def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, j
         "metadata": {
             "name": name, "uid": rest.pop("uid", f"uid-of-{name}"), "creationTimestamp": at(1),
             "labels": {
+                "app.kubernetes.io/name": "gptddp",
                 "training.kubeflow.org/job-name": job,
                 "training.kubeflow.org/operator-name": "pytorchjob-controller",
                 "training.kubeflow.org/replica-type": "worker",

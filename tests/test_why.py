@@ -87,8 +87,8 @@ def test_refused_services_are_told():
 
 
 FULL = (
-    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/"
-    "control-plane: }, 2 Insufficient cpu. preemption: 0/3 nodes are available: 1 Preemption is "
+    "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu. no new "
+    "claims to deallocate, preemption: 0/3 nodes are available: 1 Preemption is "
     "not helpful for scheduling, 2 No preemption victims found for incoming pod."
 )
 
@@ -111,7 +111,7 @@ def test_pods_without_a_node_are_named_together(message, expected):
     """In the scheduler's words, without what it says on preemption; also of a job that runs."""
     pods = [pod(0), pod(1), unscheduled(2, message), unscheduled(3, message)]
     told = sentence(job("Running"), pods)
-    assert told.startswith(expected) and "reempt" not in told
+    assert told.startswith(expected) and "reempt" not in told and "deallocate" not in told
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"])
@@ -175,6 +175,21 @@ def test_a_volume_that_does_not_mount():
     assert "mount" not in sentence(job("Running"), [pod(0)], [told])
 
 
+def test_a_pod_that_was_replaced_is_told_for_a_while():
+    """Half a minute after one loss; minutes where it comes again and again; never an exit by 0."""
+    made, pods = job("Running"), [pod(n) for n in range(4)]
+    lost = event(
+        made, "ExitedWithCode", "Pod: a-b.demo-worker-2 exited with code 137", kind="Normal"
+    )
+    expected = "pod demo-worker-2: exited with 137 (SIGKILL, as at a lack of memory)"
+    assert sentence(made, pods, [lost], seconds(at(20))) == f"{expected} and was replaced"
+    assert sentence(made, pods, [lost]) == ""
+    lost["count"] = 7
+    assert sentence(made, pods, [lost]) == f"{expected} and was replaced, 7 times by now"
+    lost["message"] = lost["message"].replace("137", "0")
+    assert sentence(made, pods, [lost], seconds(at(20))) == ""
+
+
 def test_a_suspended_job_says_how_to_go_on():
     """By hand, or by the queue that holds it."""
     assert sentence(job(suspend=True)) == "it is suspended: gptddp-k8s resume demo"
@@ -204,8 +219,8 @@ def test_the_most_important_cause_comes_first():
     ]
     refused = event(made, "FailedCreatePod", QUOTA.replace("worker-1", "worker-4"))
     found = why.causes(Facts(made, pods, [refused], NOW))
-    expected = ["pods-refused", "unschedulable", "image", "crash", "starting"]
-    assert [cause.id for cause in found] == expected
+    assert [cause.id for cause in found] == ["pods-refused", "unschedulable", "image", "crash"]
+    assert sentence(made, pods[3:]) == "pod demo-worker-3: on its way on node gptddp-worker"
 
 
 WORDS = """step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left

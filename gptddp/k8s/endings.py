@@ -11,6 +11,7 @@ MEANINGS = {
     5: "the same step failed again and again",
     126: "the command cannot be run",
     127: "the command does not exist",
+    128: "the container could not be started",
     137: "SIGKILL, as at a lack of memory",
     143: "stopped by SIGTERM",
     200: "an error that the launcher did not expect",

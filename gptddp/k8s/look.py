@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gptddp.errors import GptddpError
 from gptddp.k8s.cluster import JOB, Cluster, ClusterError
-from gptddp.k8s.facts import JOB_NAME, Facts, Object, place, ready, replicas
+from gptddp.k8s.facts import JOB_NAME, Facts, Object, holds, place, ready
 
 OURS = "app.kubernetes.io/name=gptddp"
 EVERY_S = 1.0
@@ -22,7 +22,7 @@ class NotFound(GptddpError):
 
 
 def look(cluster: Cluster, name: str) -> Facts | None:
-    """The job and its pods, and where one is not ready, the events about the job and such pods.
+    """The job, its pods, and the events about it and some of its pods that are not ready.
 
     None if there is no such job. Raises ClusterError.
     """
@@ -30,11 +30,9 @@ def look(cluster: Cluster, name: str) -> Facts | None:
     if job is None:
         return None
     pods = pods_of(cluster, job)
-    told: list[Object] = []
     troubled = [pod["metadata"]["name"] for pod in pods if not ready(pod)]
-    if troubled or len(pods) < replicas(job):
-        abouts = (name, *troubled[:_MOST_PODS])
-        told = [event for about in abouts for event in cluster.events(about)]
+    abouts = [] if holds(job, "Succeeded") else [name, *troubled[:_MOST_PODS]]
+    told = [event for about in abouts for event in cluster.events(about)]
     return Facts(job, pods, told)
 
 

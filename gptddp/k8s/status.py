@@ -17,6 +17,7 @@ from gptddp.k8s.facts import (
     replicas,
 )
 from gptddp.k8s.podlog import CONTAINER, has_log, parse
+from gptddp.k8s.troubles import Cause
 
 TAIL = 200  # lines of a log in which the newest step is looked for
 _STEP = re.compile(
@@ -126,7 +127,7 @@ def to_text(status: dict[str, Any]) -> str:
         "why": status["why"],
         "also": "\n".join(_also(status["causes"])),
         "age": duration(status["age_s"]),
-        "pods": pods,
+        "pods": "" if status["state"] in why.FINAL else pods,
         "step": _step(done) if done else "",
         "checkpoint": status["checkpoint"] or "",
     }
@@ -153,7 +154,7 @@ def to_text(status: dict[str, Any]) -> str:
 
 def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
     """The causes after the first, and no more than can be read."""
-    rest = [why.Cause(c["id"], c["text"], tuple(c["pods"])).sentence for c in causes[1:4]]
+    rest = [Cause(c["id"], c["text"], tuple(c["pods"])).sentence for c in causes[1:4]]
     return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
 
 

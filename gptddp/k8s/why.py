@@ -7,43 +7,28 @@ operator writes no status at all while pods or services are refused: that is in 
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from gptddp.k8s import endings
+from gptddp.k8s import troubles
+from gptddp.k8s.endings import meaning
 from gptddp.k8s.facts import (
     Facts,
     Object,
     age_s,
     condition,
     containers,
-    ended,
     event_time,
     holds,
     seconds,
     suspended,
-)  # fmt: skip
+)
+from gptddp.k8s.troubles import Cause, how_it_ended
 
 PENDING, RUNNING, RESTARTING, SUSPENDED = "Pending", "Running", "Restarting", "Suspended"
 SUCCEEDED, FAILED, DELETING, UNKNOWN = "Succeeded", "Failed", "Deleting", "Unknown"
 FINAL = (SUCCEEDED, FAILED)
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
-GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One thing that keeps pods from running: an id, the pods, and what to read or to do."""
-
-    id: str
-    text: str
-    pods: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        if not self.pods:
-            return self.text
-        first = ", ".join(self.pods[:3]) + (" and more" if len(self.pods) > 3 else "")
-        return f"{'pod' if len(self.pods) == 1 else 'pods'} {first}: {self.text}"
+REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
+_EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
 
 
 def state(job: Object) -> str:
@@ -69,13 +54,15 @@ def causes(facts: Facts) -> list[Cause]:
     if now == SUCCEEDED:
         return []
     if now == DELETING:
-        return [*_node_lost(facts), *_deleting(facts)]
+        return [*troubles.node_lost(facts), *_deleting(facts)]
     if now == FAILED:
         return [_failed(facts)]
     if now == SUSPENDED:
-        return [*_node_lost(facts), *_suspended(facts)]
+        return [*troubles.node_lost(facts), *_suspended(facts)]
     found: dict[tuple[str, str], Cause] = {}
     for look in _LOOKS:
+        if found and look is _starting:
+            break
         for cause in look(facts):
             pods = found[cause.id, cause.text].pods if (cause.id, cause.text) in found else ()
             found[cause.id, cause.text] = Cause(cause.id, cause.text, (*pods, *cause.pods))
@@ -120,115 +107,21 @@ def _refusal(message: str) -> str:
     return f"its pods are refused: {message}"
 
 
-def _unschedulable(facts: Facts) -> Iterator[Cause]:
-    """No node takes the pod, or a claim of it is not there."""
-    for pod in facts.pods:
-        scheduled = condition(pod, "PodScheduled") or {}
-        if scheduled.get("status") != "False" or ended(pod):
-            continue
-        message = str(scheduled.get("message", "")).partition(" preemption:")[0].rstrip(".,")
-        name = (pod["metadata"]["name"],)
-        if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', message):
-            text = f"there is no PersistentVolumeClaim {found[1]}: create it, or name another"
-            yield Cause("claim-missing", text, name)
-        elif "unbound immediate PersistentVolumeClaims" in message:
-            text = "a PersistentVolumeClaim of it has no volume: see kubectl get pvc"
-            yield Cause("claim-unbound", text, name)
-        elif scheduled.get("reason") == "SchedulingGated":
-            yield Cause("gated", "a scheduling gate holds it back, as a queue's", name)
-        else:
-            yield Cause("unschedulable", f"no node takes it: {message or 'no reason given'}", name)
-
-
-def _waiting(facts: Facts) -> Iterator[Cause]:
-    """Containers that wait for more than their turn: image, configuration, back-off."""
-    for pod in facts.pods:
-        name = (pod["metadata"]["name"],)
-        images = {c["name"]: c.get("image") for c in pod.get("spec", {}).get("containers", [])}
-        for status in containers(pod):
-            waiting = (status.get("state") or {}).get("waiting") or {}
-            reason, message = waiting.get("reason", ""), waiting.get("message", "")
-            image = images.get(status["name"]) or status.get("image")
-            if "Image" in reason or reason in ("ErrImagePull", "RegistryUnavailable"):
-                told = f"{reason}: {message}" if message else reason
-                yield Cause("image", f"cannot get the image {image}: {told}", name)
-            elif reason.startswith("CreateContainer") or reason == "RunContainerError":
-                yield Cause("container", f"cannot start its container: {reason}: {message}", name)
-            elif reason == "CrashLoopBackOff" or reason.startswith("Init:"):
-                last = (status.get("lastState") or {}).get("terminated") or {}
-                count = status.get("restartCount", 0)
-                text = f"crashed {count} times and waits to start again: {_end(pod, last)}"
-                yield Cause(_ending_id(last, "crash-loop"), text, name)
-
-
-def _crashed(facts: Facts) -> Iterator[Cause]:
-    """Containers that have ended badly, and evicted pods."""
-    for pod in facts.pods:
-        name, status = (pod["metadata"]["name"],), pod.get("status") or {}
-        if status.get("reason") == "Evicted":
-            yield Cause("evicted", f"evicted from its node: {status.get('message', '')}", name)
-            continue
-        for container in containers(pod):
-            terminated = (container.get("state") or {}).get("terminated") or {}
-            if terminated.get("exitCode"):
-                yield Cause(_ending_id(terminated, "crash"), _end(pod, terminated), name)
-
-
-def _ending_id(terminated: Object, other: str) -> str:
-    return "out-of-memory" if terminated.get("reason") == "OOMKilled" else other
-
-
-def _end(pod: Object, terminated: Object) -> str:
-    """How a container ended, with the reason among its last words."""
-    if terminated.get("reason") == "OOMKilled":
-        resources = pod.get("spec", {}).get("containers", [{}])[0].get("resources") or {}
-        limit = (resources.get("limits") or {}).get("memory")
-        of = f" of {limit}" if limit else ""
-        return f"killed for using more than its memory{of}: give it more with --memory"
-    said = endings.reason(str(terminated.get("message") or ""))
-    code = endings.meaning(int(terminated.get("exitCode", 0)))
-    return f"exited with {code}" + (f": {said}" if said else "")
-
-
-def _node_lost(facts: Facts) -> Iterator[Cause]:
-    """A pod that should have been gone by now, or whose node has fallen silent."""
-    for pod in facts.pods:
-        name, node = (pod["metadata"]["name"],), pod.get("spec", {}).get("nodeName")
-        gone = seconds(pod["metadata"].get("deletionTimestamp"))
-        if gone and node and not ended(pod) and facts.now > gone + GONE_S:
-            text = (
-                f"its node {node} does not answer, so it cannot be replaced: if the node is off, "
-                f"remove it (kubectl delete node {node}) or kubectl delete pod {name[0]} --force"
-            )
-            yield Cause("node-lost", text, name)
-        elif not gone and node and _silent(pod):
-            yield Cause("node-silent", f"its node {node} has not been heard from", name)
-
-
-def _silent(pod: Object) -> bool:
-    """The node controller takes back Ready, while nobody can take back the containers'."""
-    own = (pod.get("status") or {}).get("containerStatuses") or []
-    not_ready = (condition(pod, "Ready") or {}).get("status") == "False"
-    gates = pod.get("spec", {}).get("readinessGates")
-    return not_ready and not gates and bool(own) and all(c.get("ready") for c in own)
-
-
-def _volume(facts: Facts) -> Iterator[Cause]:
-    """A scheduled pod whose volumes do not come."""
-    for pod in facts.pods:
-        if any("waiting" in (c.get("state") or {}) for c in containers(pod)):
-            for event in facts.about(pod, "FailedMount", "FailedAttachVolume")[-1:]:
-                text = f"its volumes do not mount: {event.get('message', '')}"
-                yield Cause("volume", text, (pod["metadata"]["name"],))
-
-
 def _replaced(facts: Facts) -> Iterator[Cause]:
-    """A pod that has just been lost: the operator tells its exit code in an event only."""
-    for event in facts.about(facts.job, "ExitedWithCode")[-1:]:
-        found = re.search(r"Pod: \S*?\.?([^.\s]+) exited with code (\d+)", event.get("message", ""))
-        if found and state(facts.job) == RESTARTING and facts.now - event_time(event) < 60:
-            text = f"exited with {endings.meaning(int(found[2]))} and is being replaced"
-            yield Cause("replaced", text, (found[1],))
+    """Pods that were lost a moment ago, or again and again: only events have their exit codes."""
+    for event, pod, code in _exits(facts):
+        times, since_s = int(event.get("count") or 1), facts.now - event_time(event)
+        if code and (since_s < REPLACED_S or (times > 2 and since_s < LOOP_S)):
+            often = f", {times} times by now" if times > 2 else ""
+            yield Cause("replaced", f"exited with {meaning(code)} and was replaced{often}", (pod,))
+
+
+def _exits(facts: Facts) -> Iterator[tuple[Object, str, int]]:
+    """The operator's events on exits that were seen: (event, pod, exit code), the newest first."""
+    for event in reversed(facts.about(facts.job, "ExitedWithCode")):
+        found = _EXITED.search(str(event.get("message", "")))
+        if found:
+            yield event, found[1], int(found[2])
 
 
 def _no_operator(facts: Facts) -> Iterator[Cause]:
@@ -260,8 +153,8 @@ def _starting(facts: Facts) -> Iterator[Cause]:
 
 Look = Callable[[Facts], Iterator[Cause]]
 _LOOKS: tuple[Look, ...] = (
-    _refused, _unschedulable, _waiting, _crashed, _node_lost, _volume, _replaced, _no_operator,
-    _starting,
+    _refused, troubles.unschedulable, troubles.waiting, troubles.crashed, troubles.node_lost,
+    troubles.volume, _replaced, _no_operator, _starting,
 )  # fmt: skip
 
 # -- states that need no search ------------------------------------------------------------------
@@ -295,10 +188,9 @@ def _failed(facts: Facts) -> Cause:
     limit = re.search(r"(backoff limit|specified deadline|longer than)", message)
     if ends and not limit:
         *_, pod, terminated = min(ends, key=lambda end: end[:3])
-        return Cause("failed", _end(pod, terminated), (pod["metadata"]["name"],))
-    for event in reversed(facts.about(facts.job, "ExitedWithCode")):
-        found = re.search(r"Pod: \S*?\.?([^.\s]+) exited with code (\d+)", event.get("message", ""))
-        if found and not limit:
-            text = f"exited with {endings.meaning(int(found[2]))}; the pod and its log are gone"
-            return Cause("failed", text, (found[1],))
+        return Cause("failed", how_it_ended(pod, terminated), (pod["metadata"]["name"],))
+    for _, pod_name, code in _exits(facts):
+        if code and not limit:
+            text = f"exited with {meaning(code)}; the pod and its log are gone"
+            return Cause("failed", text, (pod_name,))
     return Cause("failed", message or "it failed, and the operator says no more")
