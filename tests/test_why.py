@@ -181,13 +181,20 @@ def test_a_pod_that_was_replaced_is_told_for_a_while():
     lost = event(
         made, "ExitedWithCode", "Pod: a-b.demo-worker-2 exited with code 137", kind="Normal"
     )
+    new = event(made, "SuccessfulCreatePod", "Created pod: demo-worker-2", kind="Normal")
+    new["count"], lost["count"] = 2, 40  # the operator tells one exit many times
     expected = "pod demo-worker-2: exited with 137 (SIGKILL, as at a lack of memory)"
-    assert sentence(made, pods, [lost], seconds(at(20))) == f"{expected} and was replaced"
-    assert sentence(made, pods, [lost]) == ""
-    lost["count"] = 7
-    assert sentence(made, pods, [lost]) == f"{expected} and was replaced, 7 times by now"
-    lost["message"] = lost["message"].replace("137", "0")
-    assert sentence(made, pods, [lost], seconds(at(20))) == ""
+    assert sentence(made, pods, [lost, new], seconds(at(20))) == f"{expected}; it was replaced"
+    assert sentence(made, pods, [lost, new]) == ""
+    new["count"] = 8
+    assert sentence(made, pods, [lost, new]) == f"{expected}; it was replaced, 7 times by now"
+    words = "Error pod demo-worker-2 container pytorch exitCode: 137 terminated message: "
+    words = event(made, "OOMKilled", words)
+    assert "more than its memory" in sentence(made, pods, [words, lost, new])
+    new["count"] = 1  # not replaced: its container restarts
+    assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
+    new["count"], lost["message"] = 2, lost["message"].replace("137", "0")
+    assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
 
 
 def test_a_suspended_job_says_how_to_go_on():
@@ -245,12 +252,14 @@ def test_a_failed_job_tells_the_pod_the_code_and_the_reason():
 
 
 def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
-    """The operator's event has the pod and the exit code."""
+    """One event of the operator's has the exit code, another the container's last words."""
     made = job("Failed")
     told = event(made, "ExitedWithCode", "Pod: default.demo-worker-3 exited with code 4")
-    assert sentence(made, [], [told]).startswith(
-        "pod demo-worker-3: exited with 4 (no valid checkpoint)"
-    )
+    expected = "pod demo-worker-3: exited with 4 (no valid checkpoint)"
+    assert sentence(made, [], [told]) == f"{expected} (the pod and its log are gone)"
+    words = "Error pod demo-worker-3 container pytorch exitCode: 4 terminated message: step 1\n"
+    words = event(made, "Error", f"{words}gptddp.launch: rank 0: all are broken\nW1121")
+    assert sentence(made, [], [words, told]).startswith(f"{expected}: rank 0: all are broken (the")
 
 
 def test_a_limit_of_the_job_is_its_reason():

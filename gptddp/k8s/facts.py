@@ -38,11 +38,11 @@ class Facts:
         return [name for name in wanted if name not in there]
 
     def about(self, obj: Object, *reasons: str) -> list[Object]:
-        """Events of these reasons about this object, and not about an older one of its name."""
+        """Events about this object, and not about an older one of its name: all, or of reasons."""
         meta = obj["metadata"]
         return [
             event for event in self.events
-            if event.get("reason") in reasons
+            if (not reasons or event.get("reason") in reasons)
             and event.get("involvedObject", {}).get("name") == meta["name"]
             and event["involvedObject"].get("uid", "") in ("", meta.get("uid", ""))
         ]  # fmt: skip

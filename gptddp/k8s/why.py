@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 
 from gptddp.k8s import troubles
-from gptddp.k8s.endings import meaning
 from gptddp.k8s.facts import (
     Facts,
     Object,
@@ -29,6 +28,9 @@ FINAL = (SUCCEEDED, FAILED)
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
 REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
 _EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
+_SAID = re.compile(
+    r"Error pod (\S+) container \S+ exitCode: (\d+) terminated message: (.*)", re.DOTALL
+)
 
 
 def state(job: Object) -> str:
@@ -109,19 +111,34 @@ def _refusal(message: str) -> str:
 
 def _replaced(facts: Facts) -> Iterator[Cause]:
     """Pods that were lost a moment ago, or again and again: only events have their exit codes."""
-    for event, pod, code in _exits(facts):
-        times, since_s = int(event.get("count") or 1), facts.now - event_time(event)
-        if code and (since_s < REPLACED_S or (times > 2 and since_s < LOOP_S)):
+    for event, pod, ending in _exits(facts):
+        created = facts.about(facts.job, "SuccessfulCreatePod")
+        own = [e for e in created if str(e.get("message", "")).endswith(f" {pod}")]
+        # The operator tells one exit several times, and one of a container that restarts too.
+        times = sum(int(e.get("count") or 1) for e in own) - 1
+        since_s = facts.now - event_time(event)
+        if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
             often = f", {times} times by now" if times > 2 else ""
-            yield Cause("replaced", f"exited with {meaning(code)} and was replaced{often}", (pod,))
+            yield Cause("replaced", f"{ending}; it was replaced{often}", (pod,))
 
 
-def _exits(facts: Facts) -> Iterator[tuple[Object, str, int]]:
-    """The operator's events on exits that were seen: (event, pod, exit code), the newest first."""
+def _exits(facts: Facts) -> Iterator[tuple[Object, str, str]]:
+    """Bad ends that the operator saw, the newest first: (event, pod, how it ended).
+
+    It tells the exit code in one event, and in another what is left of the container's last words.
+    """
+    about = facts.about(facts.job)
+    told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
     for event in reversed(facts.about(facts.job, "ExitedWithCode")):
-        found = _EXITED.search(str(event.get("message", "")))
-        if found:
-            yield event, found[1], int(found[2])
+        exited = _EXITED.search(str(event.get("message", "")))
+        if not exited or exited[2] == "0":
+            continue
+        terminated = {"exitCode": exited[2]}
+        for said, other in told:
+            near = abs(event_time(other) - event_time(event)) < 5
+            if near and said.group(1, 2) == exited.group(1, 2):
+                terminated |= {"reason": other["reason"], "message": said[3]}
+        yield event, exited[1], how_it_ended({}, terminated)
 
 
 def _no_operator(facts: Facts) -> Iterator[Cause]:
@@ -189,8 +206,7 @@ def _failed(facts: Facts) -> Cause:
     if ends and not limit:
         *_, pod, terminated = min(ends, key=lambda end: end[:3])
         return Cause("failed", how_it_ended(pod, terminated), (pod["metadata"]["name"],))
-    for _, pod_name, code in _exits(facts):
-        if code and not limit:
-            text = f"exited with {meaning(code)}; the pod and its log are gone"
-            return Cause("failed", text, (pod_name,))
+    for _, pod_name, ending in _exits(facts):
+        if not limit:
+            return Cause("failed", f"{ending} (the pod and its log are gone)", (pod_name,))
     return Cause("failed", message or "it failed, and the operator says no more")
