@@ -258,7 +258,7 @@ def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
     expected = "pod demo-worker-3: exited with 4 (no valid checkpoint)"
     assert sentence(made, [], [told]) == f"{expected} (the pod and its log are gone)"
     words = "Error pod demo-worker-3 container pytorch exitCode: 4 terminated message: step 1\n"
-    words = event(made, "Error", f"{words}gptddp.launch: rank 0: all are broken\nW1121")
+    words = event(made, "Error", f"{words}gptddp.launch: rank 0: all are broken\nW1121 agent")
     assert sentence(made, [], [words, told]).startswith(f"{expected}: rank 0: all are broken (the")
 
 
@@ -281,7 +281,7 @@ def test_a_job_that_is_well_has_nothing_to_say():
     [
         ("", ""),
         ("hello\n\n", "hello"),
-        ("gptddp.launch: unknown option '--stpes'\nmore\n", "unknown option '--stpes'"),
+        ("gptddp.launch: two\nlines \nW1121 09:03 agent\nmore\n", "two lines"),
         ("a\ngptddp.launch: the group is lost (x)\nKilled\n", "Killed"),
         ("gptddp.launch: rank 1: no\ngptddp.launch: the group is lost\n", "rank 1: no"),
         ("x" * 900, "x" * 497 + "..."),

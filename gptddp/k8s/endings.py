@@ -18,6 +18,7 @@ MEANINGS = {
 }
 _LAUNCHER = "gptddp.launch: "
 _RANK = re.compile(r"gptddp\.launch: (rank \d+: .*)")
+_OTHERS = re.compile(r"gptddp\.|\[rank|Traceback|[IWEF]\d{4} |step \d|life \d")  # who else speaks
 _PASSING = ("gptddp.launch: the group is lost", "gptddp.launch: stopped by")
 
 
@@ -37,7 +38,7 @@ def reason(message: str, limit: int = 500) -> str:
     """The line that says why, of a container's termination message: the end of its log.
 
     A rank's final error as the launcher passes it on, else the launcher's own last word, else the
-    last line there is. Indented lines below it belong to it.
+    last line there is. The lines after a launcher's belong to it until something else speaks.
     """
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:
@@ -49,9 +50,9 @@ def reason(message: str, limit: int = 500) -> str:
     ]  # fmt: skip
     at = (ranks or own or [len(lines) - 1])[-1]
     said = [lines[at].removeprefix(_LAUNCHER)]
-    for line in lines[at + 1 :]:
-        if not line.startswith(" "):
+    for line in lines[at + 1 :] if ranks or own else []:
+        if _OTHERS.match(line):
             break
-        said.append(line.strip())
-    text = " ".join(said)
+        said.append(line)
+    text = " ".join(" ".join(said).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
