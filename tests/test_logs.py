@@ -8,7 +8,8 @@ from fakeapi import Log
 from objects import job, pod, replaced, terminated, unscheduled
 
 from gptddp.k8s import logs, look, podlog
-from gptddp.k8s.cluster import ClusterError
+from gptddp.k8s.cluster import ClusterError, NotFoundError
+from gptddp.k8s.command import note
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ class Following:
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, say=look.note, **options)
+            logs.follow(cluster, "demo", self.got.append, say=note, **options)
         except BaseException as error:
             self.error = error
 
@@ -188,7 +189,7 @@ def test_a_running_job_that_is_deleted_ends_the_following(api, cluster):
 def test_an_unknown_job_is_named_with_those_that_are_near(api, cluster):
     """Exit code 102, and what the name may have meant."""
     api.put(job("Running", name="demo-2"))
-    with pytest.raises(look.NotFound, match="demo-2") as caught:
+    with pytest.raises(NotFoundError, match="demo-2") as caught:
         logs.follow(cluster, "demo", print)
     assert caught.value.exit_code == 102
 

@@ -44,7 +44,7 @@ def running(api):
     api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(STEPS)])
 
 
-def test_status_says_how_a_job_does(k8s, running):
+def test_status_says_how_a_job_does(k8s, api, running):
     """State, reason, step, checkpoint, and a row for each pod; what to type next is a note."""
     result = k8s("status", "demo")
     assert result.exit_code == 0, result.output
@@ -58,7 +58,7 @@ def test_status_says_how_a_job_does(k8s, running):
     assert table[0] == ["POD", "STATUS", "NODE", "RESTARTS", "AGE"]
     assert table[2][:4] == ["demo-worker-1", "Running", "gptddp-worker", "2"]
     assert table[4][:2] == ["demo-worker-3", "ImagePullBackOff"]
-    assert result.stderr == "\nnext: gptddp-k8s logs -f demo -n default\n"
+    assert result.stderr == f"next: gptddp-k8s logs -f demo --kubeconfig {api.kubeconfig}\n"
 
 
 def test_status_as_json_has_everything(k8s, running):
@@ -78,7 +78,7 @@ def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     api.put(job("Failed"), pod(0), pod(2, terminated(2, said), phase="Failed"))
     result = k8s("status", "demo")
     assert result.exit_code == 0 and "rank 2: no dataset" in result.stdout
-    assert result.stderr == "\nnext: gptddp-k8s logs demo --rank 2 -n default\n"
+    assert result.stderr == f"next: gptddp-k8s logs demo --rank 2 --kubeconfig {api.kubeconfig}\n"
 
 
 @pytest.mark.parametrize("command", ["status", "wait", "logs"])
@@ -87,7 +87,7 @@ def test_a_job_that_is_not_there_is_102(k8s, api, command):
     api.put(job("Running", name="demo-large"))
     result = k8s(command, "demo-lage")
     assert result.exit_code == 102 and result.stdout == ""
-    assert "error: no PyTorchJob 'demo-lage' in namespace default" in result.stderr
+    assert "error: no PyTorchJob demo-lage in the namespace default" in result.stderr
     assert "demo-large" in result.stderr
 
 

@@ -7,6 +7,7 @@ import pytest
 from objects import condition, job, pod, terminated, unscheduled
 
 from gptddp.k8s import look, wait
+from gptddp.k8s.cluster import NotFoundError
 
 NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
 
@@ -75,7 +76,7 @@ def test_a_job_that_is_deleted_is_102(api, cluster, capsys):
     later(lambda: api.remove("PyTorchJob", "demo"))
     assert wait.until_done(cluster, "demo", 20) == 102
     assert "demo: gone" in capsys.readouterr().err
-    with pytest.raises(look.NotFound):
+    with pytest.raises(NotFoundError):
         wait.until_done(cluster, "demo")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gptddp import __version__
-from gptddp.k8s import change, jobs, spec
+from gptddp.k8s import change, jobs, spec, watch
 from gptddp.k8s.command import Command, Group, note
 from gptddp.k8s.options import context_options
 from gptddp.k8s.spec import JobSpec
@@ -162,5 +162,5 @@ def _check_place(ctx: click.Context, place: str) -> None:
             raise click.UsageError(f"--{name} has no meaning here: {fix}")
 
 
-for command in (*change.COMMANDS, *jobs.COMMANDS):
+for command in (*change.COMMANDS, *watch.COMMANDS, *jobs.COMMANDS):
     cli.add_command(command)

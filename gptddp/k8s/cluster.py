@@ -4,6 +4,7 @@ Objects go in and come out as plain dicts. Every failure is a ClusterError with 
 words, except "not found", which is an answer: None or False.
 """
 
+import difflib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -69,11 +70,15 @@ class Cluster:
         """The PyTorchJob of this name; raises NotFoundError."""
         found = self.get(JOB, name)
         if found is None:
-            raise NotFoundError(
-                f"no PyTorchJob {name} in the namespace {self.namespace}: `gptddp-k8s list` shows"
-                " those that exist, -n names another namespace"
-            )
+            raise self.not_found(name)
         return found
+
+    def not_found(self, name: str) -> NotFoundError:
+        """The error for a name without a job, with the names that may have been meant."""
+        names = [str(job["metadata"]["name"]) for job in self.find(JOB)]
+        near = difflib.get_close_matches(name, names, n=3) or names[:5]
+        there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
+        return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """Objects of a kind by label selector, of this namespace or of all."""

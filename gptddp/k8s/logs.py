@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 from gptddp.k8s import why
 from gptddp.k8s.cluster import Cluster, ClusterError
+from gptddp.k8s.command import note
 from gptddp.k8s.facts import Facts, Object, place, short
-from gptddp.k8s.look import EVERY_S, Watcher, look, not_found, note
+from gptddp.k8s.look import EVERY_S, Watcher, look
 from gptddp.k8s.podlog import CONTAINER, Follow, PodLog, parse
 from gptddp.k8s.wait import Teller
 
@@ -45,11 +46,11 @@ def show_job(
 ) -> None:  # fmt: skip
     """Write the logs of a job's pods, or with `rank` of the one of this index, and end.
 
-    Raises NotFound and ClusterError.
+    Raises NotFoundError and ClusterError.
     """
     facts = look(cluster, name)
     if facts is None:
-        raise not_found(cluster, name)
+        raise cluster.not_found(name)
     pods = [pod for pod in facts.pods if rank is None or place(pod)[1] == rank]
     if not pods:
         reason = why.why(facts)
@@ -66,14 +67,15 @@ def follow(
     With `rank`, only the pod of this index, without the opening. Waits for pods that are not there
     yet, takes up those that come later, and ends when the job is final, or gone, and its pods have
     nothing left to say. `write` gets a line without its end, from one thread at a time; `say` is
-    told each change of the job's state. Raises NotFound, ClusterError, and what `write` raises.
+    told each change of the job's state. Raises NotFoundError, ClusterError, and what `write`
+    raises.
     """
     watcher, teller = Watcher(cluster, name, say), Teller(name, say)
     shared = Follow(cluster, write, prefix=rank is None)
     threads: dict[str, PodLog] = {}
     facts, end_s = watcher.look(), 0.0
     if facts is None:
-        raise not_found(cluster, name)
+        raise cluster.not_found(name)
     try:
         while True:
             _see(shared, facts, rank, teller)

@@ -1,24 +1,15 @@
 """Looking at a job on a cluster: once, or again and again while the API server comes and goes."""
 
-import contextlib
-import difflib
-import sys
 import time
 from collections.abc import Callable
 
-from gptddp.errors import GptddpError
 from gptddp.k8s.cluster import JOB, Cluster, ClusterError
+from gptddp.k8s.command import note
 from gptddp.k8s.facts import JOB_NAME, Facts, Object, holds, place, ready
 
 OURS = "app.kubernetes.io/name=gptddp"
 EVERY_S = 1.0
 _MOST_PODS = 5  # of those that are not ready: whose events are asked for
-
-
-class NotFound(GptddpError):
-    """There is no such job."""
-
-    exit_code = 102
 
 
 def look(cluster: Cluster, name: str) -> Facts | None:
@@ -46,20 +37,6 @@ def pods_of(cluster: Cluster, job: Object) -> list[Object]:
 def _owner(pod: Object) -> str | None:
     owners = pod["metadata"].get("ownerReferences") or []
     return next((str(o["uid"]) for o in owners if o.get("controller")), None)
-
-
-def not_found(cluster: Cluster, name: str) -> NotFound:
-    """The error for a name without a job, with the names that are near."""
-    names = [job["metadata"]["name"] for job in cluster.find(JOB)]
-    near = difflib.get_close_matches(name, names, n=3) or names[:5]
-    there = f"there are {', '.join(near)}" if near else "it has none; see `gptddp-k8s list -A`"
-    return NotFound(f"no PyTorchJob {name!r} in namespace {cluster.namespace}: {there}")
-
-
-def note(text: str) -> None:
-    """A line on stderr, where notes go; nobody has to read it."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
 
 
 class Watcher:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from gptddp.k8s.cluster import Cluster, ClusterError
+from gptddp.k8s.command import note
 from gptddp.k8s.facts import Object, containers, ended, seconds, short
-from gptddp.k8s.look import note, passing
+from gptddp.k8s.look import passing
 
 CONTAINER = "pytorch"  # its name in every PyTorchJob
 QUIET_S = 30.0  # a connection without a byte for so long is made anew: it may be dead

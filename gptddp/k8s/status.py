@@ -186,11 +186,11 @@ def duration(seconds: float) -> str:
 
 def next_step(status: dict[str, Any]) -> str:
     """What to type next in this state, or nothing."""
-    name, state, at = status["name"], status["state"], f" -n {status['namespace']}"
+    name, state = status["name"], status["state"]
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
         of = next((f" --rank {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
-        return f"gptddp-k8s logs {name}{of}{at}"
+        return f"gptddp-k8s logs {name}{of}"
     verbs = {
         why.PENDING: "wait",
         why.RUNNING: "logs -f",
@@ -198,7 +198,7 @@ def next_step(status: dict[str, Any]) -> str:
         why.SUSPENDED: "resume",
         why.SUCCEEDED: "sample",
     }
-    return f"gptddp-k8s {verbs[state]} {name}{at}" if state in verbs else ""
+    return f"gptddp-k8s {verbs[state]} {name}" if state in verbs else ""
 
 
 # -- several jobs --------------------------------------------------------------------------------

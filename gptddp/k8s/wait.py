@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from gptddp.k8s import why
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.command import note
 from gptddp.k8s.facts import Facts, ready, replicas
-from gptddp.k8s.look import EVERY_S, Watcher, not_found, note
+from gptddp.k8s.look import EVERY_S, Watcher
 
 DONE, JOB_FAILED, GONE, IS_SUSPENDED, TIMED_OUT = 0, 100, 102, 103, 124
 
@@ -15,8 +16,8 @@ def until_done(cluster: Cluster, name: str, timeout_s: float | None = None) -> i
     """Wait until the job has ended: 0 Succeeded, 100 Failed, 102 gone, 103 suspended, 124 time up.
 
     Prints each change of state, and why the job does not run, to stderr. Goes on through times
-    without an API server. Raises NotFound (102) for a job that is not there at the first look, and
-    ClusterError for what will not pass.
+    without an API server. Raises NotFoundError (102) for a job that is not there at the first look,
+    and ClusterError for what will not pass.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     watcher, teller, uid = Watcher(cluster, name), Teller(name), None
@@ -26,7 +27,7 @@ def until_done(cluster: Cluster, name: str, timeout_s: float | None = None) -> i
         except TimeoutError:
             return teller.timed_out(timeout_s)
         if facts is None and uid is None:
-            raise not_found(cluster, name)
+            raise cluster.not_found(name)
         state = teller.tell(facts)
         if facts is None:
             return GONE

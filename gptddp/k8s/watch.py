@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gptddp.k8s.command import note
 from gptddp.k8s.options import cluster_options
 
 
@@ -28,7 +29,7 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
             click.echo(f"pytorchjob.kubeflow.org/{row['name']}")
     elif not rows:
         where = "any namespace" if all_namespaces else f"namespace {cluster.namespace}"
-        click.echo(f"no jobs of gptddp in {where}", err=True)
+        note(f"no jobs of gptddp in {where}")
     else:
         cells = [
             (r["namespace"], r["name"], r["state"], f"{r['ready']}/{r['desired']}",
@@ -55,14 +56,14 @@ def status(name: str, output: str | None, cluster: Any) -> None:
 
     facts = look.look(cluster, name)
     if facts is None:
-        raise look.not_found(cluster, name)
+        raise cluster.not_found(name)
     found = shown.of(facts, shown.tail_of_rank_0(cluster, facts.pods))
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
     click.echo(shown.to_text(found))
     if command := shown.next_step(found):
-        click.echo(f"\nnext: {command}", err=True)
+        note(f"next: {command}{cluster.flags}")
 
 
 @click.command()
@@ -78,10 +79,7 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
     """
     from gptddp.k8s.wait import until_done
 
-    try:
-        ctx.exit(until_done(cluster, name, timeout))
-    except KeyboardInterrupt:
-        ctx.exit(130)
+    ctx.exit(until_done(cluster, name, timeout))
 
 
 @click.command()
@@ -96,9 +94,8 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 )
 @click.option("--previous", is_flag=True, help="of the containers before the last restart")
 @cluster_options
-@click.pass_context
 def logs(
-    ctx: click.Context, name: str, follow: bool, rank: int | None, tail: int | None,
+    name: str, follow: bool, rank: int | None, tail: int | None,
     previous: bool, cluster: Any,
 ) -> None:  # fmt: skip
     """Print what the pods of a job have written, each line opened by its pod: `[w0] ...`.
@@ -107,14 +104,13 @@ def logs(
     with those that replace others, and ends with the job.
     """
     from gptddp.k8s import logs as pod_logs
-    from gptddp.k8s.look import note
 
     if follow and previous:
         raise click.UsageError("--previous is of containers that write no more: leave out --follow")
-    try:
-        if follow:
-            pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail, say=note)
-        else:
-            pod_logs.show_job(cluster, name, click.echo, rank=rank, tail=tail, previous=previous)
-    except KeyboardInterrupt:
-        ctx.exit(130)
+    if follow:
+        pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail, say=note)
+    else:
+        pod_logs.show_job(cluster, name, click.echo, rank=rank, tail=tail, previous=previous)
+
+
+COMMANDS = (list_, status, logs, wait)
