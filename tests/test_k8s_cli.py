@@ -88,11 +88,11 @@ def test_a_secret_does_not_reach_the_message(k8s):
     assert "HF_TOKEN" in result.stderr and "hunter2" not in result.output
 
 
-def test_submit_to_a_cluster_says_what_works_instead(k8s):
-    """Without --local the message has the whole command that does it today."""
-    result = k8s("submit", "--replicas", "4", "--", "--steps", "9")
-    assert result.exit_code == 2
-    assert "gptddp-k8s render --replicas 4 -- --steps 9 | kubectl apply -f -" in result.stderr
+def test_submit_without_a_cluster_says_what_to_do(k8s, tmp_path):
+    """Exit code 1, the options that name one, and the way that needs none."""
+    result = k8s("submit", "--kubeconfig", str(tmp_path / "none"))
+    assert result.exit_code == 1
+    assert "--kubeconfig" in result.stderr and "--local" in result.stderr
 
 
 def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
