@@ -227,7 +227,7 @@ def test_sample_that_no_node_takes_says_so_and_times_out(api, k8s):
     condition = {"type": "PodScheduled", "status": "False", "message": "2 Insufficient cpu. x"}
     run_pods(api, status={"phase": "Pending", "conditions": [condition], "containerStatuses": []})
     result = k8s("sample", "demo", "--timeout", "0.5")
-    assert result.exit_code == 124 and "no node takes its pod: 2 Insufficient cpu" in result.stderr
+    assert result.exit_code == 124 and "no node takes it: 2 Insufficient cpu" in result.stderr
     assert api.writes == ["create Job", "delete Job"]
 
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from gptddp.errors import ConfigError
-from gptddp.k8s import companions, conditions
+from gptddp.k8s import companions, why
 from gptddp.k8s.cluster import JOB, Cluster, Object, resource
+from gptddp.k8s.why import state
 
 Note = Callable[[str], None]
 
@@ -28,16 +29,8 @@ def is_ours(live: Object, name: str) -> bool:
     return all(labels.get(k) == v for k, v in (pair.split("=") for pair in ours(name).split(",")))
 
 
-def state(job: Object) -> str:
-    """One word for a job's conditions: those with status True, the final ones first."""
-    found = (job.get("status") or {}).get("conditions") or []
-    true = {c["type"] for c in found if c["status"] == "True"}
-    known = (*conditions.FINAL, "Suspended", "Restarting", "Running", "Created")
-    return next((word for word in known if word in true), "Pending")
-
-
 def finished(job: Object) -> bool:
-    return state(job) in conditions.FINAL
+    return state(job) in why.FINAL
 
 
 def grace_s(job: Object) -> int:

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gptddp.errors import ConfigError, GptddpError
-from gptddp.k8s import lifecycle
+from gptddp.k8s import lifecycle, troubles
 from gptddp.k8s.cluster import Cluster, ClusterError, Object
 from gptddp.k8s.difference import differences
+from gptddp.k8s.facts import Facts
 from gptddp.k8s.lifecycle import Note
 from gptddp.k8s.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
 _POLL_S = 1.0
-_NO_IMAGE = ("ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName")
+_QUIET_S = 60.0  # a log without a line for so long is asked for anew: the connection may be dead
 
 
 class JobFailed(GptddpError):
@@ -107,10 +108,10 @@ def watch(
         found = pods(cluster, name)
         if job is None:
             raise JobFailed(f"the Job {name} was deleted before it ended")
-        logs.read(found)
+        logs.read(found, end)
         if (now := state(job)) != RUNNING:
             return now
-        trouble = _trouble(found[-1]) if found else _refusal(cluster, name)
+        trouble = _trouble(cluster, job, found[-1]) if found else _refusal(cluster, name)
         if trouble and trouble != told:
             note(f"{name}: {trouble}")
             told = trouble
@@ -126,36 +127,32 @@ class _Logs:
         self._cluster, self._write = cluster, write
         self._given: dict[str, int] = {}  # pod: lines
 
-    def read(self, found: list[Object]) -> None:
-        """Follow the newest pod's log until it ends; nothing before its container has begun."""
+    def read(self, found: list[Object], end: float | None) -> None:
+        """Follow the newest pod's log until its end or that time, once its container has begun."""
         if self._write is None or not found or found[-1]["status"].get("phase") == "Pending":
             return
         name = found[-1]["metadata"]["name"]
         given = self._given.get(name, 0)
+        quiet_s = _QUIET_S if end is None else max(1.0, min(_QUIET_S, end - time.monotonic()))
         try:
-            for count, line in enumerate(self._cluster.log(name, follow=True, quiet_s=60.0), 1):
+            for count, line in enumerate(self._cluster.log(name, follow=True, quiet_s=quiet_s), 1):
                 if count > given:
                     self._given[name] = count
                     self._write(line.partition(" ")[2])
+                if end is not None and time.monotonic() > end:
+                    return
         except ClusterError:
             pass  # broken off, or silent: the next look skips what was given
 
 
-def _trouble(pod: Object) -> str:
+def _trouble(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
-    for condition in pod["status"].get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            message = str(condition.get("message", "")).partition(" preemption:")[0]
-            return f"no node takes its pod: {message.rstrip('., ')}"
-    for container in pod["status"].get("containerStatuses") or []:
-        waiting = container["state"].get("waiting") or {}
-        if waiting.get("reason") in _NO_IMAGE:
-            raise JobFailed(
-                f"cannot get the image {container['image']}: {waiting['reason']}: "
-                f"{waiting.get('message', '')}; name one that the nodes have or can pull, --image"
-            )
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return f"{waiting['reason']}: {waiting.get('message', '')}"
+    facts = Facts(job, [pod], cluster.events(pod["metadata"]["name"]))
+    for look in (troubles.unschedulable, troubles.waiting, troubles.volume):
+        for cause in look(facts):
+            if cause.id == "image" and cause.text.split(": ")[1] != "ErrImagePull":
+                raise JobFailed(f"{cause.text}; name one that the nodes have or can pull, --image")
+            return f"its pod does not start: {cause.text}"
     return ""
 
 

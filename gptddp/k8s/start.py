@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from gptddp.k8s import lifecycle, submit
+from gptddp.k8s import lifecycle, submit, why
 from gptddp.k8s.cluster import JOB, Cluster, Object, resource
 from gptddp.k8s.command import note
 
@@ -23,7 +23,7 @@ def start(
     if not created:
         _say_state(cluster, job)
     if lifecycle.finished(job):
-        return FAILED if lifecycle.state(job) == "Failed" else 0
+        return FAILED if why.state(job) == "Failed" else 0
     if wait or follow:
         return _wait(cluster, name, follow, timeout_s)
     at = cluster.flags
@@ -39,7 +39,7 @@ def start(
 
 def _say_state(cluster: Cluster, job: Object) -> None:
     """What became of a job that exists already."""
-    name, state, at = job["metadata"]["name"], lifecycle.state(job), cluster.flags
+    name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     note(f"the job exists with this very spec and is {state}")
     if state == "Succeeded":
         note(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from gptddp.errors import ConfigError
-from gptddp.k8s import lifecycle
+from gptddp.k8s import lifecycle, why
 from gptddp.k8s.cluster import JOB, Cluster, ClusterError, Object, resource
 from gptddp.k8s.difference import differences
 from gptddp.k8s.lifecycle import Note
@@ -163,7 +163,7 @@ def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
     size = found and all(line.partition(":")[0].lower().endswith("replicas") for line in found)
     scale = f"`gptddp-k8s scale {name}{at}` changes the number of pods; " if size else ""
     head = (
-        f"the job {name} exists, is {lifecycle.state(live)} and has another spec; {scale}"
+        f"the job {name} exists, is {why.state(live)} and has another spec; {scale}"
         f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run;"
         " or use another --name:"
     )
