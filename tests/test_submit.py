@@ -205,6 +205,23 @@ def test_an_option_of_the_other_place_is_refused(args):
     assert result.exit_code == 2 and "has no meaning here" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (404, "404 page not found", "install the Kubeflow training operator"),
+        (401, '{"message": "Unauthorized"}', "(Unauthorized): log in again"),
+        (403, '{"message": "x is forbidden: U cannot get y"}', "cannot get y; ask for the right"),
+        (403, '{"message": "quota exceeded"}', "error: quota exceeded\n"),
+        (502, "<html>", "the API server answered 502 Bad Gateway"),
+    ],
+)
+def test_an_answer_that_is_none_is_explained(api, k8s, status, body, words):
+    """Exit code 1, the server's words and the fix; a page of a proxy is not quoted."""
+    api.answer = (status, body)
+    result = submit(k8s)
+    assert result.exit_code == 1 and words in result.stderr and "<html>" not in result.stderr
+
+
 # -- lifecycle ---------------------------------------------------------------------------------
 
 

@@ -19,6 +19,15 @@ fakeapi.SHAPES.update({plural: kind for kind, plural in KINDS.items()})
 
 
 class _Handler(fakeapi._Handler):
+    def do_GET(self):
+        if self.api.answer is None:
+            return super().do_GET()
+        status, body = self.api.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
     def do_POST(self):
         body, plural, query = self._body(), self.path.split("?")[0].split("/")[-1], self._query()
         meta = body["metadata"]
@@ -76,6 +85,7 @@ class WriteAPI(fakeapi.FakeAPI):
 
     def __init__(self, folder):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
+        self.answer = None  # (status, text) to every GET
         super().__init__(folder)
 
     def collect(self, name):

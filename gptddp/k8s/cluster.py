@@ -230,19 +230,21 @@ def _lines(response: Any, host: str) -> Iterator[str]:
 
 
 def _reason(error: Any) -> str:
-    """The server's message and the fields it complains about."""
+    """The server's message, with the fix where there is one."""
     try:
-        status = json.loads(error.body)
-        message = str(status["message"])
+        message = str(json.loads(error.body)["message"])
     except (TypeError, ValueError, LookupError):
-        return f"the API server answered {error.status} {error.reason}"
-    if error.status == 404 and "could not find the requested resource" in message:
+        message = ""
+    # A group of APIs that the server does not have is answered in plain text.
+    if error.status == 404 and (not message or "find the requested resource" in message):
         return (
             "the cluster has no PyTorchJob: install the Kubeflow training operator, see operator/"
         )
-    if error.status == 401 or (error.status == 403 and " cannot " in message):
+    if error.status == 401:
+        return f"the cluster does not accept who you are ({message or error.reason}): log in again"
+    if error.status == 403 and " cannot " in message:
         return f"{message}; ask for the right, or use another --context"
-    return message
+    return message or f"the API server answered {error.status} {error.reason}"
 
 
 def _unreachable(host: str, error: Exception) -> ClusterError:
