@@ -36,6 +36,7 @@ class FakeAPI:
         self.asked = []  # every path with its query
         handler = type("Handler", (self.handler or _Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.handle_error = lambda *_: None  # a client that goes away in mid-answer
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.kubeconfig = folder / "kubeconfig"
