@@ -12,7 +12,7 @@ from gptddp.k8s.cli import cli as k8s_cli
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = [f"gptddp {name}" for name in cli.commands]
-COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.commands]
+COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.list_commands(None)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

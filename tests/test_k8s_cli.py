@@ -119,8 +119,9 @@ def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, t
 def test_help_and_version(k8s):
     """Every command and every option has a help text."""
     assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"
-    for name, command in cli.commands.items():
-        assert k8s(name, "--help").exit_code == 0
+    for name in cli.list_commands(None):
+        command = cli.get_command(None, name)
+        assert k8s(name, "--help").exit_code == 0 and f"  {name} " in k8s("--help").stdout
         assert command.help
         assert all(p.help for p in command.params if p.param_type_name == "option")
 

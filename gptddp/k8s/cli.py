@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gptddp import __version__
-from gptddp.k8s import change, jobs, spec, watch
+from gptddp.k8s import spec
 from gptddp.k8s.command import Command, Group, note
 from gptddp.k8s.options import context_options
 from gptddp.k8s.spec import JobSpec
@@ -23,6 +23,13 @@ from gptddp.k8s.spec import JobSpec
 @click.version_option(__version__, message="gptddp-k8s %(version)s")
 def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
+
+
+cli.modules = {
+    **dict.fromkeys(("delete", "scale", "suspend", "resume"), "change"),
+    **dict.fromkeys(("list", "status", "logs", "wait"), "watch"),
+    **dict.fromkeys(("prepare", "sample"), "jobs"),
+}
 
 
 def _pair(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
@@ -160,7 +167,3 @@ def _check_place(ctx: click.Context, place: str) -> None:
                 else "it is for --local"
             )
             raise click.UsageError(f"--{name} has no meaning here: {fix}")
-
-
-for command in (*change.COMMANDS, *watch.COMMANDS, *jobs.COMMANDS):
-    cli.add_command(command)

@@ -1,5 +1,7 @@
 """What all commands of `gptddp-k8s` have in common: errors as messages, notes on stderr."""
 
+import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -25,7 +27,22 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Turns our errors into a message on stderr and their exit code; no traceback."""
+    """Turns our errors into a message on stderr and their exit code; no traceback.
+
+    A command of another module is loaded when it is asked for: its options cost a millisecond.
+    """
+
+    modules: Mapping[str, str] = {}  # command: module of this package that has it in COMMANDS
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self.modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"gptddp.k8s.{self.modules[cmd_name]}")
+        found: Sequence[click.Command] = module.COMMANDS
+        return next(command for command in found if command.name == cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

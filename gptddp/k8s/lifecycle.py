@@ -61,14 +61,18 @@ def delete(cluster: Cluster, name: str) -> list[str]:
             f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
             f"`kubectl delete pytorchjob {name} -n {cluster.namespace}`"
         )
-    gone = [resource(JOB, name)] if job and cluster.delete(JOB, name) else []
-    for kind in ("Job", *reversed(companions.KINDS)):
-        for found in cluster.find(kind, ours(name)):
-            if cluster.delete(kind, found["metadata"]["name"]):
-                gone.append(resource(kind, found["metadata"]["name"]))
+    # Looked for before: the garbage collector takes them as soon as the job is gone.
+    found = [
+        (kind, str(it["metadata"]["name"]))
+        for kind in ("Job", *reversed(companions.KINDS))
+        for it in cluster.find(kind, ours(name))
+    ]
+    gone = [*([(JOB, name)] if job else []), *found]
+    for it in gone:
+        cluster.delete(*it)
     if not gone and not remains(cluster, name):
-        cluster.job(name)
-    return gone
+        raise cluster.not_found(name)
+    return [resource(*it) for it in gone]
 
 
 def remains(cluster: Cluster, name: str, short: bool = True) -> list[Object]:
