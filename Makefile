@@ -36,7 +36,7 @@ cluster-down:  ## remove that cluster; its shared folder and the cache stay
 
 # KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident.
 test-cluster: venv  ## the tests on that cluster, started if need be; KUBECONFIG=... for another one
-	$(BIN)/python -m pytest tests/cluster \
+	$(BIN)/python -m pytest tests/cluster --timeout 1800 -s \
 	  $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
 
 wheel: venv  ## build the wheel into dist/

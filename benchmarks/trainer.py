@@ -34,8 +34,8 @@ from gptddp.config import Config, with_preset
 from gptddp.loader import Batch
 from gptddp.train import forward_backward
 
-# Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what it
-# packs ahead then lasts for much longer than the benchmark.
+# Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
+# it packs ahead then lasts for much longer than the benchmark.
 STEPS, SKIPPED = 40, 20
 VOCABULARY = 4096
 
