@@ -10,7 +10,8 @@ from gptddp.cli import cli
 from gptddp.k8s.cli import cli as k8s_cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "operator/README.md", ROOT / "k8s/jobs/README.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 COMMANDS = [f"gptddp {name}" for name in cli.commands]
 COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.list_commands(None)]
 
@@ -28,7 +29,7 @@ def test_every_documented_command_exists():
         assert {f"{program} {name}" for program, name in shown} <= set(COMMANDS), page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
     """Every relative link names a file of the repository."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
