@@ -24,7 +24,7 @@ _ALIGN = 64  # bytes; a multiple of every item size, so that a view of any dtype
 # -- one flat layout ---------------------------------------------------------------------------
 
 
-def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], int]:
+def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], int]:
     """Where each tensor lies in the one shard, as in the manifest, and the shard's bytes."""
     entries, end = {}, 0
     for name, tensor in tensors.items():
@@ -37,7 +37,7 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, An
     return entries, end
 
 
-def _view(buffers: list[torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
+def view(buffers: list[torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
     """A tensor of the layout, without a copy."""
     flat = buffers[entry["shard"]][entry["offset"] : entry["offset"] + entry["nbytes"]]
     tensor: torch.Tensor = flat.view(getattr(torch, entry["dtype"])).view(entry["shape"])
@@ -48,15 +48,15 @@ class Staging:
     """A buffer in CPU memory, pinned for CUDA, with a view for each tensor of one layout."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.layout, nbytes = _layout(tensors)
+        self.layout, nbytes = layout(tensors)
         self.cuda = any(tensor.is_cuda for tensor in tensors.values())
         self.buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.cuda)
         self.buffer.zero_()  # touches every page now, not in the first copy
-        self.views = {name: _view([self.buffer], entry) for name, entry in self.layout.items()}
+        self.views = {name: view([self.buffer], entry) for name, entry in self.layout.items()}
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Are these the names, shapes and dtypes that the buffer was made for."""
-        return _layout(tensors)[0] == self.layout
+        return layout(tensors)[0] == self.layout
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> memoryview:
@@ -136,7 +136,7 @@ def _load(
     store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers])
     return Loaded(
         path, manifest["step"], manifest["generation"],
-        tensors={name: _view(buffers, entry) for name, entry in manifest["tensors"].items()},
+        tensors={name: view(buffers, entry) for name, entry in manifest["tensors"].items()},
         meta=manifest["meta"],
         nbytes=sum(buffer.numel() for buffer in buffers),
         skipped=tuple(map(str, skipped)),

@@ -33,6 +33,7 @@ class Dist:
     nodes: int  # pods in the present world
     restarts: int  # of this pod's workers by its agent
     address: str  # the pod's own address when it has one to itself, else ""
+    memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
@@ -40,9 +41,21 @@ class Dist:
         td.all_reduce(on_device)
         return on_device.cpu()
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """All ranks: rank 0's values, in place."""
-        td.broadcast(tensor, src=0)
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """All ranks: the values of the rank `source`, in place."""
+        td.broadcast(tensor, src=source)
+
+    def gather(self, value: Any) -> list[Any]:
+        """All ranks: every rank's small value, by rank."""
+        values = [None] * self.world_size
+        td.all_gather_object(values, value)
+        return values
+
+    def share(self, value: Any, source: int) -> Any:
+        """All ranks: the small value that the rank `source` has."""
+        box = [value]
+        td.broadcast_object_list(box, src=source, device=self.device)
+        return box[0]
 
     def barrier(self) -> None:
         """All ranks: nobody goes on before everybody is here."""
@@ -128,9 +141,18 @@ def connect(device: str | None) -> Iterator[Dist]:
             nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             address=os.environ.get("POD_ADDRESS", ""),
+            memory=shared_memory(),
         )
     finally:
         td.destroy_process_group()
+
+
+def shared_memory() -> Path | None:
+    """GPTDDP_MEMORY, which the manifest sets to the pod's /dev/shm: there, what is left has an end.
+
+    On a machine of its own a run that is never taken up again would hold its state for ever.
+    """
+    return Path(os.environ["GPTDDP_MEMORY"]) if os.environ.get("GPTDDP_MEMORY") else None
 
 
 def is_lost_peer(error: BaseException) -> bool:

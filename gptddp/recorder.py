@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gptddp import __version__
 from gptddp.dist import Dist
 from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.rundir import Life, finish
-from gptddp.runlog import Ledger, RunLog
+from gptddp.runlog import Ledger, RunLog, history
 from gptddp.state import Progress
 from gptddp.writer import Saved, Writer
 
@@ -27,10 +27,9 @@ class Recorder:
         self.life, self.world, self.clock = life, world, clock
         run = Path(c.run_dir)
         self.log, self.ledger = RunLog(run, life.generation), Ledger(run)
-        parent = None if life.source == "scratch" else life.source
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
-            run, life.generation, parent=parent, keep=c.keep, before_commit=self.log.sync
+            run, life.generation, parent=life.parent, keep=c.keep, before_commit=self.log.sync
         )
         self.metrics = Metrics(
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
@@ -40,8 +39,12 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             serve(self.metrics, c.metrics_port, loopback)
 
-    def begin(self, tensors: Mapping[str, Tensor], params: int, progress: Progress) -> None:
-        """Record how this life begins, before its first step."""
+    def begin(
+        self, tensors: Mapping[str, Tensor], params: int, progress: Progress,
+        lines: Sequence[Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        """Record how this life begins, before its first step; `lines` may be missing in the log."""
+        self._complete(lines)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(
@@ -68,6 +71,13 @@ class Recorder:
             life.generation, life.source, life.step, c.steps, redo,
         )  # fmt: skip
 
+    def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Log the steps that the run has done but that rank 0 took with it unwritten."""
+        known = {line["step"] for line in history(self.config.run_dir)}
+        for line in lines:
+            if line["step"] not in known and line["step"] <= self.life.step:
+                self.log.append(line)
+
     def due(self) -> bool:
         """Is it time for a checkpoint, and is none being written?"""
         waited = time.monotonic() - self._saved_at
@@ -75,7 +85,6 @@ class Recorder:
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
-        line |= {"world_size": self.world.world_size, "time": time.time()}
         self.log.append(line)
         m = self.metrics
         m.steps.inc()

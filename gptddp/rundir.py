@@ -1,14 +1,17 @@
 """The run directory: its configuration, its lives, and where each one goes on."""
 
+import contextlib
 import dataclasses
 import time
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gptddp import __version__, checkpoint
+from gptddp import __version__, checkpoint, store
 from gptddp.config import FIELDS, Config, check_world_size, differences, flag, with_preset
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError
@@ -26,14 +29,24 @@ class Life:
     config: Config  # resolved
     generation: int
     step: int  # finished steps
-    meta: dict[str, Any]  # of the checkpoint; {} when the run begins
-    source: str  # the checkpoint's name, or "scratch"
+    meta: dict[str, Any]  # of the checkpoint; {} when the run begins, or goes on from memory
+    source: str  # the checkpoint's name, "memory" or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
+    run_id: str  # of this run directory's content, unique for ever
+    parent: str | None  # the checkpoint that this life descends from
+    holder: int | None  # the rank whose snapshot this life goes on from
 
 
-def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None]:
-    """Rank 0 only: resolve the configuration, find the newest valid checkpoint, open a new life.
+# What a rank has left in memory: run id, generation, step; None for nothing.
+Left = tuple[str, int, int] | None
 
+
+def open_run(
+    config: Config, dist: Dist, left: Sequence[Left] = ()
+) -> tuple[Life, checkpoint.Loaded | None]:
+    """Rank 0 only: resolve the configuration, find the newest valid state, open a new life.
+
+    That is a checkpoint, or what one of the ranks (`left`, by rank) has from an earlier life.
     Raises ConfigError when the run directory belongs to another configuration, CheckpointError
     when it has checkpoints and none is valid.
     """
@@ -47,23 +60,49 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
     generation = next_generation(run)
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
-    loaded = checkpoint.load_newest(run)
+    run_id = _run_id(run) if generation > 1 else uuid.uuid4().hex
+    newest = next(filter(store.is_candidate, store.names(run)), None)
+    holder = _holder(left, run_id, store.order(newest) if newest else None)
+    loaded = checkpoint.load_newest(run) if holder is None else None
     values = dataclasses.asdict(config)
     try:
-        saved = {"version": __version__, "torch": torch.__version__, "config": values}
-        write_json_atomic(run / "config.json", saved)
+        saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
+        write_json_atomic(run / "config.json", saved | {"config": values})
     except OSError as error:
         raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
     step = loaded.step if loaded else 0
+    source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
+    if holder is not None:
+        step, source, parent = left[holder][2], "memory", newest  # type: ignore[index]
     life = Life(
         config=config,
         generation=generation,
         step=step,
         meta=loaded.meta if loaded else {},
-        source=loaded.name if loaded else "scratch",
+        source=source,
         redo=sum(1 for line in history(run) if line["step"] > step),
+        run_id=run_id,
+        parent=parent,
+        holder=holder,
     )
     return life, loaded
+
+
+def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:
+    """The first rank with the newest state of this run, if no checkpoint is as new.
+
+    By generation, then step, as with checkpoints: a life that begins decides what the run is.
+    """
+    own = {rank: it[1:] for rank, it in enumerate(left) if it is not None and it[0] == run_id}
+    best = max(own, key=lambda rank: (own[rank], -rank), default=None)
+    return best if best is not None and own[best] > (newest or (0, 0)) else None
+
+
+def _run_id(run: Path) -> str:
+    """The id of the run directory's content; a new one where it has none."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return str((read_json(run / "config.json") or {})["run_id"])
+    return uuid.uuid4().hex
 
 
 def saved_config(run: Path) -> dict[str, Any] | None:

@@ -84,8 +84,12 @@ def fold(chain_fp: int, batch_fp: int) -> int:
     return int(xxhash.xxh3_64_intdigest(both))
 
 
+class Diverged(RuntimeError):
+    """The ranks do not hold the same parameters."""
+
+
 def check_replicas(tensors: Mapping[str, Tensor], world: Dist) -> None:
-    """All ranks: raise RuntimeError on every rank unless all hold the same bytes."""
+    """All ranks: raise Diverged on every rank unless all hold the same bytes."""
     digest = xxhash.xxh3_64()
     for tensor in tensors.values():
         flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -94,7 +98,7 @@ def check_replicas(tensors: Mapping[str, Tensor], world: Dist) -> None:
     table = torch.zeros(world.world_size, dtype=torch.int64)
     table[world.rank] = mine
     if len(set(world.all_reduce(table).tolist())) > 1:
-        raise RuntimeError("the ranks' parameters differ: going back to the last checkpoint")
+        raise Diverged("the ranks' parameters differ: going back to the last checkpoint")
 
 
 @torch.no_grad()

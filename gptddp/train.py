@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import checkpoint, dist, lanes, model, optim, rundir
+from gptddp import dist, lanes, model, optim, restore, snapshot
 from gptddp.batches import autocast, micro_batches
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
@@ -29,7 +29,7 @@ from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
 from gptddp.recorder import Recorder
-from gptddp.state import Progress, agree, check_replicas, copy_into
+from gptddp.state import Diverged, Progress, agree, check_replicas, copy_into
 
 log = logging.getLogger("gptddp")
 
@@ -43,19 +43,12 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     dataset = open_dataset(config.data)  # before anything is written for a run that cannot be
     tokenizer = dataset.tokenizer()
 
-    # -- the run: rank 0 reads the storage, every rank begins with the same -----------------------
-    opened: list[checkpoint.Loaded | None] = []
-
-    def open_run() -> rundir.Life:
-        life, loaded = rundir.open_run(config, world)
-        opened.append(loaded)
-        return life
-
-    life = world.from_rank_0(open_run)
-    loaded = opened[0] if opened else None
-    c = life.config
+    # -- the run: the newest state on the storage or in any rank's memory ------------------------
+    start = restore.begin(config, world)  # all ranks
+    life, c = start.life, start.life.config
     progress = Progress.from_meta(life.meta)
     recorder = Recorder(life, world, clock) if world.rank == 0 else None
+    memory = snapshot.Memory(start.place, life)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
     loader = Loader(
@@ -76,14 +69,14 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         # -- its state ----------------------------------------------------------------------------
         clock.enter("restore")
         tensors = optim.state_tensors(net, optimizer)
-        if loaded is not None:  # rank 0 only
-            copy_into(tensors, loaded.tensors)
-            del loaded
+        if start.tensors is not None:  # one rank only
+            copy_into(tensors, start.tensors)
         for tensor in tensors.values() if life.step else ():
-            world.broadcast(tensor)  # all ranks
+            world.broadcast(tensor, start.source)  # all ranks
         check_replicas(tensors, world)  # all ranks
+        memory.hold(tensors, progress)
         if recorder:
-            recorder.begin(tensors, net.n_params(), progress)
+            recorder.begin(tensors, net.n_params(), progress, start.lines)
 
         # -- the loop -----------------------------------------------------------------------------
         cause = "steps"
@@ -120,7 +113,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
                 grad_norm=norm if finite else None, lr=lr, tokens=progress.tokens,
                 tok_s=agreed.targets / (step_s + batch.wait_s), data_wait_s=batch.wait_s,
                 batch_fp=f"{agreed.fp:016x}", chain_fp=f"{progress.chain_fp:016x}",
+                world_size=world.world_size, time=time.time(),
             )  # fmt: skip
+            memory.lines.append(line)
             if progress.step % c.eval_every == 0 or progress.step == c.steps:
                 clock.enter("eval")
                 result = evaluate(net, val_rows, tokenizer.token_bytes, c, world)  # all ranks
@@ -147,6 +142,13 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         world.barrier()  # all ranks
         if cause == "stopped":
             raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
+        memory.clear()
+    except RuntimeError as error:
+        if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
+            memory.leave()
+        elif isinstance(error, Diverged):
+            memory.clear()
+        raise
     finally:
         loader.close()
         if recorder:

@@ -191,6 +191,7 @@ def _env(spec: JobSpec) -> list[Object]:
     """The variables of the launcher; the operator appends its own PET_* after these."""
     ours = {
         "GPTDDP_GRACE_S": str(spec.grace_s),
+        "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its state
         # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **restricted.scratch_env(),

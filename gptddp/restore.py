@@ -1,0 +1,46 @@
+"""Where a life of the run begins: all ranks find the newest state, wherever it is."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp import rundir, snapshot
+from gptddp.config import Config
+from gptddp.dist import Dist
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """What a life begins with."""
+
+    life: rundir.Life  # the same on every rank, `meta` of the state included
+    source: int  # the rank that has the tensors
+    tensors: dict[str, Tensor] | None  # there; None on the others, and where the run is new
+    lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
+    place: Path | None  # where this rank leaves its state if a peer is lost
+
+
+def begin(config: Config, world: Dist) -> Begin:
+    """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
+
+    Raises ConfigError and CheckpointError, on every rank, as `rundir.open_run` does.
+    """
+    place = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
+    left = snapshot.read(place) if place else None
+    all_left = world.gather(left and (left.run_id, left.generation, left.step))
+    loaded: Any = None
+
+    def open_run() -> rundir.Life:
+        nonlocal loaded
+        life, loaded = rundir.open_run(config, world, all_left)
+        return life
+
+    life = world.from_rank_0(open_run)
+    source = life.holder or 0
+    state = left if world.rank == life.holder else loaded  # `loaded`: on rank 0, or nowhere
+    mine = (state.meta, getattr(state, "lines", [])) if state else ({}, [])
+    meta, lines = world.share(mine, source)
+    life = dataclasses.replace(life, meta=meta)
+    return Begin(life, source, state.tensors if state else None, lines, place)

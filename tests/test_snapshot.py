@@ -1,0 +1,204 @@
+"""What survivors leave in memory: whole or ignored, and the newest state of a run goes on."""
+
+import json
+import logging
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import SMALL
+
+from gptddp import rundir, snapshot, train
+from gptddp.runlog import history, read_ledger
+
+TENSORS = {
+    "w": torch.arange(1000, dtype=torch.float32).reshape(10, 100),
+    "step": torch.tensor(7, dtype=torch.int64),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+}
+HEAD = dict(run_id="run", generation=3, meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}})
+
+
+def leave(path: Path, **changes) -> Path:
+    head = HEAD | {"lines": [{"step": 7}]} | changes
+    assert snapshot.write(path, TENSORS, **head)
+    return path
+
+
+def test_what_is_left_is_what_is_found(tmp_path):
+    """Tensors bit for bit, their dtypes and shapes, and everything that is not a tensor."""
+    found = snapshot.read(leave(tmp_path / "s"))
+    assert (found.run_id, found.generation, found.step, found.lines) == ("run", 3, 7, [{"step": 7}])
+    assert found.meta == HEAD["meta"]
+    assert found.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_no_file_is_no_state(tmp_path, caplog):
+    """The usual case says nothing."""
+    assert snapshot.read(tmp_path / "none") is None
+    assert not caplog.records
+
+
+def test_a_torn_file_is_ignored_wherever_it_ends(tmp_path, caplog):
+    """Cut at any length, or longer than it should be: a warning, and no state."""
+    whole = leave(tmp_path / "s").read_bytes()
+    lengths = [0, 1, len(whole) - 1, *random.Random(0).sample(range(len(whole)), 40)]
+    for length in lengths:
+        (tmp_path / "t").write_bytes(whole[:length])
+        assert snapshot.read(tmp_path / "t") is None, length
+    (tmp_path / "t").write_bytes(whole + whole)
+    assert snapshot.read(tmp_path / "t") is None
+    assert len(caplog.records) == len(lengths) + 1
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    """In the tensors, in the description, in the footer."""
+    whole = leave(tmp_path / "s").read_bytes()
+    places = random.Random(0).sample(range(len(whole)), 200)
+    # The last of the magic's bytes and the padding between tensors are hashed as well.
+    for place in [*places, 0, len(whole) - 1]:
+        bad = bytearray(whole)
+        bad[place] ^= 1 << random.Random(place).randrange(8)
+        (tmp_path / "t").write_bytes(bad)
+        assert snapshot.read(tmp_path / "t") is None, place
+
+
+def test_a_second_rank_of_the_pod_does_not_wait(tmp_path):
+    """While one writes, the file is not touched by another."""
+    import fcntl
+
+    with open(tmp_path / "s.part", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not snapshot.write(tmp_path / "s", TENSORS, lines=[], **HEAD)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
+    """On a real tmpfs that is too small: one warning, nothing half-written is left."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mounted, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        big = {"w": torch.zeros(100_000)}
+        with pytest.raises(OSError, match="No space left"):
+            snapshot.write(tmp_path / "s", big, lines=[], **HEAD)
+        assert list(tmp_path.iterdir()) == []
+        assert snapshot.read(leave(tmp_path / "s")).step == 7  # what fits is taken
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "newest", "holder"),
+    [
+        ([None, None], None, None),
+        ([("run", 2, 30), None], None, 0),
+        ([None, ("run", 2, 30), ("run", 2, 31)], (2, 30), 2),
+        ([("run", 2, 30), ("run", 2, 30)], (2, 20), 0),
+        ([("run", 2, 30)], (2, 30), None),  # the checkpoint has it
+        ([("run", 2, 30)], (3, 10), None),  # a later life has decided otherwise
+        ([("run", 3, 10), ("run", 2, 30)], (2, 20), 0),
+        ([("other", 9, 90), ("run", 2, 30)], (2, 20), 1),
+        ([("other", 9, 90)], None, None),
+    ],
+)
+def test_the_newest_state_of_this_run_wins(left, newest, holder):
+    """By generation, then step; another run's is foreign, a checkpoint as new is preferred."""
+    assert rundir._holder(left, "run", newest) == holder
+
+
+@pytest.fixture
+def run(corpus, tmp_path, monkeypatch, train_here):
+    """Train in this process with a memory of its own: run(*flags) -> exit code."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
+
+    def start(*flags: str) -> int:
+        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--eval-every", "100"]
+        return train.main([*SMALL, *fixed, *flags])
+
+    return start
+
+
+def lose_a_peer(monkeypatch, at: int) -> None:
+    """Have the first collective of step `at` fail as it does when a peer is gone."""
+    agree, calls = train.agree, iter(range(1, 1000))
+
+    def failing(*args):
+        if next(calls) == at:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return agree(*args)
+
+    monkeypatch.setattr(train, "agree", failing)
+
+
+def test_a_lost_peer_costs_only_the_step_in_flight(run, tmp_path, monkeypatch):
+    """The next life goes on from memory, with the losses of an undisturbed run, bit for bit."""
+    with monkeypatch.context() as patch:
+        lose_a_peer(patch, at=6)
+        assert run("--steps", "9") == train.PEER_LOST
+    log = tmp_path / "run/log.1.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # rank 0 went as well
+    assert run("--steps", "9") == 0
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"], start["redo"]) == ("memory", 5, 0)
+    assert not list((tmp_path / "memory").iterdir())
+    found = list(history(tmp_path / "run"))
+    (tmp_path / "run").rename(tmp_path / "disturbed")
+    assert run("--steps", "9") == 0
+    for key in ("step", "loss", "grad_norm", "batch_fp", "chain_fp"):
+        assert [x[key] for x in found] == [x[key] for x in history(tmp_path / "run")]
+
+
+def test_memory_of_an_earlier_content_of_the_run_directory_is_foreign(run, tmp_path, monkeypatch):
+    """A run directory that was removed begins anew, whatever a pod still remembers."""
+    with monkeypatch.context() as patch:
+        lose_a_peer(patch, at=4)
+        run("--steps", "9")
+    (tmp_path / "run").rename(tmp_path / "gone")
+    assert run("--steps", "5") == 0
+    (start,) = [e for e in read_ledger(tmp_path / "run") if e["event"] == "start"]
+    assert (start["source"], start["step"]) == ("scratch", 0)
+
+
+def test_a_damaged_memory_falls_back_to_the_checkpoint(run, tmp_path, monkeypatch, caplog):
+    """With a warning; the steps since are done again."""
+    caplog.set_level(logging.WARNING)
+    assert run("--steps", "2") == 0
+    with monkeypatch.context() as patch:
+        lose_a_peer(patch, at=3)
+        run("--steps", "9")
+    (left,) = (tmp_path / "memory").iterdir()
+    left.write_bytes(left.read_bytes()[:-1])
+    assert run("--steps", "9") == 0
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"], start["redo"]) == ("step-000000000002.1", 2, 2)
+    assert "is not used" in caplog.text
+
+
+def test_diverged_ranks_leave_nothing(run, tmp_path, monkeypatch):
+    """Their states are not to be trusted: the next life goes back to a checkpoint."""
+    assert run("--steps", "2") == 0
+    with monkeypatch.context() as patch:
+        lose_a_peer(patch, at=3)
+        run("--steps", "9")
+    with monkeypatch.context() as patch:
+        check, calls = train.check_replicas, iter(range(9))
+
+        def differ(*args):
+            if next(calls):
+                raise train.Diverged("the ranks' parameters differ")
+            return check(*args)
+
+        patch.setattr(train, "check_replicas", differ)
+        with pytest.raises(train.Diverged):
+            run("--steps", "9")
+    assert not list((tmp_path / "memory").iterdir())
+    assert json.loads((tmp_path / "run/config.json").read_text())["run_id"]
