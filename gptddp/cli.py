@@ -169,3 +169,22 @@ def log(run: Path) -> None:
 
     for line in history(_run_dir(run)):
         click.echo(json.dumps(line))
+
+
+@cli.command()
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+@click.pass_context
+def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
+    """Compare what two runs trained on, step by step; exit code 1 at the first difference.
+
+    Exit code 0 when all steps that both have logged are the same, 2 when that cannot be told.
+
+    \b
+    gptddp fingerprints runs/undisturbed runs/killed
+    """
+    from gptddp.fingerprints import compare, describe
+
+    result = compare(_run_dir(run_a), _run_dir(run_b))
+    click.echo(describe(result))
+    ctx.exit(0 if result.difference is None else 1)
