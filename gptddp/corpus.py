@@ -83,6 +83,16 @@ class Dataset:
             )
         return tokenizer
 
+    def check_storage(self) -> None:
+        """Raise DataError if not even the manifest can be read: then no single file is to blame."""
+        try:
+            (self.dir / MANIFEST).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
+                "the same command again"
+            ) from error
+
     def read(self, row_group: RowGroup) -> list[str]:
         """The documents of a row group; raises DataError, naming it, for what cannot be read.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.dist import Dist
 from gptddp.metrics import Metrics, PhaseClock, serve
+from gptddp.quarantine import Decision
 from gptddp.rundir import Life, finish
 from gptddp.runlog import Ledger, RunLog
 from gptddp.state import Progress
@@ -58,6 +59,7 @@ class Recorder:
         m.step.set(life.step)
         m.max_steps.set(self.config.steps or 0)
         m.tokens_seen.set(progress.tokens)
+        m.quarantined.set(len(progress.data.get("quarantined", ())))
         self._tokens = progress.tokens
         c = self.config
         log.info(
@@ -115,6 +117,14 @@ class Recorder:
             line["step"], self.config.steps, loss, line["lr"], line["tok_s"] / 1e3,
             line["world_size"], left // 60, left % 60,
         )  # fmt: skip
+
+    def quarantine(self, decision: Decision, progress: Progress) -> None:
+        """Record, before any rank acts on it, which row groups are skipped from now on."""
+        self._event("quarantine", step=progress.step, **vars(decision))
+        self.metrics.quarantined.set(len(progress.data["quarantined"]))
+        log.warning(
+            "step %d: in quarantine from now on: %s", progress.step, ", ".join(decision.names)
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------
 

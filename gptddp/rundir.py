@@ -13,7 +13,8 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.runlog import history, next_generation
+from gptddp.quarantine import decided
+from gptddp.runlog import history, next_generation, read_ledger
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
@@ -29,6 +30,7 @@ class Life:
     meta: dict[str, Any]  # of the checkpoint; {} when the run begins
     source: str  # the checkpoint's name, or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
+    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, see quarantine.py
 
 
 def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None]:
@@ -62,6 +64,7 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
         meta=loaded.meta if loaded else {},
         source=loaded.name if loaded else "scratch",
         redo=sum(1 for line in history(run) if line["step"] > step),
+        quarantine=decided(read_ledger(run), step),
     )
     return life, loaded
 

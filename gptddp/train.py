@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import checkpoint, dist, lanes, model, optim, rundir
+from gptddp import checkpoint, dist, lanes, model, optim, quarantine, rundir
 from gptddp.batches import autocast, micro_batches
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
@@ -58,10 +58,13 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     recorder = Recorder(life, world, clock) if world.rank == 0 else None
 
     # -- the data: its threads read and pack while the model is built -----------------------------
-    loader = Loader(
-        dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
-        rank=world.rank, world_size=world.world_size, state=progress.data or None,
-    )  # fmt: skip
+    def open_loader() -> Loader:
+        return Loader(
+            dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
+            rank=world.rank, world_size=world.world_size, state=progress.data or None,
+        )  # fmt: skip
+
+    loader = open_loader()
     try:
         val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens)
 
@@ -89,7 +92,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         cause = "steps"
         while progress.step < c.steps:
             clock.enter("data_wait")
-            batch = loader.next()
+            batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
             clock.enter("step" if progress.step > life.step else "warmup")
             started = time.monotonic()
             out_of_time = 0 < c.max_time <= progress.train_s
@@ -98,6 +101,14 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             if agreed.stop or agreed.out_of_time:
                 cause = "stopped" if agreed.stop else "max_time"
                 break
+
+            if agreed.bad:
+                decision = quarantine.decide(batch, loader, progress, world)  # all ranks
+                if recorder:
+                    recorder.quarantine(decision, progress)
+                loader.close()
+                loader = open_loader()
+                continue
 
             lr = optim.lr_at(progress.step, c)
             for group in optimizer.param_groups:
