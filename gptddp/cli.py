@@ -87,6 +87,26 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     click.echo(summary(dataset))
 
 
+@cli.command()
+@click.argument("dataset", metavar="DATASET")
+@click.option("--out", metavar="DIR", required=True, help="Folder to make the new dataset in.")
+def repack(dataset: str, out: str) -> None:
+    """Rewrite a dataset whose row groups are huge: the same documents in the same order.
+
+    The new dataset is whole or absent; a killed repack is started again by the same command.
+
+    \b
+    gptddp repack data --out data-small-groups
+    """
+    from gptddp.progress import Progress
+    from gptddp.repack import repack as run
+    from gptddp.repack import summary
+
+    with Progress(sys.stderr) as progress:
+        made = run(dataset, out, progress)
+    click.echo(summary(made))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
 @click.pass_context

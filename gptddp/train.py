@@ -40,14 +40,17 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
-    dataset = open_dataset(config.data)  # before anything is written for a run that cannot be
+    # before anything is written for a run that cannot be
+    dataset = open_dataset(config.data, config.on_bad)
     tokenizer = dataset.tokenizer()
+    for warning in dataset.warnings() if world.rank == 0 else ():
+        log.warning("%s", warning)
 
     # -- the run: rank 0 reads the storage, every rank begins with the same -----------------------
     opened: list[checkpoint.Loaded | None] = []
 
     def open_run() -> rundir.Life:
-        life, loaded = rundir.open_run(config, world)
+        life, loaded = rundir.open_run(config, dataset, world)
         opened.append(loaded)
         return life
 
