@@ -32,6 +32,9 @@ class Config:
     run_dir: str = _f(
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
+    on_bad: str = _f(
+        "fail", "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)"
+    )
     # model
     preset: str = _f(
         None, "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2"
@@ -105,6 +108,7 @@ _CHOICES = {
     "preset": tuple(PRESETS),
     "precision": ("fp32", "bf16"),
     "device": ("cpu", "cuda"),
+    "on_bad": ("fail", "quarantine"),
 }
 
 

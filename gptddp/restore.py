@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gptddp import rundir, snapshot
 from gptddp.config import Config
+from gptddp.corpus import Dataset
 from gptddp.dist import Dist
 
 
@@ -22,10 +23,10 @@ class Begin:
     place: Path | None  # where this rank leaves its state if a peer is lost
 
 
-def begin(config: Config, world: Dist) -> Begin:
+def begin(config: Config, dataset: Dataset, world: Dist) -> Begin:
     """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
 
-    Raises ConfigError and CheckpointError, on every rank, as `rundir.open_run` does.
+    Raises ConfigError, DataError and CheckpointError, on every rank, as `rundir.open_run` does.
     """
     place = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(place) if place else None
@@ -34,7 +35,7 @@ def begin(config: Config, world: Dist) -> Begin:
 
     def open_run() -> rundir.Life:
         nonlocal loaded
-        life, loaded = rundir.open_run(config, world, all_left)
+        life, loaded = rundir.open_run(config, dataset, world, all_left)
         return life
 
     life = world.from_rank_0(open_run)

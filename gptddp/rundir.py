@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 
-from gptddp import __version__, checkpoint, store
+from gptddp import __version__, checkpoint, inventory, store
 from gptddp.config import FIELDS, Config, check_world_size, differences, flag, with_preset
+from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, DataError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.runlog import history, next_generation
+from gptddp.quarantine import decided
+from gptddp.runlog import history, next_generation, read_ledger
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
+
+
+_DATA = "dataset.json"  # which files the run began with
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Life:
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
     holder: int | None  # the rank whose snapshot this life goes on from
+    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, see quarantine.py
 
 
 # What a rank has left in memory: run id, generation, step; None for nothing.
@@ -42,13 +48,13 @@ Left = tuple[str, int, int] | None
 
 
 def open_run(
-    config: Config, dist: Dist, left: Sequence[Left] = ()
+    config: Config, dataset: Dataset, dist: Dist, left: Sequence[Left] = ()
 ) -> tuple[Life, checkpoint.Loaded | None]:
     """Rank 0 only: resolve the configuration, find the newest valid state, open a new life.
 
     That is a checkpoint, or what one of the ranks (`left`, by rank) has from an earlier life.
-    Raises ConfigError when the run directory belongs to another configuration, CheckpointError
-    when it has checkpoints and none is valid.
+    Raises ConfigError when the run directory belongs to another configuration, DataError when it
+    belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
     try:
@@ -60,6 +66,7 @@ def open_run(
     generation = next_generation(run)
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
+    _check_data(run, dataset)
     run_id = _run_id(run) if generation > 1 else uuid.uuid4().hex
     newest = next(filter(store.is_candidate, store.names(run)), None)
     holder = _holder(left, run_id, store.order(newest) if newest else None)
@@ -68,6 +75,9 @@ def open_run(
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
         write_json_atomic(run / "config.json", saved | {"config": values})
+        if not (run / _DATA).exists():
+            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+            write_json_atomic(run / _DATA, data)
     except OSError as error:
         raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
     step = loaded.step if loaded else 0
@@ -84,8 +94,27 @@ def open_run(
         run_id=run_id,
         parent=parent,
         holder=holder,
+        quarantine=decided(read_ledger(run), step),
     )
     return life, loaded
+
+
+def _check_data(run: Path, dataset: Dataset) -> None:
+    """Refuse other data than the run began with, naming every file that differs.
+
+    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
+    """
+    try:
+        began: Any = read_json(run / _DATA)
+        same = began is None or began["sha256"] == dataset.sha256
+        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{run / _DATA} cannot be used ({error}): remove it") from error
+    if not same:
+        raise DataError(
+            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
+            "put that data set back, or give another --run-dir"
+        )
 
 
 def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, lanes, model, optim, restore, snapshot
+from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot
 from gptddp.batches import autocast, micro_batches
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
@@ -40,21 +40,27 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
-    dataset = open_dataset(config.data)  # before anything is written for a run that cannot be
+    # before anything is written for a run that cannot be
+    dataset = open_dataset(config.data, config.on_bad)
     tokenizer = dataset.tokenizer()
+    for warning in dataset.warnings() if world.rank == 0 else ():
+        log.warning("%s", warning)
 
     # -- the run: the newest state on the storage or in any rank's memory ------------------------
-    start = restore.begin(config, world)  # all ranks
+    start = restore.begin(config, dataset, world)  # all ranks
     life, c = start.life, start.life.config
     progress = Progress.from_meta(life.meta)
     recorder = Recorder(life, world, clock) if world.rank == 0 else None
     memory = snapshot.Memory(start.place, life)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
-    loader = Loader(
-        dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
-        rank=world.rank, world_size=world.world_size, state=progress.data or None,
-    )  # fmt: skip
+    def open_loader() -> Loader:
+        return Loader(
+            dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
+            rank=world.rank, world_size=world.world_size, state=progress.data or None,
+        )  # fmt: skip
+
+    loader = open_loader()
     try:
         val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens)
 
@@ -82,7 +88,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         cause = "steps"
         while progress.step < c.steps:
             clock.enter("data_wait")
-            batch = loader.next()
+            batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
             clock.enter("step" if progress.step > life.step else "warmup")
             started = time.monotonic()
             out_of_time = 0 < c.max_time <= progress.train_s
@@ -91,6 +97,14 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             if agreed.stop or agreed.out_of_time:
                 cause = "stopped" if agreed.stop else "max_time"
                 break
+
+            if agreed.bad:
+                decision = quarantine.decide(batch, loader, progress, world)  # all ranks
+                if recorder:
+                    recorder.quarantine(decision, progress)
+                loader.close()
+                loader = open_loader()
+                continue
 
             lr = optim.lr_at(progress.step, c)
             for group in optimizer.param_groups:
