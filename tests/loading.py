@@ -96,6 +96,7 @@ def global_batch(loaders: list[Loader]) -> Batch:
         fp=sum(batch.fp for batch in batches) % 2**64,
         cursors=np.sum([batch.cursors for batch in batches], axis=0),
         wait_s=0.0,
+        bos=Bytes.bos,
     )
 
 
