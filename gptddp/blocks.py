@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
 
-Encode = Callable[[str], np.ndarray]
+Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,13 @@ class Source:
     pack: str = "best-fit"
     cache: "Cache | None" = None
     # The row group that was read last: lanes that share one are often served one after the other.
-    _last: tuple[int, list[str]] = (-1, [])
+    _last: tuple[int, list[Any]] = (-1, [])
+
+    def encoder(self) -> Encode:
+        """A new function from a document to its tokens, for one thread."""
+        if self.dataset.pretokenized:
+            return lambda ids: ids
+        return self.tokenizer.encoder()
 
     def pack_rows(self, tokens: Sequence[np.ndarray]) -> Packed:
         """Pack the tokens of a block's documents."""
@@ -75,18 +81,19 @@ class Source:
         if self.cache is not None and identity:
             self.cache.put(identity, rows)
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[str]:
-        """The documents of a row group that have text, in order.
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
+        """The documents of a row group that have text, or tokens, in order.
 
         An error may pass (a network volume), so reading is tried again before DataError is raised.
         """
         last, documents = self._last
         if last != group:
-            documents = [text for text in self._read(self.groups[group], wait) if text]
+            found = self._read(self.groups[group], wait)
+            documents = [document for document in found if document is not None and len(document)]
             self._last = (group, documents)
         return documents
 
-    def _read(self, group: "RowGroup", wait: Callable[[float], Any]) -> "Sequence[str | None]":
+    def _read(self, group: "RowGroup", wait: Callable[[float], Any]) -> Sequence[Any]:
         for delay in RETRY_S:
             try:
                 return self.dataset.read(group)
@@ -115,7 +122,7 @@ class Lane:
         self._plan = blocks(shares, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._read: dict[Block, Sequence[str]] = {}  # documents of the next blocks, read already
+        self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
         self._without_rows = 0  # blocks in a row that had none
         # consumption: guarded by the producer's lock
         self.ready: deque[Made] = deque()
@@ -164,7 +171,7 @@ class Lane:
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
 
-    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[str]:
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
         block, *coming = self._plan[self.block :]
         if block not in self._read:  # with all that come from the same row group
             documents = source.documents(block.group, wait)

@@ -48,7 +48,7 @@ class Batch:
     fp: int
     cursors: np.ndarray
     wait_s: float
-    bos: int
+    bos: int = -1
 
     @property
     def segments(self) -> np.ndarray:
@@ -143,7 +143,7 @@ def eval_rows(
     """
     source = _source(dataset, "val", seq_len, pack)
     lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
-    encode = source.tokenizer.encoder()
+    encode = source.encoder()
     wanted = max(1, max_tokens // seq_len)
     parts = []
     while wanted > 0 and lane.epoch == 0:

@@ -69,7 +69,7 @@ class Producer:
 
     def _run(self) -> None:
         try:
-            encode = self.source.tokenizer.encoder()
+            encode = self.source.encoder()
         except BaseException as error:
             self._fail(self.lanes, error)
             return

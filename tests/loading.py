@@ -39,6 +39,8 @@ class Bytes:
 class Dataset:
     """Row groups in memory; counts what is read and fails where a test says so."""
 
+    pretokenized = False
+
     def __init__(self, train: list[list[str | None]], val: list[list[str | None]] | None = None):
         self.splits = {"train": train, "val": val or []}
         self.sha256 = hashlib.sha256(repr(self.splits).encode()).hexdigest()
