@@ -40,14 +40,14 @@ _STALE_S = 600.0  # an unfinished file this old is of a process that was killed
 
 
 def open_cache(folder: str) -> "Cache | None":
-    """The cache in `folder`; "auto" is one of this user's in TMPDIR, "none" is None.
+    """The cache in a subfolder of `folder`; "auto" is TMPDIR, "none" is no cache: None.
 
-    Also None, with a warning, where the folder cannot be made or could be written by others.
+    Also None, with a warning, where it cannot be made, or could be written by other users.
     """
     if folder == "none":
         return None
-    auto = Path(tempfile.gettempdir()) / f"gptddp-rows-{os.getuid()}"
-    path = auto if folder == "auto" else Path(folder)
+    parent = tempfile.gettempdir() if folder == "auto" else folder
+    path = Path(parent) / f"gptddp-rows-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()

@@ -33,8 +33,8 @@ class Config:
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
     cache_dir: str = _f(
-        "auto", "local folder for packed rows, so that a restart need not tokenise again; "
-        "auto: in TMPDIR; none: no cache",
+        "auto", "local folder to keep packed rows in, so that a restart need not tokenise again; "
+        "auto: TMPDIR; none: no cache",
     )  # fmt: skip
     # model
     preset: str = _f(

@@ -1,5 +1,6 @@
 """The cache of packed rows: the same rows as without it, whatever happens to its files."""
 
+import contextlib
 import json
 import logging
 import os
@@ -43,10 +44,8 @@ def steps(dataset: Dataset, n: int = 60, **changes):
     reads, counted = [], open_dataset(dataset.dir)
     counted.read = lambda group: reads.append(group) or dataset.read(group)
     settings = {"lanes": 4, "batch": 8, "seq_len": 30, "seed": 1, "prefetch": 0} | changes
-    loader = Loader(counted, **settings)
-    batches = [loader.next() for _ in range(n)]
-    loader.close()
-    return batches, len(reads)
+    with contextlib.closing(Loader(counted, **settings)) as loader:
+        return [loader.next() for _ in range(n)], len(reads)
 
 
 def rows(n: int, seq_len: int, dtype) -> Packed:
@@ -183,13 +182,22 @@ def test_a_folder_that_disappears_ends_the_caching_only(dataset, cache):
 def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
     """What others can write to could hold other rows: it is refused with a warning."""
     assert open_cache("none") is None and not caplog.records
-    good = open_cache(str(tmp_path / "a/b"))
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume").chmod(0o777)  # as that of an emptyDir
+    good = open_cache(str(tmp_path / "volume"))
+    assert good.folder.parent == tmp_path / "volume"
     assert good.folder.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "link").symlink_to(good.folder)
-    (tmp_path / "file").write_text("")
-    for name in ("open", "link", "file", "file/below"):
+    for name in ("open", "link", "file"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / good.folder.name
+        if name == "open":
+            path.mkdir()
+            path.chmod(0o777)
+        elif name == "link":
+            path.symlink_to(good.folder)
+        else:
+            path.write_text("")
+    for name in ("open", "link", "file", f"file/{good.folder.name}"):
         caplog.clear()
         assert open_cache(str(tmp_path / name)) is None
         assert name in caplog.text

@@ -1,5 +1,6 @@
 """Documents that are token ids already: the same dataset and batches as from their text."""
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -85,10 +86,10 @@ def test_the_documents_are_the_lists(tmp_path, from_text, kind):
 
 
 def rows_of_an_epoch(dataset: Dataset) -> int:
-    loader, targets = Loader(dataset, lanes=2, batch=2, seq_len=64, seed=1), 0
-    while not (batch := loader.next()).cursors[:, 0].all():
-        targets += batch.targets
-    loader.close()
+    targets = 0
+    with contextlib.closing(Loader(dataset, lanes=2, batch=2, seq_len=64, seed=1)) as loader:
+        while not (batch := loader.next()).cursors[:, 0].all():
+            targets += batch.targets
     return targets
 
 
