@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
 
+
+class BadRowGroup(DataError):
+    """A row group that cannot be read, however often it is tried: one of a lane that needs it now.
+
+    group: where it stands in the loader's list of row groups.
+    """
+
+    def __init__(self, message: str, group: int) -> None:
+        super().__init__(message)
+        self.group = group
+
+
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 
 
@@ -47,6 +59,7 @@ class Source:
     seq_len: int
     pack: str = "best-fit"
     cache: "Cache | None" = None
+    quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
     # The row group that was read last: lanes that share one are often served one after the other.
     _last: tuple[int, list[Any]] = (-1, [])
 
@@ -63,7 +76,7 @@ class Source:
 
     def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
         """The packed rows of a block where the cache has them; what to `keep` them by."""
-        if self.cache is None:
+        if self.cache is None or block.group in self.quarantined:
             return None, ()
         group = self.groups[block.group]
         try:
@@ -84,27 +97,34 @@ class Source:
     def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
         """The documents of a row group that have text, or tokens, in order.
 
-        An error may pass (a network volume), so reading is tried again before DataError is raised.
+        None where it is in quarantine. An error may pass (a network volume), so reading is tried
+        again before BadRowGroup is raised, or DataError where the whole data set is out of reach.
         """
+        if group in self.quarantined:
+            return []
         last, documents = self._last
         if last != group:
-            found = self._read(self.groups[group], wait)
+            found = self._read(group, wait)
             documents = [document for document in found if document is not None and len(document)]
             self._last = (group, documents)
         return documents
 
-    def _read(self, group: "RowGroup", wait: Callable[[float], Any]) -> Sequence[Any]:
+    def _read(self, group: int, wait: Callable[[float], Any]) -> Sequence[Any]:
         for delay in RETRY_S:
             try:
-                return self.dataset.read(group)
+                return self.dataset.read(self.groups[group])
             except DataError:
                 wait(delay)
         try:
-            return self.dataset.read(group)
+            return self.dataset.read(self.groups[group])
         except DataError as error:
-            raise DataError(
+            self.dataset.check_storage()  # or a volume that is away would look like bad files
+            # of validation, every loss ever logged is of the same rows, or cannot be compared
+            way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
+            raise BadRowGroup(
                 f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
-                "back from a copy, or prepare the data again"
+                f"back from a copy, or prepare the data again{way_out}",
+                group,
             ) from error
 
 
@@ -135,8 +155,11 @@ class Lane:
     ) -> Made | None:
         """Make the next block and move on; None if it has no rows, or if stopped.
 
-        Raises DataError when the row group cannot be read, or a whole epoch has no rows.
+        Raises BadRowGroup when its row group cannot be read, DataError when the storage is away or
+        a whole epoch has no rows.
         """
+        if self._plan[self.block].group in source.quarantined:
+            self._skip = 0  # rows of it may have been trained before it went bad
         packed, identity = source.cached(self._plan[self.block])
         if packed is None:
             tokens = []
@@ -184,7 +207,7 @@ class Lane:
             raise self._misplaced(f"only {n_rows} rows in this block")
         self._skip = 0
         self._without_rows = 0 if n_rows else self._without_rows + 1
-        if self._without_rows >= len(self._plan):
+        if self._without_rows >= 2 * len(self._plan):  # last of an epoch and first of the next
             raise DataError(
                 f"lane {self.number} has no text: none of the documents of its {len(self.shares)} "
                 "row groups gives a token; prepare the data set again (that leaves out empty "

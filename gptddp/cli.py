@@ -91,6 +91,26 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     click.echo(summary(dataset))
 
 
+@cli.command()
+@click.argument("dataset", metavar="DATASET")
+@click.option("--out", metavar="DIR", required=True, help="Folder to make the new dataset in.")
+def repack(dataset: str, out: str) -> None:
+    """Rewrite a dataset whose row groups are huge: the same documents in the same order.
+
+    The new dataset is whole or absent; a killed repack is started again by the same command.
+
+    \b
+    gptddp repack data --out data-small-groups
+    """
+    from gptddp.progress import Progress
+    from gptddp.repack import repack as run
+    from gptddp.repack import summary
+
+    with Progress(sys.stderr) as progress:
+        made = run(dataset, out, progress)
+    click.echo(summary(made))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
 @click.pass_context
@@ -173,3 +193,22 @@ def log(run: Path) -> None:
 
     for line in history(_run_dir(run)):
         click.echo(json.dumps(line))
+
+
+@cli.command()
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+@click.pass_context
+def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
+    """Compare what two runs trained on, step by step; exit code 1 at the first difference.
+
+    Exit code 0 when all steps that both have logged are the same, 2 when that cannot be told.
+
+    \b
+    gptddp fingerprints runs/undisturbed runs/killed
+    """
+    from gptddp.fingerprints import compare, describe
+
+    result = compare(_run_dir(run_a), _run_dir(run_b))
+    click.echo(describe(result))
+    ctx.exit(0 if result.difference is None else 1)

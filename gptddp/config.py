@@ -36,6 +36,9 @@ class Config:
         "auto", "local folder to keep packed rows in, so that a restart need not tokenise again; "
         "auto: TMPDIR; none: no cache",
     )  # fmt: skip
+    on_bad: str = _f(
+        "fail", "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)"
+    )
     # model
     preset: str = _f(
         None, "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2"
@@ -120,6 +123,7 @@ _CHOICES = {
     "mask": ("none", "document"),
     "precision": ("fp32", "bf16"),
     "device": ("cpu", "cuda"),
+    "on_bad": ("fail", "quarantine"),
 }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from gptddp import pretokenized, tokens
+from gptddp import inventory, pretokenized, tokens
 from gptddp.claim import SCRATCH
 from gptddp.errors import DataError
 from gptddp.files import fsync
@@ -33,7 +34,10 @@ _ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: a restart tokenises one
 _FOOTERS = 128  # kept in memory, at about 1 kB a row group; not the files, which stay closed
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`"
 
+_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
+
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -52,9 +56,10 @@ class RowGroup:
 class Dataset:
     """A dataset on disk; made by `open_dataset`. Safe to share between threads."""
 
-    def __init__(self, dir: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, dir: Path, manifest: dict[str, Any], damage: Sequence[str] = ()) -> None:
         self.dir = dir
         self.manifest = manifest
+        self.damage = damage  # training files that are missing or of another size, in words
 
     @property
     def pretokenized(self) -> bool:
@@ -88,6 +93,28 @@ class Dataset:
                 f"{tokenizer.sha256[:12]} instead of {said['sha256'][:12]}): put the file back"
             )
         return tokenizer
+
+    def warnings(self) -> list[str]:
+        """What a user should know of a dataset that can be used."""
+        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
+        groups = [group for split in SPLITS for group in self.row_groups(split) if group.rows > 1]
+        huge = max(groups, key=lambda group: group.text_bytes, default=None)
+        if huge and huge.text_bytes > _HUGE_BYTES:
+            lines.append(
+                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
+                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
+            )
+        return lines
+
+    def check_storage(self) -> None:
+        """Raise DataError if not even the manifest can be read: then no single file is to blame."""
+        try:
+            (self.dir / MANIFEST).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
+                "the same command again"
+            ) from error
 
     def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
         """The documents of a row group: text, or 1-D arrays of token ids.
@@ -124,8 +151,12 @@ def _footer(path: Path, *version: int) -> pq.FileMetaData:
     return pq.read_metadata(path)
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Open a prepared dataset; raises DataError, with the fix, unless all its files are there."""
+def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
+    """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
+
+    With on_bad "quarantine", training files that are missing or of another size will do: reading
+    them fails later. Files beside those of the manifest, as after a renaming, never will.
+    """
     dir = Path(path)
     try:
         manifest = json.loads((dir / MANIFEST).read_bytes())
@@ -144,8 +175,7 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
             f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION}: "
             f"prepare the data again, or use the gptddp that made it ({manifest.get('gptddp')})"
         )
-    _check_files(dir, manifest)
-    return Dataset(dir, manifest)
+    return Dataset(dir, manifest, _check_files(dir, manifest, on_bad == "fail"))
 
 
 def _absence(dir: Path) -> str:
@@ -156,21 +186,17 @@ def _absence(dir: Path) -> str:
     return "no such folder; make a dataset with"
 
 
-def _check_files(dir: Path, manifest: dict[str, Any]) -> None:
-    files = [f for split in manifest["splits"].values() for f in split["files"]]
-    if manifest["tokenizer"]["file"]:
-        files.append(manifest["tokenizer"])
-    for file in files:
-        path = dir / (file.get("path") or file["file"])
-        try:
-            bytes = path.stat().st_size
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}; copy it again, or prepare again") from None
-        if bytes != file["bytes"]:
-            raise DataError(
-                f"{path} has {bytes} bytes instead of {file['bytes']}: it is damaged or not fully "
-                "copied; copy it again, or prepare again"
-            )
+def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
+    """The training files that are damaged; DataError, naming every file, unless that will do."""
+    damaged, lines = inventory.on_disk(dir, manifest)
+    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
+    other = len(lines) > len(damaged) or not train.issuperset(damaged)
+    if other or (lines and damage_is_fatal):
+        raise DataError(
+            f"{dir} is not as it was prepared, or not fully copied: {inventory.listed(lines)}: "
+            "put the files back as they were, or prepare again"
+        )
+    return lines
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ between versions, its default sort orders ties by processor, and `hash` changes 
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,22 @@ def deal(groups: Sequence[tuple[int, int]], lanes: int, seed: int) -> list[list[
     for lane in range(len(shares), lanes if shares else 0):
         dealt[lane] = dealt[lane % len(shares)]
     return dealt
+
+
+def hosts(dealt: Sequence[Sequence[Share]], quarantined: Collection[int]) -> list[int]:
+    """For each lane the lane whose shares it runs through: its own, unless all of them are lost.
+
+    Then it is the next lane, round the circle, that has a share left: its documents come up in
+    both, in different orders. Empty where no lane has a share left.
+    """
+    left = [any(share.group not in quarantined for share in shares) for shares in dealt]
+    if not any(left):
+        return []
+    host, found = left.index(True), []
+    for lane in reversed(range(len(dealt))):
+        host = lane if left[lane] else host
+        found.append(host)
+    return found[::-1]
 
 
 def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share], list[int]]:

@@ -19,7 +19,7 @@ import numpy as np
 from gptddp.blocks import Lane, Source
 from gptddp.config import Config, check_world_size
 from gptddp.errors import ConfigError, DataError
-from gptddp.lanes import deal, owned
+from gptddp.lanes import deal, hosts, owned
 from gptddp.packing import IDS, documents_of
 from gptddp.producer import Producer
 
@@ -40,6 +40,8 @@ class Batch:
     cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
     wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
+    bad: the row group that this rank cannot read, -1 without; such a batch has no rows, and no rank
+    may train this step (see quarantine.py).
     """
 
     tokens: np.ndarray
@@ -49,6 +51,7 @@ class Batch:
     cursors: np.ndarray
     wait_s: float
     bos: int = -1
+    bad: int = -1
 
     @property
     def segments(self) -> np.ndarray:
@@ -100,9 +103,19 @@ class Loader:
         }  # fmt: skip
         self._bos = source.tokenizer.bos
         start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
-        shares = _deal(source, lanes, seed)
+        self.quarantined = sorted((state or {}).get("quarantined", ()))
+        source.quarantined = frozenset(self.quarantined)
+        self.groups, self.lanes = source.groups, lanes
+        self.shares = _deal(source, lanes, seed)
+        self.hosts = hosts(self.shares, source.quarantined)
+        if not self.hosts:
+            raise DataError(
+                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
+                "data, then begin a new run"
+            )
         self._lanes = [
-            Lane(lane, shares[lane], seed, start[lane]) for lane in owned(rank, world_size, lanes)
+            Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
+            for lane in owned(rank, world_size, lanes)
         ]
         self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
         # Also runs when the loader is dropped and at the exit of the interpreter, while threads
@@ -111,7 +124,7 @@ class Loader:
         self._producer.start()
 
     def next(self) -> Batch:
-        """The next batch; waits for it. Raises DataError where the data could not be read."""
+        """The next batch; waits for it. Raises BadRowGroup where the data cannot be read."""
         started = time.monotonic()
         parts = self._producer.take()
         wait_s = time.monotonic() - started
@@ -126,7 +139,8 @@ class Loader:
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:
         """What a checkpoint keeps, for JSON; `cursors` is the sum of a batch's over all ranks."""
-        return self._identity | {"lanes": np.asarray(cursors).tolist()}
+        state = self._identity | {"lanes": np.asarray(cursors).tolist()}
+        return state | ({"quarantined": self.quarantined} if self.quarantined else {})
 
     def close(self) -> None:
         """End the threads. A second call does nothing."""

@@ -57,6 +57,7 @@ class Metrics:
         self.tokens = counter("tokens", "Tokens trained by this process's world, over all ranks.")
         self.nonfinite = counter("nonfinite_steps", "Steps skipped: loss or gradient not finite.")
         self.phases = counter("phase_seconds", "Seconds of rank 0 by phase.", ("phase",))
+        self.quarantined = gauge("quarantined_row_groups", "Row groups skipped as unreadable.")
         self.saves = counter("checkpoints", "Checkpoints by result.", ("result",))
         self.step = gauge("step", "Last finished step of the run.")
         self.max_steps = gauge("max_steps", "Steps at which the run ends.")

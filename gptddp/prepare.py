@@ -40,7 +40,7 @@ _MAX_ROWS = 1024  # documents of a row group; above, tokenising one is felt
 # nothing (Python source, vocabulary 4096: 3.34 bytes a token from 64 MiB, 3.33 from 32).
 _TOKENIZER_SAMPLE_BYTES = 32 << 20
 _TOKENIZER_FILE = "tokenizer.json"
-_OUTPUTS = (corpus.MANIFEST, _TOKENIZER_FILE, "train", "val")
+OUTPUTS = (corpus.MANIFEST, _TOKENIZER_FILE, "train", "val")
 
 PathLike = str | os.PathLike[str]
 
@@ -59,7 +59,7 @@ def prepare(
     """
     out = Path(out)
     progress = progress or Progress(None)
-    _check_apart(given, out)
+    check_apart(given, out)
     definition = given_tokenizer(settings.tokenizer)
     files = listing.find(given, settings.include, settings.exclude, skip=out)
     if not files:
@@ -67,9 +67,9 @@ def prepare(
     made_from = origin(given, files, settings, definition)
     if os.path.exists(out / corpus.MANIFEST):
         return _existing(out, made_from, progress)
-    with _write_errors(out), claim.claim(out, _OUTPUTS, last=corpus.MANIFEST) as scratch:
+    with write_errors(out), claim.claim(out, OUTPUTS, last=corpus.MANIFEST) as scratch:
         manifest = _build(files, out, scratch, settings, definition, progress)
-        _commit(out, scratch, {**made_from, **manifest})
+        commit(out, scratch, {**made_from, **manifest})
     return corpus.open_dataset(out)
 
 
@@ -169,7 +169,7 @@ def _write(
     progress: Progress,
 ) -> dict[str, Any]:
     """Write both splits; returns what the manifest says of them."""
-    rows = max(1, min(_MAX_ROWS, (documents - val_documents) // _ROW_GROUPS))
+    rows = rows_per_group(documents - val_documents)
     progress.start("writing", total=documents)
     encode = tokenizer.encoder()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -191,7 +191,12 @@ def _write(
         return {"train": train.close(), "val": {**val.close(), **about}}
 
 
-def _commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
+def rows_per_group(documents: int) -> int:
+    """Documents of a row group where the training split has so many."""
+    return max(1, min(_MAX_ROWS, documents // _ROW_GROUPS))
+
+
+def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
     head = {"format": corpus.FORMAT, "version": corpus.VERSION, "gptddp": __version__}
     path = scratch / corpus.MANIFEST
     text = json.dumps({**head, **manifest}, indent=1)
@@ -238,7 +243,7 @@ next        gptddp train --data {dataset.dir} --run-dir RUN"""
 # -- what was made before, and what cannot work --------------------------------------------------
 
 
-def _check_apart(given: Sequence[PathLike], out: Path) -> None:
+def check_apart(given: Sequence[PathLike], out: Path) -> None:
     for source in given:
         if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
             raise DataError(
@@ -278,7 +283,7 @@ def _too_few(documents: int, dropped: dict[str, int]) -> str:
 
 
 @contextlib.contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
+def write_errors(out: Path) -> Iterator[None]:
     """Turn what the file system says while the dataset is written into one message."""
     try:
         yield

@@ -81,6 +81,12 @@ def ids_of(document: bytes, tokenizer: Tokenizer) -> np.ndarray:
     return np.frombuffer(document, np.dtype(tokenizer.dtype).newbyteorder("<"))
 
 
+def to_bytes(column: pa.Array, tokenizer: Tokenizer) -> list[bytes]:
+    """The documents of a column of a dataset, as between the two ends; the inverse of to_arrow."""
+    dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+    return [ids.astype(dtype).tobytes() for ids in from_arrow(pa.chunked_array([column]))]
+
+
 def to_arrow(group: Sequence[bytes], tokenizer: Tokenizer) -> pa.ListArray:
     """Documents as a column: list<uint16> or list<uint32>."""
     ids = ids_of(b"".join(group), tokenizer).astype(tokenizer.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.dist import Dist
 from gptddp.metrics import Metrics, PhaseClock, serve
+from gptddp.quarantine import Decision
 from gptddp.rundir import Life, finish
 from gptddp.runlog import Ledger, RunLog
 from gptddp.state import Progress
@@ -36,6 +37,8 @@ class Recorder:
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
         self._saved_at = time.monotonic()
+        self._batch_fp: str | None = None  # of the last step
+        self._saving: dict[int, dict[str, str | None]] = {}  # fingerprints of the steps to save
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
             serve(self.metrics, c.metrics_port, loopback)
@@ -48,6 +51,7 @@ class Recorder:
             "start", step=life.step, source=life.source, redo=life.redo,
             world_size=world.world_size, nodes=world.nodes, restarts=world.restarts,
             device=world.device.type, seconds=sum(self.clock.seconds.values()),
+            chain_fp=f"{progress.chain_fp:016x}",
         )  # fmt: skip
         m.world_size.set(world.world_size)
         m.nodes.set(world.nodes)
@@ -55,6 +59,7 @@ class Recorder:
         m.step.set(life.step)
         m.max_steps.set(self.config.steps or 0)
         m.tokens_seen.set(progress.tokens)
+        m.quarantined.set(len(progress.data.get("quarantined", ())))
         self._tokens = progress.tokens
         c = self.config
         log.info(
@@ -77,6 +82,7 @@ class Recorder:
         """Log one finished step and bring the metrics up to it."""
         line |= {"world_size": self.world.world_size, "time": time.time()}
         self.log.append(line)
+        self._batch_fp = line["batch_fp"]
         m = self.metrics
         m.steps.inc()
         m.tokens.inc(progress.tokens - self._tokens)
@@ -112,11 +118,20 @@ class Recorder:
             line["world_size"], left // 60, left % 60,
         )  # fmt: skip
 
+    def quarantine(self, decision: Decision, progress: Progress) -> None:
+        """Record, before any rank acts on it, which row groups are skipped from now on."""
+        self._event("quarantine", step=progress.step, **vars(decision))
+        self.metrics.quarantined.set(len(progress.data["quarantined"]))
+        log.warning(
+            "step %d: in quarantine from now on: %s", progress.step, ", ".join(decision.names)
+        )
+
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self._saved_at = time.monotonic()
+        self._saving[progress.step] = self._fingerprints(progress)
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
     def _poll(self) -> None:
@@ -125,7 +140,7 @@ class Recorder:
             self._record(saved)
 
     def _record(self, saved: Saved) -> None:
-        m = self.metrics
+        m, fingerprints = self.metrics, self._saving.pop(saved.step, {})
         if saved.error:
             m.saves.labels("failure").inc()
             log.error("checkpoint of step %d failed: %s", saved.step, saved.error)
@@ -136,7 +151,7 @@ class Recorder:
         m.checkpoint_time.set_to_current_time()
         self._event(
             "checkpoint", step=saved.step, name=saved.name, nbytes=saved.nbytes,
-            stall_s=saved.stall_s, write_s=saved.write_s,
+            stall_s=saved.stall_s, write_s=saved.write_s, **fingerprints,
         )  # fmt: skip
 
     def end(self, tensors: Mapping[str, Tensor], progress: Progress, cause: str) -> None:
@@ -146,18 +161,23 @@ class Recorder:
         """
         where = "no step was done"
         if progress.step > self.life.step:
+            self._saving[progress.step] = self._fingerprints(progress)
             saved = self.writer.save(progress.step, tensors, progress.to_meta())
             self._poll()  # of the save before, if it was still in flight
             self._record(saved)
             where = saved.error or f"checkpoint {saved.name} is saved"
             if saved.error and cause != "stopped":
                 raise RuntimeError(f"the last checkpoint cannot be written: {saved.error}")
-        self._event("stop", step=progress.step, cause=cause)
+        self._event("stop", step=progress.step, cause=cause, **self._fingerprints(progress))
         if cause == "stopped":
             log.info("stopped after step %d: %s", progress.step, where)
         else:
             finish(self.life, progress.step, cause)
             log.info("finished after step %d (%s): %s", progress.step, cause, where)
+
+    def _fingerprints(self, progress: Progress) -> dict[str, str | None]:
+        """Of the rows of the last step; batch_fp is null before this life's first."""
+        return {"batch_fp": self._batch_fp, "chain_fp": f"{progress.chain_fp:016x}"}
 
     def _event(self, event: str, **fields: Any) -> None:
         self.ledger.event(event, self.life.generation, **fields)

@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 
-from gptddp import __version__, checkpoint
+from gptddp import __version__, checkpoint, inventory
 from gptddp.config import FIELDS, Config, check_world_size, differences, flag, with_preset
+from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, DataError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.runlog import history, next_generation
+from gptddp.quarantine import decided
+from gptddp.runlog import history, next_generation, read_ledger
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
+
+
+_DATA = "dataset.json"  # which files the run began with
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,14 @@ class Life:
     meta: dict[str, Any]  # of the checkpoint; {} when the run begins
     source: str  # the checkpoint's name, or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
+    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, see quarantine.py
 
 
-def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None]:
+def open_run(config: Config, dataset: Dataset, dist: Dist) -> tuple[Life, checkpoint.Loaded | None]:
     """Rank 0 only: resolve the configuration, find the newest valid checkpoint, open a new life.
 
-    Raises ConfigError when the run directory belongs to another configuration, CheckpointError
-    when it has checkpoints and none is valid.
+    Raises ConfigError when the run directory belongs to another configuration, DataError when it
+    belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
     try:
@@ -47,11 +53,15 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
     generation = next_generation(run)
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
+    _check_data(run, dataset)
     loaded = checkpoint.load_newest(run)
     values = dataclasses.asdict(config)
     try:
         saved = {"version": __version__, "torch": torch.__version__, "config": values}
         write_json_atomic(run / "config.json", saved)
+        if not (run / _DATA).exists():
+            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+            write_json_atomic(run / _DATA, data)
     except OSError as error:
         raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
     step = loaded.step if loaded else 0
@@ -62,8 +72,27 @@ def open_run(config: Config, dist: Dist) -> tuple[Life, checkpoint.Loaded | None
         meta=loaded.meta if loaded else {},
         source=loaded.name if loaded else "scratch",
         redo=sum(1 for line in history(run) if line["step"] > step),
+        quarantine=decided(read_ledger(run), step),
     )
     return life, loaded
+
+
+def _check_data(run: Path, dataset: Dataset) -> None:
+    """Refuse other data than the run began with, naming every file that differs.
+
+    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
+    """
+    try:
+        began: Any = read_json(run / _DATA)
+        same = began is None or began["sha256"] == dataset.sha256
+        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{run / _DATA} cannot be used ({error}): remove it") from error
+    if not same:
+        raise DataError(
+            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
+            "put that data set back, or give another --run-dir"
+        )
 
 
 def saved_config(run: Path) -> dict[str, Any] | None:

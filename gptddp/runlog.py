@@ -143,14 +143,21 @@ def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     and so are the losses but for rounding where the world size changed. When the newest gets
     there, its own lines take their place.
     """
+    for _, line in logged(run_dir):
+        yield line
+
+
+def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of `history`, each with the generation that logged it."""
     logs = [(int(m[1]), name) for name in _names(run_dir) if (m := _LOG.fullmatch(name))]
-    lines: dict[int, bytes] = {}  # as text: objects of a million steps would take a gigabyte
-    for _, name in sorted(logs):
+    # as text: objects of a million steps would take a gigabyte
+    lines: dict[int, tuple[int, bytes]] = {}
+    for generation, name in sorted(logs):
         for line, obj in _read(Path(run_dir) / name):
             if isinstance(step := obj.get("step"), int):
-                lines[step] = line
+                lines[step] = generation, line
     for step in sorted(lines):
-        yield json.loads(lines[step])
+        yield lines[step][0], json.loads(lines[step][1])
 
 
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]
     if values is None:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     config = Config(**values | {"betas": tuple(values["betas"])})
-    tokenizer = open_dataset(data or config.data).tokenizer()
+    tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
     loaded = checkpoint.load_newest(run, quarantine=False)
     if loaded is None:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")

@@ -155,7 +155,7 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
     row = 0
     try:
         # without pre_buffer: with it every chunk read so far stays in memory
-        with open(file.path, "rb") as raw, pq.ParquetFile(raw, pre_buffer=False) as reader:
+        with open(file.path, "rb") as raw, _verified(raw) as reader:
             _check_column(reader.schema_arrow, text_field, where)
             for batch in reader.iter_batches(1024, columns=[text_field], use_threads=False):
                 column = batch.column(0).cast(pa.large_string())
@@ -166,6 +166,11 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
     except (OSError, pa.ArrowException) as error:
         after = f" after row {row}" if row else ""
         raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
+
+
+def _verified(raw: IO[bytes]) -> pq.ParquetFile:
+    """Checksums, where the writer left any, are compared: an uncompressed page shows no damage."""
+    return pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True)
 
 
 def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:

@@ -22,6 +22,7 @@ class Agreed:
 
     targets: int  # valid targets of the whole step, the denominator of its loss
     fp: int  # fingerprint of its rows, 64 bits
+    bad: bool  # some rank has a row group that it cannot read: the step is not done
     stop: bool  # some rank was asked to stop: the step is not done
     out_of_time: bool  # rank 0's time budget is used up: the step is not done
     save: bool  # rank 0 saves a checkpoint after this step
@@ -33,18 +34,19 @@ def agree(batch: Batch, stop: bool, out_of_time: bool, save: bool, world: Dist) 
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow.
     """
-    flags = (stop, world.rank == 0 and out_of_time, world.rank == 0 and save)
+    flags = (batch.bad >= 0, stop, world.rank == 0 and out_of_time, world.rank == 0 and save)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
     mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
-    targets, low, high, stops, out, saves = (int(value) for value in total[:6])
+    targets, low, high, bad, stops, out, saves = (int(value) for value in total[:7])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
+        bad=bad > 0,
         stop=stops > 0,
         out_of_time=out > 0,
         save=saves > 0,
-        cursors=total[6:].reshape(batch.cursors.shape),
+        cursors=total[7:].reshape(batch.cursors.shape),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import checkpoint, dist, lanes, model, optim, rundir
+from gptddp import checkpoint, dist, lanes, model, optim, quarantine, rundir
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
@@ -41,14 +41,17 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
-    dataset = open_dataset(config.data)  # before anything is written for a run that cannot be
+    # before anything is written for a run that cannot be
+    dataset = open_dataset(config.data, config.on_bad)
     tokenizer = dataset.tokenizer()
+    for warning in dataset.warnings() if world.rank == 0 else ():
+        log.warning("%s", warning)
 
     # -- the run: rank 0 reads the storage, every rank begins with the same -----------------------
     opened: list[checkpoint.Loaded | None] = []
 
     def open_run() -> rundir.Life:
-        life, loaded = rundir.open_run(config, world)
+        life, loaded = rundir.open_run(config, dataset, world)
         opened.append(loaded)
         return life
 
@@ -59,11 +62,16 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     recorder = Recorder(life, world, clock) if world.rank == 0 else None
 
     # -- the data: its threads read and pack while the model is built -----------------------------
-    loader = Loader(
-        dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
-        rank=world.rank, world_size=world.world_size, state=progress.data or None,
-        threads=min(8, torch.get_num_threads()), pack=c.pack, cache=open_cache(c.cache_dir),
-    )  # fmt: skip
+    cache = open_cache(c.cache_dir)
+
+    def open_loader() -> Loader:
+        return Loader(
+            dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
+            rank=world.rank, world_size=world.world_size, state=progress.data or None,
+            threads=min(8, torch.get_num_threads()), pack=c.pack, cache=cache,
+        )  # fmt: skip
+
+    loader = open_loader()
     try:
         val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens, c.pack)
 
@@ -91,7 +99,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         cause = "steps"
         while progress.step < c.steps:
             clock.enter("data_wait")
-            batch = loader.next()
+            batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
             clock.enter("step" if progress.step > life.step else "warmup")
             started = time.monotonic()
             out_of_time = 0 < c.max_time <= progress.train_s
@@ -100,6 +108,14 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             if agreed.stop or agreed.out_of_time:
                 cause = "stopped" if agreed.stop else "max_time"
                 break
+
+            if agreed.bad:
+                decision = quarantine.decide(batch, loader, progress, world)  # all ranks
+                if recorder:
+                    recorder.quarantine(decision, progress)
+                loader.close()
+                loader = open_loader()
+                continue
 
             lr = optim.lr_at(progress.step, c)
             for group in optimizer.param_groups:

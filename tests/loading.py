@@ -60,6 +60,9 @@ class Dataset:
     def tokenizer(self):
         return Bytes()
 
+    def check_storage(self):
+        pass
+
     def read(self, group):
         self.reads[group.path] += 1
         self.fail(group, self.reads[group.path])

@@ -223,3 +223,14 @@ def test_packed_rows_of_the_cache_can_be_taken_from(cache):
     packed = pack([np.arange(9, dtype=np.uint16)], 99, 4, np.uint16)
     cache.put(("x",), packed)
     assert np.array_equal(cache.get(("x",), 4, np.uint16).take(slice(1)).tokens, packed.tokens[:1])
+
+
+def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):
+    """A row group that is left out for good stays out, though its rows are at hand."""
+    steps(dataset, cache=cache)
+    with contextlib.closing(Loader(dataset, lanes=4, batch=8, seq_len=30, seed=1)) as loader:
+        state = loader.state(np.zeros((4, 3), np.int64)) | {"quarantined": list(range(0, 190, 2))}
+    plain, _ = steps(dataset, state=state)
+    batches, reads = steps(dataset, state=state, cache=cache)
+    same(batches, plain)
+    assert not reads

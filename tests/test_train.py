@@ -35,8 +35,13 @@ def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
     assert ["val_loss" in line for line in lines] == [False, False, False, True, False, True]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 6
     assert (tmp_path / "run/checkpoints/step-000000000006.1/manifest.json").exists()
-    events = [event["event"] for event in read_ledger(tmp_path / "run")]
-    assert events == ["start", "checkpoint", "stop"]
+    start, *ends = read_ledger(tmp_path / "run")
+    assert [event["event"] for event in (start, *ends)] == ["start", "checkpoint", "stop"]
+    assert start["chain_fp"] == "0" * 16
+    for event in ends:
+        assert [event[key] for key in ("batch_fp", "chain_fp")] == [
+            lines[-1][key] for key in ("batch_fp", "chain_fp")
+        ]
 
 
 def test_the_loss_falls(run, tmp_path):

@@ -1,0 +1,117 @@
+"""Did two runs train on the same rows? Their logs, compared step by step; stdlib only."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import DataError
+from gptddp.runlog import logged
+
+KEYS = ("batch_fp", "chain_fp")
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A step's fingerprints, and which life logged them."""
+
+    batch_fp: str
+    chain_fp: str
+    generation: int
+    world_size: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs over the steps that both have logged.
+
+    difference: the first step that differs, None where none does. same: steps that agree, before
+    the first difference. missing: for each run the steps that only the other has logged.
+    """
+
+    runs: tuple[Path, Path]
+    steps: tuple[dict[int, Logged], dict[int, Logged]]
+    difference: int | None
+    same: int
+    missing: tuple[list[int], list[int]]
+
+
+def compare(run_a: Path, run_b: Path) -> Comparison:
+    """Compare two run directories; raises DataError where they cannot be compared."""
+    a, b = read(run_a), read(run_b)
+    both = sorted(a.keys() & b.keys())
+    if not both:
+        raise DataError(
+            f"no step is in both logs: {run_a} has {ranges(sorted(a))}, "
+            f"{run_b} has {ranges(sorted(b))}"
+        )
+    equal = ((a[s].batch_fp, a[s].chain_fp) == (b[s].batch_fp, b[s].chain_fp) for s in both)
+    same = next((i for i, it in enumerate(equal) if not it), len(both))
+    return Comparison(
+        runs=(run_a, run_b),
+        steps=(a, b),
+        difference=both[same] if same < len(both) else None,
+        same=same,
+        missing=(sorted(b.keys() - a.keys()), sorted(a.keys() - b.keys())),
+    )
+
+
+def read(run: Path) -> dict[int, Logged]:
+    """The fingerprints that a run has logged, by step; raises DataError, naming the step."""
+    steps = {}
+    try:
+        for generation, line in logged(run):
+            steps[line["step"]] = _fingerprints(run, generation, line)
+    except OSError as error:
+        raise DataError(f"cannot read the log of {run}: {error.strerror}") from error
+    if not steps:
+        raise DataError(f"{run} has logged no step yet: nothing to compare")
+    return steps
+
+
+def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:
+    for key in KEYS:
+        if not _FINGERPRINT.fullmatch(str(line.get(key))):
+            raise DataError(
+                f"{run / f'log.{generation}.jsonl'}, step {line['step']}: {key} is "
+                f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"
+            )
+    return Logged(line["batch_fp"], line["chain_fp"], generation, line.get("world_size"))
+
+
+def describe(result: Comparison) -> str:
+    """The comparison in a few lines for people."""
+    a, b = result.steps
+    if (step := result.difference) is None:
+        both = sorted(a.keys() & b.keys())
+        lines = [f"same: {result.same} steps ({ranges(both)}), chain_fp {a[both[-1]].chain_fp}"]
+    else:
+        keys = [key for key in KEYS if getattr(a[step], key) != getattr(b[step], key)]
+        lines = [f"different: step {step} ({result.same} steps before it are the same)"]
+        lines += [
+            f"  {key} {getattr(steps[step], key)}  {_who(run, steps[step])}"
+            for key in keys
+            for run, steps in zip(result.runs, result.steps, strict=True)
+        ]
+        if keys == ["chain_fp"]:
+            lines.append("  the rows of this step are the same: those of a step before are not")
+    for run, missing in zip(result.runs, result.missing, strict=True):
+        if missing:
+            lines.append(f"not compared: {run} has not logged {ranges(missing)}")
+    return "\n".join(lines)
+
+
+def _who(run: Path, step: Logged) -> str:
+    return f"{run}, generation {step.generation}, world size {step.world_size}"
+
+
+def ranges(steps: list[int]) -> str:
+    """`steps 1 to 5, 9`: sorted numbers as ranges, the first three of them."""
+    starts = [i for i, step in enumerate(steps) if not i or steps[i - 1] != step - 1]
+    parts = []
+    for start, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        first, last = steps[start], steps[end - 1]
+        parts.append(str(first) if first == last else f"{first} to {last}")
+    more = ", ..." if len(parts) > 3 else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(parts[:3])}{more}"

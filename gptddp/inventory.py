@@ -1,0 +1,96 @@
+"""What has happened to the files of a dataset: since it was prepared, or since a run began."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SHOWN = 10  # differences in a message
+
+
+def files(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The manifest's entry of every shard, by path."""
+    return {f["path"]: f for split in manifest["splits"].values() for f in split["files"]}
+
+
+def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The files that are not there or not of their size, each with what is wrong: {path: text}."""
+    expected = {path: file["bytes"] for path, file in files(manifest).items()}
+    if name := manifest["tokenizer"]["file"]:
+        expected[name] = manifest["tokenizer"]["bytes"]
+    found = {}
+    for path, bytes in expected.items():
+        try:
+            size = (dir / path).stat().st_size
+        except OSError as error:
+            found[path] = f"{path}: {error.strerror}"
+        else:
+            if size != bytes:
+                found[path] = f"{path} has {size} bytes instead of {bytes}"
+    return found
+
+
+def added(dir: Path, manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Shards beside those of the manifest, which nothing would read: {path: bytes}.
+
+    Hidden files are left alone: network file systems make some.
+    """
+    known, found = files(manifest), {}
+    for split in manifest["splits"]:
+        try:
+            with os.scandir(dir / split) as entries:
+                for entry in entries:
+                    path = f"{split}/{entry.name}"
+                    visible = entry.name.endswith(".parquet") and not entry.name.startswith(".")
+                    if visible and path not in known:
+                        found[path] = entry.stat().st_size
+        except OSError:  # the folder's files are damaged, which says more
+            continue
+    return found
+
+
+def on_disk(dir: Path, manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(damaged files, lines that name every difference between folder and manifest)."""
+    bad, extra = damaged(dir, manifest), added(dir, manifest)
+    known = files(manifest)
+    lines = []
+    for path, text in bad.items():
+        twin = next((p for p in extra if extra[p] == known.get(path, {}).get("bytes")), None)
+        if twin and "bytes instead of" not in text:
+            text += f" (renamed to {twin}?)"
+            del extra[twin]
+        lines.append(text)
+    lines += [f"{path} was added" for path in extra]
+    return list(bad), lines
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between the files of two manifests, each as {path: entry}; a line a file."""
+    lines = []
+    gone = {path: old[path] for path in old.keys() - new.keys()}
+    fresh = {path: new[path] for path in new.keys() - old.keys()}
+    for path in sorted(gone, key=os.fsencode):
+        same = [p for p in fresh if _content(fresh[p]) == _content(old[path])]
+        if twin := min(same, key=os.fsencode, default=None):
+            lines.append(f"{path} was renamed to {twin}")
+            del fresh[twin]
+        else:
+            lines.append(f"{path} was removed")
+    lines += [f"{path} was added" for path in sorted(fresh, key=os.fsencode)]
+    for path in sorted(old.keys() & new.keys(), key=os.fsencode):
+        before, after = old[path], new[path]
+        if before["bytes"] != after["bytes"]:
+            lines.append(f"{path} has {after['bytes']} bytes instead of {before['bytes']}")
+        elif before != after:
+            lines.append(f"{path} has other content")
+    return lines
+
+
+def _content(file: Mapping[str, Any]) -> tuple[Any, Any]:
+    return file["bytes"], file.get("xxh3_64")
+
+
+def listed(lines: list[str]) -> str:
+    """The first lines of many, and how many more there are."""
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more

@@ -1,0 +1,94 @@
+"""`gptddp fingerprints`: two runs' logs, compared step by step."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gptddp.cli import cli
+
+
+def write(run, generation, steps, *, world_size=1, changed=(), chain_changed=()):
+    """A log of these steps; those of `changed` have rows of their own."""
+    run.mkdir(exist_ok=True)
+    (run / "config.json").write_text("{}")
+    with open(run / f"log.{generation}.jsonl", "a") as file:
+        for step in steps:
+            batch, chain = step * 2**40 + (step in changed), step + (step in chain_changed)
+            line = dict(step=step, batch_fp=f"{batch:016x}", chain_fp=f"{chain:016x}")
+            file.write(json.dumps(line | {"world_size": world_size}) + "\n")
+
+
+def fingerprints(*runs):
+    result = CliRunner().invoke(cli, ["fingerprints", *map(str, runs)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def test_runs_of_the_same_rows(tmp_path):
+    """Exit code 0 and the number of steps, whatever the world sizes and generations."""
+    write(tmp_path / "a", 1, range(1, 41))
+    write(tmp_path / "b", 1, range(1, 21), world_size=4)
+    write(tmp_path / "b", 2, range(15, 41), world_size=3)
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"same: 40 steps (steps 1 to 40), chain_fp {40:016x}\n"
+
+
+def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
+    """Only the steps of both are compared, and what one of them lacks is named."""
+    write(tmp_path / "a", 1, range(1, 11))
+    write(tmp_path / "b", 1, [*range(1, 5), *range(7, 16)])
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {10:016x}",
+        f"not compared: {tmp_path / 'a'} has not logged steps 11 to 15",
+        f"not compared: {tmp_path / 'b'} has not logged steps 5 to 6",
+    ]
+
+
+def test_the_first_difference_is_shown(tmp_path):
+    """Exit code 1, the step, both values, and the life that logged each."""
+    write(tmp_path / "a", 1, range(1, 31))
+    write(tmp_path / "b", 1, range(1, 21), world_size=4)
+    write(tmp_path / "b", 3, range(17, 31), world_size=5, changed=[17, 18, 25])
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "different: step 17 (16 steps before it are the same)",
+        f"  batch_fp {17 * 2**40:016x}  {tmp_path / 'a'}, generation 1, world size 1",
+        f"  batch_fp {17 * 2**40 + 1:016x}  {tmp_path / 'b'}, generation 3, world size 5",
+    ]
+
+
+def test_a_chain_that_differs_alone_points_back(tmp_path):
+    """Equal rows behind steps that are not in the logs are still different runs."""
+    write(tmp_path / "a", 1, range(5, 9))
+    write(tmp_path / "b", 1, range(5, 9), chain_changed=range(5, 9))
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert f"  chain_fp {6:016x}  {tmp_path / 'b'}, generation 1" in result.stdout
+    assert "those of a step before are not" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("steps", "line", "message"),
+    [
+        (None, "", "is not a run directory"),
+        ([], "", "has logged no step yet"),
+        ([3], '{"step": 4, "chain_fp": "0000000000000000"}', "step 4: batch_fp is None instead of"),
+        ([3], '{"step": 4, "batch_fp": 7}', "log.1.jsonl, step 4: batch_fp is 7 instead of"),
+        ([77], "", "no step is in both logs: "),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, steps, line, message):
+    """Exit code 2 and the reason: an answer without a step compared would look like `same`."""
+    write(tmp_path / "a", 1, range(1, 9))
+    if steps is not None:
+        write(tmp_path / "b", 1, steps)
+        with open(tmp_path / "b/log.1.jsonl", "a") as file:
+            file.write(line + "\n")
+    for runs in (("a", "b"), ("b", "a")):
+        result = fingerprints(*(tmp_path / name for name in runs))
+        assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
