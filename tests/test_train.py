@@ -1,13 +1,17 @@
 """One training process, in this one: what a run leaves behind, and what a mistake is told."""
 
 import json
+import shutil
 import socket
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SMALL
+from preparing import BYTES
 
-from gptddp import train
+from gptddp import blocks, lanes, train
+from gptddp.prepare import prepare
 from gptddp.runlog import history, read_ledger
 
 pytestmark = pytest.mark.usefixtures("train_here")
@@ -193,3 +197,61 @@ def test_dropout_is_the_same_in_every_life(corpus, tmp_path):
         assert train.main([*SMALL, *flags, "--steps", "4"]) == 0
         losses.append([line["loss"] for line in history(tmp_path / name)])
     assert losses[0] == losses[1]
+
+
+def flip(dataset, number):
+    """Flip a bit in the text of a training row group."""
+    group = dataset.row_groups("train")[number]
+    path = dataset.dir / group.path
+    column = pq.read_metadata(path).row_group(group.index).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    return f"{path}, row group {group.index}"
+
+
+def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatch, capfd):
+    """fail: exit code 2 and its name. quarantine: the same run goes on, in later lives too."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    dataset = prepare([books], tmp_path / "data", BYTES)
+    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    number = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)[1].group
+    bad = flip(dataset, number)
+    args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*args, "--steps", "500"]) == 2
+    err = capfd.readouterr().err
+    assert bad in err and "--on-bad quarantine" in err and "Traceback" not in err
+
+    assert train.main([*args, "--steps", "200", "--on-bad", "quarantine"]) == 0
+    events = [e for e in read_ledger(tmp_path / "run") if e["event"] == "quarantine"]
+    assert [(e["row_groups"], e["names"]) for e in events] == [
+        ([number], [f"train/00000.parquet#{number}"])
+    ]
+    lines = list(history(tmp_path / "run"))
+    assert [line["step"] for line in lines] == list(range(1, 201))
+    assert 0 < events[0]["step"] < 200
+    assert train.main([*args, "--steps", "202"]) == 0  # decided, so on_bad has no say any more
+    (checkpoint,) = (tmp_path / "run/checkpoints").glob("step-000000000202.*/manifest.json")
+    assert json.loads(checkpoint.read_text())["meta"]["data"]["quarantined"] == [number]
+
+
+def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_path, capfd):
+    """Another dataset in the same place: each file that differs, and the run is left as it was."""
+    dataset = prepare([books], tmp_path / "data", BYTES)
+    args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*args, "--steps", "2"]) == 0
+    manifest = json.loads((dataset.dir / "dataset.json").read_text())
+    (shard,) = manifest["splits"]["train"]["files"]
+    (dataset.dir / shard["path"]).rename(dataset.dir / "train/one.parquet")
+    shard["path"] = "train/one.parquet"
+    shutil.copy(dataset.dir / "val/00000.parquet", dataset.dir / "train/two.parquet")
+    twin = manifest["splits"]["val"]["files"][0] | {"path": "train/two.parquet"}
+    manifest["splits"]["train"]["files"].append(twin)
+    (dataset.dir / "dataset.json").write_text(json.dumps(manifest))
+    assert train.main([*args, "--steps", "4"]) == 2
+    err = capfd.readouterr().err
+    assert (
+        "train/00000.parquet was renamed to train/one.parquet; train/two.parquet was added" in err
+    )
+    assert f"is not the data that run {tmp_path / 'run'} began with" in err
+    assert len(list(history(tmp_path / "run"))) == 2
