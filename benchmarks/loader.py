@@ -4,6 +4,7 @@
 
 DATASET is a prepared dataset; use one with a vocabulary of 32768 and a few hundred megabytes. The
 loader runs first, then the bare loop on the same row groups, in turns; the ratio is what counts.
+With --world-size W the first of W ranks runs too: it should cost 1/W of the whole.
 """
 
 import argparse
@@ -11,9 +12,18 @@ import copy
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gptddp.corpus import Dataset, RowGroup, open_dataset
 from gptddp.loader import Loader
+
+
+@dataclass(frozen=True)
+class Cost:
+    tokens_per_cpu_s: float  # targets, and what was made ahead of them
+    cpu_s_per_step: float
+    groups: list[RowGroup]  # that were read
+    call_s: float  # median of next(), without waiting
 
 
 def bare_tokens_per_cpu_s(dataset: Dataset, groups: Sequence[RowGroup]) -> float:
@@ -27,35 +37,35 @@ def bare_tokens_per_cpu_s(dataset: Dataset, groups: Sequence[RowGroup]) -> float
     return tokens / cpu_s
 
 
-def loader_tokens_per_cpu_s(
-    dataset: Dataset, args: argparse.Namespace
-) -> tuple[float, list[RowGroup], list[float]]:
-    """Targets a CPU-second, the row groups that were read, and the seconds of each next() call.
-
-    All CPU time of the process counts: reading, tokenising, packing, hashing, next() itself.
-    """
+def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1) -> Cost:
+    """All CPU time but the tokenizer's loading: read, tokenise, pack, hash, next() itself."""
     groups: list[RowGroup] = []
+    tokenizer = dataset.tokenizer()
 
-    def read(group: RowGroup) -> list[str]:
+    def read(group: RowGroup) -> list:
         groups.append(group)
         return dataset.read(group)
 
     recorded = copy.copy(dataset)
     recorded.read = read  # type: ignore[method-assign]
+    recorded.tokenizer = lambda: tokenizer  # type: ignore[method-assign]
     started = time.process_time()
     loader = Loader(
-        recorded, lanes=args.lanes, batch=args.batch, seq_len=args.seq_len, seed=1, threads=1
-    )
-    targets, calls_s = 0, []
+        recorded, lanes=args.lanes, batch=args.batch, seq_len=args.seq_len, seed=1, threads=1,
+        world_size=world_size,
+    )  # fmt: skip
+    targets, rows, calls_s = 0, 0, []
     for _ in range(args.steps):
         called = time.perf_counter()
         batch = loader.next()
         calls_s.append(time.perf_counter() - called - batch.wait_s)
-        targets += batch.targets
+        targets, rows = targets + batch.targets, rows + len(batch.tokens)
     loader.close()
     cpu_s = time.process_time() - started
     ahead = sum(lane.rows for lane in loader._lanes)  # made, but not taken
-    return targets * (1 + ahead / (args.steps * args.batch)) / cpu_s, groups, calls_s
+    tokens_per_cpu_s = targets * (1 + ahead / rows) / cpu_s
+    per_step = targets / args.steps / tokens_per_cpu_s
+    return Cost(tokens_per_cpu_s, per_step, groups, statistics.median(calls_s))
 
 
 def main() -> None:
@@ -66,18 +76,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=480)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--world-size", type=int, default=1)
     args = parser.parse_args()
     dataset = open_dataset(args.dataset)
-    ratios = []
+    ratios, shares = [], []
     for _ in range(args.rounds):
-        loader, groups, calls_s = loader_tokens_per_cpu_s(dataset, args)
-        bare = bare_tokens_per_cpu_s(dataset, groups)
-        ratios.append(loader / bare)
+        whole = loader_cost(dataset, args)
+        bare = bare_tokens_per_cpu_s(dataset, whole.groups)
+        ratios.append(whole.tokens_per_cpu_s / bare)
         print(
-            f"bare {bare / 1e6:.2f}, loader {loader / 1e6:.2f} M tokens per CPU-second, "
-            f"next() {statistics.median(calls_s) * 1e3:.3f} ms without waiting"
+            f"bare {bare / 1e6:.2f}, loader {whole.tokens_per_cpu_s / 1e6:.2f} M tokens per "
+            f"CPU-second, next() {whole.call_s * 1e3:.3f} ms without waiting"
         )
+        if args.world_size > 1:
+            rank = loader_cost(dataset, args, args.world_size)
+            shares.append(rank.cpu_s_per_step / whole.cpu_s_per_step)
     print(f"loader / bare: {statistics.median(ratios):.3f}")
+    if shares:
+        print(f"a rank of {args.world_size} / one process: {statistics.median(shares):.3f}")
 
 
 if __name__ == "__main__":

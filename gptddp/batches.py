@@ -9,20 +9,37 @@ from torch import Tensor
 
 from gptddp.config import Config
 from gptddp.loss import IGNORE
+from gptddp.packing import documents_of
 
 
 def micro_batches(
-    tokens: np.ndarray, valid: np.ndarray, config: Config, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, each (rows, T) int64, of at most `micro_batch` rows at a time.
+    tokens: np.ndarray, valid: np.ndarray, bos: int, config: Config, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Inputs, targets and positions, each (rows, T) int64, of up to `micro_batch` rows at a time.
 
-    tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE.
+    tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE. Positions are
+    those in the document where mask is "document", else None.
     """
     for i in range(0, len(tokens), config.micro_batch):
         rows = slice(i, i + config.micro_batch)
         part = torch.from_numpy(tokens[rows].astype(np.int64))
         y = part[:, 1:].masked_fill(~torch.from_numpy(valid[rows]), IGNORE)
-        yield part[:, :-1].contiguous().to(device), y.to(device)
+        positions = None
+        if config.mask == "document":
+            places = documents_of(tokens[rows], valid[rows], bos)[1]
+            positions = _to(torch.from_numpy(places.astype(np.int64)), device)
+        yield _to(part[:, :-1].contiguous(), device), _to(y, device), positions
+
+
+def _to(host: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for the copy where that is a GPU.
+
+    Pinned memory comes from torch's own pool, which records an event at such a copy and gives the
+    memory out again only when that has passed: there are no slots to be kept by hand.
+    """
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[None]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptddp.errors import DataError
-from gptddp.lanes import Share, blocks, rows_order
-from gptddp.packing import Packed, pack, row_hashes
+from gptddp.lanes import Block, Share, blocks, rows_order
+from gptddp.packing import IDS, Packed, pack, row_hashes
 
 if TYPE_CHECKING:
+    from gptddp.cache import Cache
     from gptddp.corpus import Dataset, RowGroup
     from gptddp.tokens import Tokenizer
 
@@ -32,7 +33,7 @@ class BadRowGroup(DataError):
         self.group = group
 
 
-Encode = Callable[[str], np.ndarray]
+Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,45 @@ class Source:
     groups: "Sequence[RowGroup]"
     tokenizer: "Tokenizer"
     seq_len: int
+    pack: str = "best-fit"
+    cache: "Cache | None" = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
     # The row group that was read last: lanes that share one are often served one after the other.
-    _last: tuple[int, list[str]] = (-1, [])
+    _last: tuple[int, list[Any]] = (-1, [])
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[str]:
-        """The documents of a row group that have text, in order.
+    def encoder(self) -> Encode:
+        """A new function from a document to its tokens, for one thread."""
+        if self.dataset.pretokenized:
+            return lambda ids: ids
+        return self.tokenizer.encoder()
+
+    def pack_rows(self, tokens: Sequence[np.ndarray]) -> Packed:
+        """Pack the tokens of a block's documents."""
+        dtype = self.tokenizer.dtype
+        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
+
+    def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
+        """The packed rows of a block where the cache has them; what to `keep` them by."""
+        if self.cache is None or block.group in self.quarantined:
+            return None, ()
+        group = self.groups[block.group]
+        try:
+            file = (self.dataset.dir / group.path).stat()
+        except OSError:  # reading will say what is wrong
+            return None, ()
+        identity = (
+            self.dataset.sha256, self.tokenizer.sha256, IDS[self.pack], self.seq_len,
+            group.path, group.index, block.part, block.parts, file.st_size, file.st_mtime_ns,
+        )  # fmt: skip
+        return self.cache.get(identity, self.seq_len, self.tokenizer.dtype), identity
+
+    def keep(self, identity: tuple[object, ...], rows: Packed) -> None:
+        """Put packed rows in the cache, by the identity that `cached` has given."""
+        if self.cache is not None and identity:
+            self.cache.put(identity, rows)
+
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
+        """The documents of a row group that have text, or tokens, in order.
 
         None where it is in quarantine. An error may pass (a network volume), so reading is tried
         again before BadRowGroup is raised, or DataError where the whole data set is out of reach.
@@ -70,11 +104,12 @@ class Source:
             return []
         last, documents = self._last
         if last != group:
-            documents = [text for text in self._read(group, wait) if text]
+            found = self._read(group, wait)
+            documents = [document for document in found if document is not None and len(document)]
             self._last = (group, documents)
         return documents
 
-    def _read(self, group: int, wait: Callable[[float], Any]) -> "Sequence[str | None]":
+    def _read(self, group: int, wait: Callable[[float], Any]) -> Sequence[Any]:
         for delay in RETRY_S:
             try:
                 return self.dataset.read(self.groups[group])
@@ -107,7 +142,7 @@ class Lane:
         self._plan = blocks(shares, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._read: deque[Sequence[str]] = deque()  # documents of the next blocks, read already
+        self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
         self._without_rows = 0  # blocks in a row that had none
         # consumption: guarded by the producer's lock
         self.ready: deque[Made] = deque()
@@ -123,16 +158,17 @@ class Lane:
         Raises BadRowGroup when its row group cannot be read, DataError when the storage is away or
         a whole epoch has no rows.
         """
-        wait = stopped.wait if stopped else time.sleep
         if self._plan[self.block].group in source.quarantined:
             self._skip = 0  # rows of it may have been trained before it went bad
-        documents = self._documents(source, wait)
-        tokens = []
-        for document in documents:
-            if stopped and stopped.is_set():
-                return None
-            tokens.append(encode(document))
-        packed = pack(tokens, source.tokenizer.bos, source.seq_len, source.tokenizer.dtype)
+        packed, identity = source.cached(self._plan[self.block])
+        if packed is None:
+            tokens = []
+            for document in self._documents(source, stopped.wait if stopped else time.sleep):
+                if stopped and stopped.is_set():
+                    return None
+                tokens.append(encode(document))
+            packed = source.pack_rows(tokens)
+            source.keep(identity, packed)
         at, first = (self.epoch, self.block), self._skip
         self._advance(len(packed))
         if not len(packed):
@@ -158,15 +194,13 @@ class Lane:
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
 
-    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[str]:
-        if not self._read:  # with its row group, for as many blocks as come from it one by one
-            coming = self._plan[self.block :]
-            group = coming[0].group
-            documents = source.documents(group, wait)
-            self._read.extend(
-                block.of(documents) for block in takewhile(lambda b: b.group == group, coming)
-            )
-        return self._read.popleft()
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
+        block, *coming = self._plan[self.block :]
+        if block not in self._read:  # with all that come from the same row group
+            documents = source.documents(block.group, wait)
+            same = takewhile(lambda b: b.group == block.group, coming)
+            self._read = {b: b.of(documents) for b in (block, *same)}
+        return self._read.pop(block)
 
     def _advance(self, n_rows: int) -> None:
         if self._skip and self._skip >= n_rows:

@@ -43,6 +43,10 @@ def _run_dir(run: Path) -> Path:
     help="Field of JSONL and column of parquet that holds the text.",
 )  # fmt: skip
 @click.option(
+    "--tokens-field", metavar="NAME",
+    help="Column of parquet that holds lists of token ids, in place of text.",
+)  # fmt: skip
+@click.option(
     "--tokenizer", default="bpe", show_default=True, metavar="bpe|bytes|FILE",
     help="Train a byte-level BPE, use plain bytes, or take a tokenizer.json.",
 )  # fmt: skip

@@ -32,6 +32,10 @@ class Config:
     run_dir: str = _f(
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
+    cache_dir: str = _f(
+        "auto", "local folder to keep packed rows in, so that a restart need not tokenise again; "
+        "auto: TMPDIR; none: no cache",
+    )  # fmt: skip
     on_bad: str = _f(
         "fail", "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)"
     )
@@ -48,6 +52,12 @@ class Config:
     lanes: int = _f(None, "virtual ranks (V), the largest world size", fixed=True, least=1)
     batch: int = _f(
         None, "rows a step over all ranks (G), a multiple of lanes", fixed=True, least=1
+    )
+    pack: str = _f(
+        None, "documents to rows: best-fit (few are cut) or concat (cut every T tokens)", fixed=True
+    )
+    mask: str = _f(
+        None, "none, or document: attention and positions within a document of a row", fixed=True
     )
     micro_batch: int = _f(None, "rows a rank puts through the model at once, at most", least=1)
     # optimization
@@ -87,12 +97,15 @@ class Config:
 # Shapes of GPT-2 (Radford et al. 2019, table 2). Peak learning rates of GPT-3 at the same sizes
 # (Brown et al. 2020, table 2.1), which is also its batch of 0.5 M tokens. `tiny` is ours: a step
 # of 12 k tokens, a fraction of a second on two cores.
+_ROWS: dict[str, Any] = dict(pack="best-fit", mask="none")
 _GPT2: dict[str, Any] = dict(
+    **_ROWS,
     n_layer=12, n_head=12, n_embd=768, seq_len=1024, lanes=48, batch=480, micro_batch=10,
     steps=20_000, lr=6e-4, warmup_steps=700, eval_every=250, eval_tokens=2**20,
 )  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(
+        **_ROWS,
         n_layer=4, n_head=4, n_embd=128, seq_len=256, lanes=48, batch=48, micro_batch=12,
         steps=400, lr=3e-3, warmup_steps=40, eval_every=100, eval_tokens=2**16,
     ),
@@ -106,6 +119,8 @@ FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
 _CHOICES = {
     "preset": tuple(PRESETS),
+    "pack": ("best-fit", "concat"),
+    "mask": ("none", "document"),
     "precision": ("fp32", "bf16"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),

@@ -2,7 +2,7 @@
 
 dataset.json            written last and by rename: a folder without it is no dataset
 tokenizer.json          where the tokenizer is a BPE
-train/00000.parquet...  column `text`, row groups of at most 1024 documents
+train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
 val/00000.parquet...    documents that are not in train
 """
 
@@ -16,11 +16,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from gptddp import inventory, tokens
+from gptddp import inventory, pretokenized, tokens
 from gptddp.claim import SCRATCH
 from gptddp.errors import DataError
 from gptddp.files import fsync
@@ -59,6 +60,11 @@ class Dataset:
         self.dir = dir
         self.manifest = manifest
         self.damage = damage  # training files that are missing or of another size, in words
+
+    @property
+    def pretokenized(self) -> bool:
+        """Are the documents token ids, and not text?"""
+        return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
 
     @cached_property
     def sha256(self) -> str:
@@ -110,11 +116,12 @@ class Dataset:
                 "the same command again"
             ) from error
 
-    def read(self, row_group: RowGroup) -> list[str]:
-        """The documents of a row group; raises DataError, naming it, for what cannot be read.
+    def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
+        """The documents of a row group: text, or 1-D arrays of token ids.
 
-        Pages are checked against their checksums. Whether trying again may help cannot be told
-        from the error: a flipped bit and a storage that is away look alike.
+        Raises DataError, naming the row group, for what cannot be read. Pages are checked against
+        their checksums. Whether trying again may help cannot be told from the error: a flipped bit
+        and a storage that is away look alike.
         """
         path = self.dir / row_group.path
         try:
@@ -124,16 +131,18 @@ class Dataset:
             with pq.ParquetFile(
                 path, metadata=footer, pre_buffer=False, page_checksum_verification=True
             ) as file:
-                table = file.read_row_group(row_group.index, columns=[COLUMN], use_threads=False)
-            texts: list[str] = table.column(COLUMN).to_pylist()
+                name = pretokenized.COLUMN if self.pretokenized else COLUMN
+                table = file.read_row_group(row_group.index, columns=[name], use_threads=False)
+            column = table.column(name)
+            documents = pretokenized.from_arrow(column) if self.pretokenized else column.to_pylist()
         except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path}, row group {row_group.index}: {error}") from error
-        if len(texts) != row_group.rows:
+        if len(documents) != row_group.rows:
             raise DataError(
-                f"{path}, row group {row_group.index} has {len(texts)} rows instead of "
+                f"{path}, row group {row_group.index} has {len(documents)} rows instead of "
                 f"{row_group.rows}: the file has been replaced; put it back or prepare again"
             )
-        return texts
+        return documents
 
 
 @lru_cache(maxsize=_FOOTERS)
@@ -200,11 +209,15 @@ class ShardWriter:
     because documents do not repeat; page checksums, because a flipped bit is silent without.
     """
 
-    def __init__(self, dir: Path, split: Split, rows_per_group: int) -> None:
+    def __init__(
+        self, dir: Path, split: Split, rows_per_group: int, ids: tokens.Tokenizer | None = None
+    ) -> None:
+        """`ids`: documents are not text but token ids (see pretokenized.py) of this tokenizer."""
+        self._ids = ids
         self._dir, self._split, self._rows_per_group = dir, split, rows_per_group
         self._files: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
-        self._group: list[str] = []
+        self._group: list[bytes] = []
         self._group_bytes = 0
         (dir / split).mkdir()
 
@@ -217,10 +230,13 @@ class ShardWriter:
                 self._writer.close()
 
     def add(self, text: bytes) -> None:
-        if self._group and self._group_bytes + len(text) > _ROW_GROUP_BYTES:
+        size = len(text)
+        if self._ids is not None:  # of the text that the ids stand for
+            size = int(self._ids.token_bytes[pretokenized.ids_of(text, self._ids)].sum()) or 1
+        if self._group and self._group_bytes + size > _ROW_GROUP_BYTES:
             self._write_group()
-        self._group.append(text.decode())
-        self._group_bytes += len(text)
+        self._group.append(text)
+        self._group_bytes += size
         if len(self._group) == self._rows_per_group:
             self._write_group()
 
@@ -236,7 +252,11 @@ class ShardWriter:
     def _write_group(self) -> None:
         if not self._group:
             return
-        table = pa.table({COLUMN: pa.array(self._group, pa.string())})
+        if self._ids is None:
+            texts = pa.array([text.decode() for text in self._group], pa.string())
+            table = pa.table({COLUMN: texts})
+        else:
+            table = pa.table({pretokenized.COLUMN: pretokenized.to_arrow(self._group, self._ids)})
         if self._writer is None:
             path = f"{self._split}/{len(self._files):05}.parquet"
             self._files.append(dict(path=path, bytes=0, xxh3_64="", rows=0, row_groups=[]))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ from torch import nn
 from gptddp.batches import autocast, micro_batches
 from gptddp.config import Config
 from gptddp.dist import Dist
+
+if TYPE_CHECKING:
+    from gptddp.tokens import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,23 +27,22 @@ class Evaluation:
 def evaluate(
     net: nn.Module,
     rows: tuple[np.ndarray, np.ndarray],
-    token_bytes: np.ndarray,
+    tokenizer: "Tokenizer",
     config: Config,
     dist: Dist,
 ) -> Evaluation:
     """All ranks: each takes every W-th row; nats, bytes and tokens are summed before dividing.
 
     `rows` are (tokens (n, T+1), valid (n, T)) as `loader.eval_rows` gives them, the same on every
-    rank; `token_bytes` (vocab,) int32 has the true byte length of each token. Targets of no bytes
-    (special tokens) count for the loss, not for the bits per byte.
+    rank. Targets of no bytes (special tokens) count for the loss, not for the bits per byte.
     """
     tokens, valid = (part[dist.rank :: dist.world_size] for part in rows)
-    length_of = torch.from_numpy(token_bytes).to(dist.device)
+    length_of = torch.from_numpy(tokenizer.token_bytes).to(dist.device)
     sums = torch.zeros(4, dtype=torch.float64)  # nats, targets, nats of text, bytes
     net.eval()
-    for x, y in micro_batches(tokens, valid, config, dist.device):
+    for x, y, positions in micro_batches(tokens, valid, tokenizer.bos, config, dist.device):
         with autocast(config, dist.device):
-            logits = net(x)
+            logits = net(x, positions=positions)
         y = y.flatten()
         nats = nn.functional.cross_entropy(logits.flatten(0, 1).float(), y, reduction="none")
         size = torch.where(y >= 0, length_of[y.clamp(min=0)], 0)

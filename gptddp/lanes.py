@@ -20,6 +20,7 @@ between versions, its default sort orders ties by processor, and `hash` changes 
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Block:
     part: int
     parts: int
 
-    def of(self, documents: Sequence[str]) -> Sequence[str]:
+    def of(self, documents: Sequence[Any]) -> Sequence[Any]:
         """The block's part of its row group's documents; the only document where there is one.
 
         Fewer documents than parts would leave lanes without text: then the parts repeat them.

@@ -20,15 +20,14 @@ from gptddp.blocks import Lane, Source
 from gptddp.config import Config, check_world_size
 from gptddp.errors import ConfigError, DataError
 from gptddp.lanes import deal, hosts, owned
+from gptddp.packing import IDS, documents_of
 from gptddp.producer import Producer
 
 if TYPE_CHECKING:
+    from gptddp.cache import Cache
     from gptddp.corpus import Dataset, Split
 
 STATE_VERSION = 1
-# Stands for all that decides the rows besides the settings: dealing, blocks, splitting, packing,
-# keys. Whoever changes any of it changes this, so that no older position is continued wrongly.
-PACK = "bfd-1"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Batch:
     fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's.
     cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
-    wait_s: how long the caller had to wait for the rows.
+    wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
     bad: the row group that this rank cannot read, -1 without; such a batch has no rows, and no rank
     may train this step (see quarantine.py).
     """
@@ -51,14 +50,27 @@ class Batch:
     fp: int
     cursors: np.ndarray
     wait_s: float
+    bos: int = -1
     bad: int = -1
+
+    @property
+    def segments(self) -> np.ndarray:
+        """int32 (rows, T): number of each input's document in its row, from 0; -1: padding."""
+        return documents_of(self.tokens, self.valid, self.bos)[0]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int32 (rows, T): place of each input in its segment, from 0."""
+        return documents_of(self.tokens, self.valid, self.bos)[1]
 
 
 class Loader:
     """Endless batches of the train split, the same over all ranks at any world size.
 
     `state`, of a loader with the same settings at any world size, continues behind its batch.
-    `prefetch`: packed blocks a lane that are made ahead, on average; `threads`: tokenising threads.
+    `prefetch`: packed blocks a lane that are made ahead, on average; `threads`: tokenising threads,
+    of which all work while rows are missing and one when none are. `pack`: see packing.py.
+    `cache`: keeps packed blocks for the next life.
     Raises ConfigError for numbers that do not fit, DataError for a state that belongs to other
     data or settings, and where there is no text.
     """
@@ -76,17 +88,20 @@ class Loader:
         state: Mapping[str, Any] | None = None,
         prefetch: float = 1.5,
         threads: int = 1,
+        pack: str = "best-fit",
+        cache: "Cache | None" = None,
     ) -> None:
-        config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed)  # checks them
+        config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
         check_world_size(config, world_size)
         if threads < 1:
             raise ConfigError(f"threads is {threads}: the loader needs at least 1")
-        source = _source(dataset, "train", seq_len)
+        source = _source(dataset, "train", seq_len, pack, cache)
         self._identity: dict[str, Any] = {
-            "version": STATE_VERSION, "pack": PACK, "dataset": dataset.sha256,
+            "version": STATE_VERSION, "pack": IDS[pack], "dataset": dataset.sha256,
             "tokenizer": source.tokenizer.sha256, "seq_len": seq_len, "seed": seed, "batch": batch,
             "lanes": lanes,
         }  # fmt: skip
+        self._bos = source.tokenizer.bos
         start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
         self.quarantined = sorted((state or {}).get("quarantined", ()))
         source.quarantined = frozenset(self.quarantined)
@@ -119,7 +134,7 @@ class Loader:
             cursors[lane.number] = lane.cursor
         return Batch(
             tokens, valid, int(np.count_nonzero(valid)), int(hashes.sum(dtype=np.uint64)),
-            cursors, wait_s,
+            cursors, wait_s, self._bos,
         )  # fmt: skip
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:
@@ -132,15 +147,17 @@ class Loader:
         self._stop()
 
 
-def eval_rows(dataset: "Dataset", seq_len: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def eval_rows(
+    dataset: "Dataset", seq_len: int, max_tokens: int, pack: str = "best-fit"
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the validation split: (tokens (n, T+1), valid (n, T)), as in Batch.
 
     As many whole rows as hold about max_tokens tokens, at least one, always the same ones. Raises
     DataError where the split has no text.
     """
-    source = _source(dataset, "val", seq_len)
+    source = _source(dataset, "val", seq_len, pack)
     lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
-    encode = source.tokenizer.encoder()
+    encode = source.encoder()
     wanted = max(1, max_tokens // seq_len)
     parts = []
     while wanted > 0 and lane.epoch == 0:
@@ -150,9 +167,11 @@ def eval_rows(dataset: "Dataset", seq_len: int, max_tokens: int) -> tuple[np.nda
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 
-def _source(dataset: "Dataset", split: "Split", seq_len: int) -> Source:
+def _source(
+    dataset: "Dataset", split: "Split", seq_len: int, pack: str, cache: "Cache | None" = None
+) -> Source:
     groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
-    return Source(dataset, split, groups, dataset.tokenizer(), seq_len)
+    return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:

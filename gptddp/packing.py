@@ -2,8 +2,12 @@
 
 A document is its tokens behind one BOS. Longer ones are split into pieces that overlap by one
 token: it is the last target of one piece and the first input of the next, so no target is lost.
-Pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations improve
-language modeling"), with the free space of the open rows as the bits of one integer.
+
+best-fit  pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations
+          improve language modeling"), with the free space of the open rows as the bits of one
+          integer: a document is cut only where it is longer than a row
+concat    the documents of a block, one behind the other, are cut every T tokens: rows are full
+          but for the last of a block, and about twice as many documents are cut
 """
 
 from collections.abc import Sequence
@@ -12,6 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+# Each way to pack, by its name in the position that a checkpoint keeps. A name stands for all that
+# decides the rows besides the settings: dealing, blocks, splitting, packing, keys. Whoever changes
+# any of it changes the name, so that no older position is continued wrongly.
+IDS = {"best-fit": "bfd-1", "concat": "concat-1"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,7 @@ class Packed:
     valid (n, T) bool: may tokens[i, t+1] be predicted from tokens[i, :t+1]. It is not where the row
     has ended, nor where a later piece of a split document begins behind another document: that
     token was the last target of the piece before. So the documents in a row can be told apart:
-    one begins at every BOS and at every token that is not valid.
+    one begins at every BOS and at every token that is not valid (`documents_of`).
     """
 
     tokens: np.ndarray
@@ -36,8 +45,14 @@ class Packed:
         return Packed(self.tokens[which], self.valid[which])
 
 
-def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: npt.DTypeLike) -> Packed:
-    """Pack documents (1-D arrays of tokens, without BOS) into rows, long pieces first.
+def pack(
+    documents: Sequence[np.ndarray],
+    bos: int,
+    seq_len: int,
+    dtype: npt.DTypeLike,
+    how: str = "best-fit",
+) -> Packed:
+    """Pack documents (1-D arrays of tokens, without BOS) into rows; best-fit: long pieces first.
 
     A document without tokens gives nothing. The same documents give the same rows, always.
     """
@@ -49,8 +64,13 @@ def pack(documents: Sequence[np.ndarray], bos: int, seq_len: int, dtype: npt.DTy
     for start, tokens in zip(starts.tolist(), documents, strict=True):
         flat[start + 1 : start + 1 + len(tokens)] = tokens
 
+    if how == "concat":  # as if all were one document, with a row for each of its pieces
+        lengths, starts = lengths.sum(keepdims=True)[: len(lengths)], starts[:1]
     document, offset, size = split(lengths, seq_len)
-    row, column, n_rows = best_fit(size, seq_len + 1)
+    if how == "concat":
+        row, column, n_rows = np.arange(len(size)), np.zeros(len(size), np.int64), len(size)
+    else:
+        row, column, n_rows = best_fit(size, seq_len + 1)
     rows = np.full((n_rows, seq_len + 1), bos, dtype)
     rows_flat = rows.reshape(-1)
     source, target = starts[document] + offset, row * (seq_len + 1) + column
@@ -105,6 +125,28 @@ def best_fit(size: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, int]
             spaces |= 1 << (space - n)
     row[rest], column[rest] = rows, columns
     return row, column, n_rows
+
+
+def documents_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which document the tokens of packed rows belong to, and where they are in it.
+
+    tokens (n, T+1) and valid (n, T) of `Packed` -> segments, positions, both int32 (n, T), one for
+    each input tokens[:, :T]. Segments count the documents of a row from 0 and are -1 behind its
+    end; positions count the tokens of a segment from 0. A later piece of a split document is a
+    document of its own here: what it continues is in another row.
+    """
+    n, seq_len = valid.shape
+    places = np.arange(seq_len, dtype=np.int32)
+    last = seq_len - 1 - np.argmax(valid[:, ::-1], axis=1)[:, None]  # the last target of the row
+    begins = tokens[:, :-1] == bos
+    begins[:, 1:] |= ~valid[:, :-1]
+    begins[:, :1] = True
+    # Behind the last token of the row, at last + 1, comes the padding: one segment in itself.
+    begins &= places <= last + 2
+    segments = np.cumsum(begins, axis=1, dtype=np.int32) - 1
+    segments[places > last + 1] = -1
+    starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    return segments, (places - starts).astype(np.int32)
 
 
 def row_hashes(packed: Packed, lane: int, epoch: int, block: int) -> np.ndarray:

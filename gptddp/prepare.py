@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gptddp import __version__, claim, corpus, listing, sources, tokens
+from gptddp import __version__, claim, corpus, listing, pretokenized, sources, tokens
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.progress import Progress
@@ -84,8 +84,13 @@ def _build(
     definition: bytes | None,
     progress: Progress,
 ) -> dict[str, Any]:
+    ids = None  # the tokenizer that has made the tokens, where the sources are such
+    if settings.tokens_field is not None:
+        ids = tokens.byte_tokenizer()
+        if definition is not None:
+            ids = tokens.load_tokenizer(settings.tokenizer)
     with contextlib.closing(Shuffle(scratch / "shuffle", settings.seed)) as shuffle:
-        dropped = _read(files, shuffle, settings.text_field, progress)
+        dropped = _read(files, shuffle, settings, ids, progress)
         documents, dropped["duplicate"] = shuffle.finish()
         if documents < 2:
             raise DataError(_too_few(documents, dropped))
@@ -96,25 +101,34 @@ def _build(
             vocab_size = settings.vocab_size or default_vocab_size(shuffle.bytes)
             definition = tokens.train_bpe(sample, vocab_size).encode()
         tokenizer, about = _place_tokenizer(out, definition)
-        splits = _write(out, shuffle, documents, val_documents, tokenizer, progress)
-    return {"dropped": dropped, "tokenizer": about, "splits": splits}
+        splits = _write(out, shuffle, documents, val_documents, tokenizer, ids, progress)
+    column = {} if ids is None else {"column": pretokenized.COLUMN}
+    return {"dropped": dropped, "tokenizer": about, **column, "splits": splits}
 
 
 def _read(
-    files: Sequence[listing.SourceFile], shuffle: Shuffle, text_field: str, progress: Progress
+    files: Sequence[listing.SourceFile],
+    shuffle: Shuffle,
+    settings: Settings,
+    ids: tokens.Tokenizer | None,
+    progress: Progress,
 ) -> dict[str, int]:
     """Put all documents into the shuffle; returns what was dropped."""
     dropped = {"empty": 0, "duplicate": 0, "binary_files": 0}
     binary = []
     progress.start(f"reading {len(files)} files", total=sum(file.bytes for file in files))
     for file in files:
-        texts = sources.documents(file, text_field)
+        texts: Iterator[bytes] | None
+        if ids is None:
+            texts = sources.documents(file, settings.text_field)
+        else:
+            texts = pretokenized.documents(file, str(settings.tokens_field), ids)
         if texts is None:
             binary.append(listing.show(file.path))
             texts = iter(())
         left = file.bytes  # compressed files come to their end early
         for text in texts:
-            if text.strip():
+            if text.strip() if ids is None else text:
                 shuffle.add(text)
             else:
                 dropped["empty"] += 1
@@ -151,6 +165,7 @@ def _write(
     documents: int,
     val_documents: int,
     tokenizer: tokens.Tokenizer,
+    ids: tokens.Tokenizer | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write both splits; returns what the manifest says of them."""
@@ -160,12 +175,13 @@ def _write(
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     order = iter(shuffle)
     with (
-        corpus.ShardWriter(out, "val", rows) as val,
-        corpus.ShardWriter(out, "train", rows) as train,
+        corpus.ShardWriter(out, "val", rows, ids) as val,
+        corpus.ShardWriter(out, "train", rows, ids) as train,
     ):
         for text in islice(order, val_documents):
             val.add(text)
-            counts += np.bincount(encode(text.decode()), minlength=len(counts))
+            found = encode(text.decode()) if ids is None else pretokenized.ids_of(text, ids)
+            counts += np.bincount(found, minlength=len(counts))
             progress.advance(1)
         for text in order:
             train.add(text)

@@ -2,7 +2,8 @@
 
 Which block comes next in a lane is fixed (lanes.py). Which lane is served next is not: always the
 one with the fewest rows ready, and only while less than `prefetch` blocks a lane are ready. So the
-work is spread evenly over the steps instead of coming in bursts whenever all lanes run out.
+work is spread evenly over the steps instead of coming in bursts whenever all lanes run out. All
+threads work while a lane is short of rows, as at the start; else one does, beside the trainer.
 """
 
 import threading
@@ -68,7 +69,7 @@ class Producer:
 
     def _run(self) -> None:
         try:
-            encode = self.source.tokenizer.encoder()
+            encode = self.source.encoder()
         except BaseException as error:
             self._fail(self.lanes, error)
             return
@@ -102,6 +103,8 @@ class Producer:
     def _needs(self, lane: Lane) -> bool:
         if lane.rows < URGENT_STEPS * self.n:
             return True
+        if any(other.busy for other in self.lanes):
+            return False
         enough = self.prefetch * len(self.lanes) * self._block_rows / self._blocks
         return sum(lane.rows for lane in self.lanes) < enough
 

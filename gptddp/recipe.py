@@ -17,6 +17,7 @@ class Settings:
     """What decides the dataset, besides the sources."""
 
     text_field: str = "text"
+    tokens_field: str | None = None  # the documents are lists of token ids in this column
     tokenizer: str = "bpe"  # "bpe": train one; "bytes"; or the path of a tokenizer.json
     vocab_size: int | None = None  # None: `default_vocab_size` of the text
     val_fraction: float = 0.01
@@ -29,6 +30,11 @@ class Settings:
             raise DataError(f"--val-fraction is {self.val_fraction}: use a value between 0 and 1")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
+        if self.tokens_field is not None and self.tokenizer == "bpe":
+            raise DataError(
+                f"--tokens-field {self.tokens_field} is of tokens that have been made already: "
+                "give the tokenizer.json that made them with --tokenizer"
+            )
         if self.vocab_size is not None:
             if self.tokenizer != "bpe":
                 raise DataError("--vocab-size is for a tokenizer to be trained: leave it out here")

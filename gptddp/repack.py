@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gptddp import claim, corpus, prepare
+from gptddp import claim, corpus, prepare, pretokenized
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.progress import Progress
+from gptddp.tokens import Tokenizer
 
 _BATCH_ROWS = 256
 
@@ -52,28 +53,36 @@ def _write(dataset: corpus.Dataset, out: Path, progress: Progress) -> dict[str, 
     splits = {split: dataset.manifest["splits"][split] for split in corpus.SPLITS}
     rows = prepare.rows_per_group(sum(file["rows"] for file in splits["train"]["files"]))
     progress.start("writing", total=sum(f["rows"] for s in splits.values() for f in s["files"]))
+    ids = dataset.tokenizer() if dataset.pretokenized else None
     made: dict[str, Any] = {}
     for split, about in splits.items():
-        with corpus.ShardWriter(out, split, rows) as writer:
+        with corpus.ShardWriter(out, split, rows, ids) as writer:
             for file in about["files"]:
-                for text in _texts(dataset.dir / file["path"], file["rows"]):
-                    if text:
-                        writer.add(text.encode())
+                for document in _documents(dataset.dir / file["path"], file["rows"], ids):
+                    if document:
+                        writer.add(document)
                     progress.advance(1)
             made[split] = {**about, **writer.close()}
     return made
 
 
-def _texts(path: Path, rows: int) -> Iterator[str | None]:
-    """The documents of a shard; raises DataError, naming the row, for what cannot be read."""
+def _documents(path: Path, rows: int, ids: Tokenizer | None) -> Iterator[bytes]:
+    """The documents of a shard, as `ShardWriter` takes them, null ones empty.
+
+    Raises DataError, naming the row, for what cannot be read.
+    """
     row = 0
     try:
         with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
-            columns = [corpus.COLUMN]
+            columns = [corpus.COLUMN if ids is None else pretokenized.COLUMN]
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                for text in batch.column(0).to_pylist():
+                if ids is None:
+                    documents = [(text or "").encode() for text in batch.column(0).to_pylist()]
+                else:
+                    documents = pretokenized.to_bytes(batch.column(0), ids)
+                for document in documents:
                     row += 1
-                    yield text
+                    yield document
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path} after row {row}: {error}; put the file back from a copy"

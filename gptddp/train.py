@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot
 from gptddp.batches import autocast, micro_batches
+from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
 from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped
@@ -54,15 +55,18 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     memory = snapshot.Memory(start.place, life)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
+    cache = open_cache(c.cache_dir)
+
     def open_loader() -> Loader:
         return Loader(
             dataset, lanes=c.lanes, batch=c.batch, seq_len=c.seq_len, seed=c.seed,
             rank=world.rank, world_size=world.world_size, state=progress.data or None,
+            threads=min(8, torch.get_num_threads()), pack=c.pack, cache=cache,
         )  # fmt: skip
 
     loader = open_loader()
     try:
-        val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens)
+        val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens, c.pack)
 
         # -- the model, from the same seed on every rank ------------------------------------------
         if c.precision == "fp32":
@@ -132,7 +136,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             memory.lines.append(line)
             if progress.step % c.eval_every == 0 or progress.step == c.steps:
                 clock.enter("eval")
-                result = evaluate(net, val_rows, tokenizer.token_bytes, c, world)  # all ranks
+                result = evaluate(net, val_rows, tokenizer, c, world)  # all ranks
                 line |= dict(val_loss=result.loss, val_bpb=result.bpb)
             clock.enter("other")
             if recorder:
@@ -178,7 +182,7 @@ def warm_up(ddp: DDP, c: Config, world: dist.Dist) -> None:
     """
     tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
     with autocast(c, world.device):
-        loss = ddp(tokens, tokens)
+        loss = ddp(tokens, tokens, tokens if c.mask == "document" else None)
     loss.backward()
     ddp.zero_grad(set_to_none=False)
 
@@ -195,13 +199,14 @@ def forward_backward(
     nats = torch.zeros((), dtype=torch.float64, device=world.device)
     last = (len(batch.tokens) - 1) // c.micro_batch
     first_lane = lanes.owned(world.rank, world.world_size, c.lanes).start
-    for i, (x, y) in enumerate(micro_batches(batch.tokens, batch.valid, c, world.device)):
+    parts = micro_batches(batch.tokens, batch.valid, batch.bos, c, world.device)
+    for i, (x, y, positions) in enumerate(parts):
         if c.dropout:  # random numbers belong to the step and the lane, not to the process
             lane = first_lane + i * c.micro_batch * c.lanes // c.batch
             torch.manual_seed(lanes.key(c.seed, step, lane))
         with nullcontext() if i == last else ddp.no_sync():
             with autocast(c, world.device):
-                loss = ddp(x, y)
+                loss = ddp(x, y, positions)
             (loss * (world.world_size / targets)).backward()
         nats += loss.detach()
     return nats

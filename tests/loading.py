@@ -39,6 +39,8 @@ class Bytes:
 class Dataset:
     """Row groups in memory; counts what is read and fails where a test says so."""
 
+    pretokenized = False
+
     def __init__(self, train: list[list[str | None]], val: list[list[str | None]] | None = None):
         self.splits = {"train": train, "val": val or []}
         self.sha256 = hashlib.sha256(repr(self.splits).encode()).hexdigest()
@@ -99,6 +101,7 @@ def global_batch(loaders: list[Loader]) -> Batch:
         fp=sum(batch.fp for batch in batches) % 2**64,
         cursors=np.sum([batch.cursors for batch in batches], axis=0),
         wait_s=0.0,
+        bos=Bytes.bos,
     )
 
 

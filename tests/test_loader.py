@@ -49,6 +49,12 @@ def test_batches_do_not_depend_on_the_world_size(alone, world_size):
     same(run(dataset, [(world_size, 150)], 150), batches)
 
 
+def test_concatenated_batches_survive_changes_of_the_world_size():
+    """The other way to pack is as independent of world size, threads and restarts."""
+    alone = run(corpus(), [(1, 60)], 60, pack="concat")
+    same(run(corpus(), [(3, 11), (5, 40), (1, 60)], 60, pack="concat", threads=2), alone)
+
+
 @pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4), (8, 7, 8), (3, 4, 3, 1)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_batches_survive_changes_of_the_world_size(alone, sizes, seed):
@@ -75,7 +81,7 @@ def test_batches_do_not_depend_on_threads_and_prefetch(alone, changes):
 
 
 def test_the_order_is_the_one_it_has_always_been():
-    """Fingerprints of a fixed corpus; whoever changes them changes loader.PACK as well."""
+    """Fingerprints of a fixed corpus; whoever changes them changes packing.IDS as well."""
     assert fingerprints() == GOLDEN
 
 
@@ -113,13 +119,14 @@ def pairs_of_epoch(dataset: Dataset, lanes: int, **changes) -> Counter:
     return pairs
 
 
+@pytest.mark.parametrize("pack", ["best-fit", "concat"])
 @pytest.mark.parametrize("lanes", [1, 3, 8, 20, 50])
-def test_an_epoch_is_the_corpus(lanes):
+def test_an_epoch_is_the_corpus(lanes, pack):
     """Every token of every document is a target once in an epoch, whatever the number of lanes."""
     dataset = corpus()
     documents = [text for group in dataset.splits["train"] for text in group if text]
     assert len(documents) > 50
-    assert pairs_of_epoch(dataset, lanes) == expected_pairs(documents)
+    assert pairs_of_epoch(dataset, lanes, pack=pack) == expected_pairs(documents)
 
 
 @pytest.mark.parametrize("rows_a_lane", [1, 2, 5])

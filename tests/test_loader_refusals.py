@@ -30,7 +30,8 @@ def test_no_text_at_all_is_refused():
         (dict(lanes=4), "lanes: 8 -> 4"),
         (dict(batch=8), "batch: 16 -> 8"),
         (dict(dataset=corpus(seed=2)), "dataset: "),
-        (dict(pack="older"), "pack: older -> bfd-1"),
+        (dict(older="older"), "pack: older -> bfd-1"),
+        (dict(pack="concat"), "pack: bfd-1 -> concat-1"),
         (dict(version=99), "version: 99 -> 1"),
         (dict(tokenizer="other"), "tokenizer: other -> bbbb"),
     ],
@@ -40,7 +41,8 @@ def test_a_state_of_other_data_or_settings_is_refused(changes, expected):
     dataset = corpus()
     with open_loader(dataset) as loader:
         state = loader.state(loader.next().cursors)
-    saved = {k: changes.pop(k) for k in ("pack", "version", "tokenizer") if k in changes}
+    saved = {k: changes.pop(k) for k in ("older", "version", "tokenizer") if k in changes}
+    saved = {"pack" if k == "older" else k: v for k, v in saved.items()}
     with pytest.raises(DataError, match=expected):
         open_loader(changes.pop("dataset", dataset), state=state | saved, **changes)
 
