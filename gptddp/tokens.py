@@ -7,6 +7,7 @@ times faster; every other BPE file is encoded by `tokenizers` itself.
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,6 +44,9 @@ _PROBE = (
     " \u3000\u00a0\u2028\x85\x1c\x00\x7f naïve e\u0301 ÅΩßﬁ ЖЗ 漢字かな한국어 🙂‍🔥 \ue000\U0010ffff"
     " !!!???\n\n    \t)) <|bos|> __init__  \n  a\u200bb \u0130i\u0307 \ufeff end   "
 )
+
+# Training takes time quadratic in the longest word: a megabyte without a space would never end.
+_LONG_RUN = re.compile(r"\S{256}(?=\S)")
 
 Encoder = Callable[[str], np.ndarray]
 
@@ -172,7 +176,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(iter(texts), trainer)
+    tokenizer.train_from_iterator((_LONG_RUN.sub(r"\g<0>\n", text) for text in texts), trainer)
     return tokenizer.to_str(pretty=True)
 
 

@@ -1,7 +1,7 @@
 """The gradient of the third step in worlds of 1 to 7 processes, one after the other.
 
-gradients.py FOLDER RANK takes part in every world that has this rank. Rank 0 leaves
-FOLDER/<world size>.npy, the gradients of all parameters in one.
+gradients.py FOLDER RANK PORT takes part in every world that has this rank; they meet at the store of
+the test. Rank 0 leaves FOLDER/<world size>.npy, the gradients of all parameters in one.
 """
 
 import sys
@@ -26,14 +26,14 @@ WORLD_SIZES = 7
 EMPTY_LANE = 3  # its rows have no target
 
 
-def rank_main(folder: str, rank: int, world_size: int) -> None:
+def rank_main(folder: str, rank: int, world_size: int, store: td.Store) -> None:
     torch.set_num_threads(1)
     dist.use_fast_fp32(torch.device("cpu"))
-    store = td.FileStore(f"{folder}/store.{world_size}", world_size)
     td.init_process_group(
-        "gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60)
-    )
-    world = dist.Dist(rank, rank, world_size, world_size, torch.device("cpu"), 1, 0, "")
+        "gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60),
+        store=td.PrefixStore(str(world_size), store),
+    )  # fmt: skip
+    world = dist.Dist(rank, rank, world_size, world_size, torch.device("cpu"), 1, 0, "", None)
     net = model.build(CONFIG, 257, world.device)
     ddp = DDP(net, gradient_as_bucket_view=True)
     warm_up(ddp, CONFIG, world)
@@ -51,11 +51,12 @@ def rank_main(folder: str, rank: int, world_size: int) -> None:
     td.destroy_process_group()
 
 
-def main(folder: str, rank: int) -> None:
+def main(folder: str, rank: int, port: int) -> None:
+    store = td.TCPStore("127.0.0.1", port, is_master=False)
     # The largest first: torch numbers the groups of a process, and the members must agree.
     for world_size in range(WORLD_SIZES, rank, -1):
-        rank_main(folder, rank, world_size)
+        rank_main(folder, rank, world_size, store)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as td
 
 WORLD_SIZES = 7
 
@@ -18,9 +19,10 @@ def test_gradients_are_those_of_one_process(tmp_path):
     """
     here = Path(__file__).parent
     path = os.pathsep.join([str(here.parents[1]), str(here.parent)])
+    store = td.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(here / "gradients.py"), str(tmp_path), str(rank)],
+            [sys.executable, here / "gradients.py", tmp_path, str(rank), str(store.port)],
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         for rank in range(WORLD_SIZES)
