@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ from gptddp.files import write_json_atomic
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
 TIMEOUT_S = 60.0
+PART_S = 10.0  # for all ranks to come out of the last collective
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,21 @@ class Dist:
         td.broadcast_object_list(box, src=source, device=self.device)
         return box[0]
 
-    def barrier(self) -> None:
-        """All ranks: nobody goes on before everybody is here."""
+    def part(self) -> None:
+        """All ranks: nobody leaves before everybody is here, and has left its last collective.
+
+        gloo may never wake a rank whose peer closes its connections while it still sends. So the
+        last word goes through the store, which rank 0 has: it is the last to go.
+        """
         self.all_reduce(torch.zeros(1))
+        store = td.distributed_c10d._get_default_store()
+        end = time.monotonic() + PART_S
+        with contextlib.suppress(td.DistError):  # rank 0 has seen all ranks, and is gone
+            store.add("parted", 1)
+            while store.add("parted", 0) < self.world_size and time.monotonic() < end:
+                time.sleep(0.005)
+        if self.rank == 0 and self.world_size > 1:
+            time.sleep(0.05)
 
     def from_rank_0(self, work: Callable[[], Any]) -> Any:
         """All ranks: the result of `work`, done on rank 0 only; its user error is everybody's.

@@ -157,7 +157,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         check_replicas(tensors, world)  # all ranks
         if recorder:
             recorder.end(tensors, progress, cause)
-        world.barrier()  # all ranks
+        world.part()  # all ranks
         if cause == "stopped":
             raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
         memory.clear()
