@@ -2,7 +2,9 @@
 
 import logging
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server import api as server
@@ -11,19 +13,21 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.launcher import api as launcher
 from torch.multiprocessing.spawn import ProcessContext
 
+from gptddp.files import is_locked
 from gptddp.rendezvous import Rendezvous
 
 EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
-HOPELESS_S = 5  # for the workers of a broken world to end by themselves; torch: 30
+HOPELESS_S = 2  # for the workers of a broken world to end by themselves; torch: 30
 
 
-def install(rendezvous: Rendezvous, quiet: Callable[[], bool]) -> None:
+def install(rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | None) -> None:
     """Have torchrun use this agent in this process; while `quiet`, it logs nothing.
 
     A worker of a world that has lost another has nothing left to agree on or to save together. It
-    nearly always fails within milliseconds; but gloo forgets to wake one in some hundred (in
-    `UnboundBuffer::waitSend`, torch 2.13), and NCCL may wait for long. A worker of a whole world
-    has the pod's grace period, to finish its step and save.
+    mostly fails within milliseconds; but gloo forgets to wake some (in `UnboundBuffer::waitSend`,
+    torch 2.13; in one recovery of four ranks out of three), and NCCL may wait for long. One that is
+    writing its state into `memory` is waited for. A worker of a whole world has the pod's grace
+    period, to finish its step and save.
     """
 
     class Agent(LocalElasticAgent):
@@ -31,11 +35,15 @@ def install(rendezvous: Rendezvous, quiet: Callable[[], bool]) -> None:
             super().__init__(*args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-            most = HOPELESS_S if rendezvous.broken else self._shutdown_timeout
-            super()._shutdown(death_sig, min(most, self._shutdown_timeout))
+            most = self._shutdown_timeout
+            if rendezvous.broken:
+                wait_for_state(memory, most)
+                most = min(HOPELESS_S, most)
+            super()._shutdown(death_sig, most)
 
-    def join(self: ProcessContext, timeout: float) -> None:
-        siblings(self, min(timeout, HOPELESS_S))  # of a worker that has failed
+    def join(self: ProcessContext, timeout: float) -> None:  # the siblings of a failed worker
+        wait_for_state(memory, timeout)
+        siblings(self, min(timeout, HOPELESS_S))
 
     siblings = ProcessContext._join_procs_with_timeout
     names: Any = launcher, ProcessContext
@@ -47,3 +55,10 @@ def install(rendezvous: Rendezvous, quiet: Callable[[], bool]) -> None:
 
     for logger in (server.logger, multiprocessing.logger):
         logger.addFilter(keep)
+
+
+def wait_for_state(memory: Path | None, limit_s: float) -> None:
+    """Wait while a worker of this pod writes its state: it holds a lock on the unfinished file."""
+    end = time.monotonic() + limit_s
+    while memory and any(map(is_locked, memory.glob("gptddp-*.part"))) and time.monotonic() < end:
+        time.sleep(0.02)

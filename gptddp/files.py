@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -54,6 +55,18 @@ def write_atomic(path: str | Path, data: bytes) -> None:
             os.unlink(temporary)
         raise
     fsync(path.parent)
+
+
+def is_locked(path: Path) -> bool:
+    """Does a living process hold a lock (flock) on the file?"""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it is gone
+        return False
+    return False
 
 
 def write_json_atomic(path: str | Path, obj: Any) -> None:

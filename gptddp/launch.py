@@ -153,7 +153,8 @@ class Launcher:
 
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
-        agent.install(rendezvous, quiet=self.verdict.exists)
+        left = os.environ.get("GPTDDP_MEMORY")
+        agent.install(rendezvous, self.verdict.exists, Path(left) if left else None)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:

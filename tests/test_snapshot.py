@@ -5,13 +5,14 @@ import logging
 import os
 import random
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import SMALL
 
-from gptddp import rundir, snapshot, train
+from gptddp import agent, rundir, snapshot, train
 from gptddp.runlog import history, read_ledger
 
 TENSORS = {
@@ -74,10 +75,15 @@ def test_a_second_rank_of_the_pod_does_not_wait(tmp_path):
     """While one writes, the file is not touched by another."""
     import fcntl
 
-    with open(tmp_path / "s.part", "wb") as file:
+    with open(tmp_path / "gptddp-s.part", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert not snapshot.write(tmp_path / "s", TENSORS, lines=[], **HEAD)
-    assert not (tmp_path / "s").exists()
+        assert not snapshot.write(tmp_path / "gptddp-s", TENSORS, lines=[], **HEAD)
+        began = time.monotonic()
+        agent.wait_for_state(tmp_path, limit_s=0.3)  # as the agent does before it kills
+        assert time.monotonic() - began >= 0.3
+    agent.wait_for_state(tmp_path, limit_s=60)  # a lock goes with its process: no wait
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "gptddp-s").exists()
 
 
 def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
