@@ -11,4 +11,6 @@ def main() -> None:
         from gptddp.k8s.cli import cli
     except ModuleNotFoundError as error:
         sys.exit(f"gptddp-k8s needs the package {error.name}: pip install 'gptddp[k8s]'")
+    except KeyboardInterrupt:  # before the command could have begun
+        sys.exit(130)
     cli()

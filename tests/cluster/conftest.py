@@ -137,9 +137,15 @@ def cluster(request, tmp_path_factory) -> Cluster:
     return Cluster(kubeconfig, kind=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def new_namespace(cluster):
+    """new_namespace() -> Namespace, for a fixture of another scope than `namespace`."""
+    return lambda: Namespace(cluster)
+
+
+@pytest.fixture
 def namespace(cluster) -> Iterator[Namespace]:
-    """A namespace of this test file alone; it and what it holds go with it."""
+    """A namespace of this test alone; it and what it holds go with the test."""
     made = Namespace(cluster)
     yield made
     made.remove()

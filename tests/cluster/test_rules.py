@@ -42,6 +42,14 @@ TABLE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def namespace(new_namespace):
+    """One for all, as nothing is created in it."""
+    made = new_namespace()
+    yield made
+    made.remove()
+
+
 def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """A rendered job of four pods with one field changed or removed."""
     objects = manifest.objects(spec.load(None, {"replicas": 4, "name": "rule"}, []))
