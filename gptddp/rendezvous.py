@@ -86,11 +86,18 @@ class Rendezvous:
             self._handler.shutdown()
 
     def see_off(self) -> None:
-        """Let the peers leave before the host takes the store away, which they would report."""
+        """At the end of the job: all agents leave, then the host exits, then the other pods.
+
+        They would report a store that is gone. And the first pod to exit makes the operator delete
+        those that still run, with their logs: it is to be the host, whose log is the run's.
+        """
         end = time.monotonic() + SEE_OFF_S
-        while self._server is not None and self._handler is not None and time.monotonic() < end:
-            self._handler.look()
-            if not self._handler.peers:
+        while self._handler is not None and time.monotonic() < end:
+            try:
+                self._handler.look()
+            except RendezvousError:  # the host is gone
+                return
+            if self._server is not None and not self._handler.peers:
                 return
             time.sleep(POLL_S)
 

@@ -89,6 +89,12 @@ def test_status_and_list_tell_the_end(job):
     assert "Succeeded" in row
 
 
+def test_the_log_of_the_run_outlives_it(job):
+    """worker-0 exits first of all pods: its log is not deleted with those that still run."""
+    text = job.cli("logs").stdout
+    assert re.search(rf"^\[w0\] finished after step {STEPS}", text, re.M)
+
+
 def test_sample_prints_text_of_the_newest_checkpoint(job):
     """A short Job prints the text and is gone; nobody has to exec into a pod."""
     text = job.cli("sample", "--tokens=40", "--prompt=def ").stdout
