@@ -160,7 +160,7 @@ class Launcher:
             try:
                 rendezvous.pause(pause_s)
                 torchrun(args)
-                rendezvous.see_off()
+                rendezvous.see_off(lambda: bool(self.stopped_by))
                 return 0
             except SignalException as stop:
                 rendezvous.leave()

@@ -85,20 +85,19 @@ class Rendezvous:
         if self._handler is not None:
             self._handler.shutdown()
 
-    def see_off(self) -> None:
+    def see_off(self, stopped: Callable[[], bool]) -> None:
         """At the end of the job: all agents leave, then the host exits, then the other pods.
 
-        They would report a store that is gone. And the first pod to exit makes the operator delete
-        those that still run, with their logs: it is to be the host, whose log is the run's.
+        They would report a store that is gone. And the first pod that is seen to have exited makes
+        the operator delete those that still run, with their logs: it is to be the host, whose log
+        is the run's. A kubelet looks once a second.
         """
         end = time.monotonic() + SEE_OFF_S
-        while self._handler is not None and time.monotonic() < end:
-            try:
+        while self._handler is not None and time.monotonic() < end and not stopped():
+            if self._server is not None:
                 self._handler.look()
-            except RendezvousError:  # the host is gone
-                return
-            if self._server is not None and not self._handler.peers:
-                return
+                if not self._handler.peers:
+                    return
             time.sleep(POLL_S)
 
     def _create(self, params: RendezvousParameters) -> RendezvousHandler:
