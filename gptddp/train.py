@@ -87,6 +87,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         memory.hold(tensors, progress)
         if recorder:
             recorder.begin(tensors, net.n_params(), progress, start.lines)
+        del start  # a memory that is still mapped would leave no room for the next
 
         # -- the loop -----------------------------------------------------------------------------
         cause = "steps"

@@ -163,6 +163,24 @@ def test_a_lost_peer_costs_only_the_step_in_flight(run, tmp_path, monkeypatch):
         assert [x[key] for x in found] == [x[key] for x in history(tmp_path / "run")]
 
 
+def test_a_memory_that_was_taken_up_makes_room(run, tmp_path, monkeypatch):
+    """Its file is not held open by the life that came from it: the next has to fit in its place."""
+    with monkeypatch.context() as patch:
+        lose_a_peer(patch, at=4)
+        run("--steps", "9")
+    (left,) = (tmp_path / "memory").iterdir()
+    mapped = []
+    agree = train.agree
+
+    def looking(*args):
+        mapped.append(left.name in Path("/proc/self/maps").read_text())
+        return agree(*args)
+
+    monkeypatch.setattr(train, "agree", looking)
+    assert run("--steps", "6") == 0
+    assert mapped == [False] * 3
+
+
 def test_memory_of_an_earlier_content_of_the_run_directory_is_foreign(run, tmp_path, monkeypatch):
     """A run directory that was removed begins anew, whatever a pod still remembers."""
     with monkeypatch.context() as patch:
