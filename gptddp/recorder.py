@@ -78,6 +78,8 @@ class Recorder:
 
     def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Log the steps that the run has done but that rank 0 took with it unwritten."""
+        if not lines:  # the usual start: spare it the reading of the whole history
+            return
         known = {line["step"] for line in history(self.config.run_dir)}
         for line in lines:
             if line["step"] not in known and line["step"] <= self.life.step:
