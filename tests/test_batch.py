@@ -24,12 +24,7 @@ def api(tmp_path):
 @pytest.fixture
 def k8s(api):
     """Run `gptddp-k8s` against the server."""
-
-    def run(command, *args):
-        args = [command, "--kubeconfig", str(api.kubeconfig), *args]
-        return CliRunner().invoke(cli, args, prog_name="gptddp-k8s")
-
-    return run
+    return api.command_line
 
 
 def dry_run(*args):

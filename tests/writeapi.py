@@ -5,6 +5,9 @@ import uuid
 from urllib.parse import parse_qs, urlsplit
 
 import fakeapi
+from click.testing import CliRunner
+
+from gptddp.k8s.cli import cli
 
 KINDS = {
     "Job": "jobs",
@@ -87,6 +90,11 @@ class WriteAPI(fakeapi.FakeAPI):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         self.answer = None  # (status, text) to every GET
         super().__init__(folder)
+
+    def command_line(self, command, *args):
+        """Run `gptddp-k8s` against this server."""
+        args = [command, "--kubeconfig", str(self.kubeconfig), *args]
+        return CliRunner().invoke(cli, args, prog_name="gptddp-k8s")
 
     def collect(self, name):
         """The pods of a Job go with it."""

@@ -1,23 +1,13 @@
 """The training operator (v1.9) and the kubelet's restarts over local pods: one `tick` at a time."""
 
 import errno
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gptddp.k8s.conditions import Conditions
+from gptddp.k8s.endings import described
 from gptddp.k8s.pods import Pod
-
-
-def described(code: int) -> str:
-    """`137 (SIGKILL)`, `2`."""
-    if code > 128:
-        try:
-            return f"{code} ({signal.Signals(code - 128).name})"
-        except ValueError:
-            pass
-    return str(code)
 
 
 class Controller:

@@ -24,8 +24,12 @@ _PASSING = ("gptddp.launch: the group is lost", "gptddp.launch: stopped by")
 
 def meaning(code: int) -> str:
     """`2 (bad configuration or data)`, `139 (SIGSEGV)`, `17`."""
-    if text := MEANINGS.get(code):
-        return f"{code} ({text})"
+    text = MEANINGS.get(code)
+    return f"{code} ({text})" if text else described(code)
+
+
+def described(code: int) -> str:
+    """`137 (SIGKILL)`, `2`."""
     if code > 128:
         try:
             return f"{code} ({signal.Signals(code - 128).name})"

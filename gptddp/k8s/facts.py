@@ -8,7 +8,6 @@ from typing import Any
 
 Object = dict[str, Any]
 
-JOB_NAME = "training.kubeflow.org/job-name"
 _INDEX = "training.kubeflow.org/replica-index"
 _ROLE = "training.kubeflow.org/replica-type"
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from gptddp.k8s.cluster import JOB, Cluster, ClusterError
 from gptddp.k8s.command import note
-from gptddp.k8s.facts import JOB_NAME, Facts, Object, holds, place, ready
+from gptddp.k8s.companions import JOB_NAME
+from gptddp.k8s.facts import Facts, Object, holds, place, ready
 
 OURS = "app.kubernetes.io/name=gptddp"
 EVERY_S = 1.0

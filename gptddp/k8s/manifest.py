@@ -14,22 +14,13 @@ import yaml
 from gptddp import config
 from gptddp.k8s import companions, restricted
 from gptddp.k8s.spec import JobSpec
+from gptddp.pod import RDZV_CONF
 
 Object = dict[str, Any]
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 RENDEZVOUS_PORT, METRICS_PORT = 23456, 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
-
-# c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
-RENDEZVOUS = {
-    "join_timeout": 900,  # pods may be minutes apart at the start: image pulls, queues
-    "last_call_timeout": 2,
-    "keep_alive_interval": 1,
-    "keep_alive_max_attempt": 5,  # 5 s in all: less would evict nodes whose clocks differ
-    "heartbeat_timeout": 5,
-    "read_timeout": 60,
-}
 
 
 def objects(spec: JobSpec) -> list[Object]:
@@ -117,7 +108,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
                 "minReplicas": spec.min,
                 "maxReplicas": spec.max,
                 "rdzvBackend": "c10d",
-                "rdzvConf": [{"key": k, "value": str(v)} for k, v in RENDEZVOUS.items()],
+                "rdzvConf": [{"key": k, "value": str(v)} for k, v in RDZV_CONF.items()],
                 "maxRestarts": 1000,  # per agent; torchrun's 0 ends the job at the first fault
             },
             # The operator's default None would leave the other pods, and their GPUs, running.
