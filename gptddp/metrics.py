@@ -18,6 +18,7 @@ class PhaseClock:
     def __init__(self, phase: str = "init"):
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._phase, self._since = phase, time.monotonic()
+        self.began = time.time()
 
     def enter(self, phase: str) -> float:
         """End the present phase and begin `phase`; seconds of the one that ended.

@@ -12,8 +12,9 @@ from gptddp import __version__
 from gptddp.dist import Dist
 from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.quarantine import Decision
+from gptddp.recovery import Last, last_life, seconds
 from gptddp.rundir import Life, finish
-from gptddp.runlog import Ledger, RunLog, history
+from gptddp.runlog import Ledger, RunLog, history, read_ledger
 from gptddp.state import Progress
 from gptddp.writer import Saved, Writer
 
@@ -37,6 +38,8 @@ class Recorder:
         )
         self._saved_at = time.monotonic()
         self._batch_fp: str | None = None  # of the last step
+        self._last: Last | None = None  # the life before, until this one has done a step
+        self._ready = 0.0  # unix seconds at which the first step began
         self._saving: dict[int, dict[str, str | None]] = {}  # fingerprints of the steps to save
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -44,10 +47,14 @@ class Recorder:
 
     def begin(
         self, tensors: Mapping[str, Tensor], params: int, progress: Progress,
-        lines: Sequence[Mapping[str, Any]],
+        lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
-        """Record how this life begins, before its first step; `lines` may be missing in the log."""
+        """Record how this life begins, before its first step, and how the one before has ended.
+
+        `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
+        """
         self._complete(lines)
+        self._end_of_last([*filter(None, [self.life.last_line]), *lines], fault)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(
@@ -75,6 +82,17 @@ class Recorder:
             "life %d: from %s, step %d of %d%s",
             life.generation, life.source, life.step, c.steps, redo,
         )  # fmt: skip
+        self._ready = time.time()
+
+    def _end_of_last(
+        self, lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any] | None
+    ) -> None:
+        """Record the end of a life that could not do so itself."""
+        newest = max(lines, key=lambda line: line["step"], default=None)
+        last = self._last = last_life(read_ledger(self.config.run_dir), newest, fault)
+        if last and last.cause:
+            at = last.failed_time or last.step_time
+            self.ledger.event("end", last.generation, step=last.step, cause=last.cause, at=at)
 
     def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Log the steps that the run has done but that rank 0 took with it unwritten."""
@@ -94,6 +112,10 @@ class Recorder:
         """Log one finished step and bring the metrics up to it."""
         self.log.append(line)
         self._batch_fp = line["batch_fp"]
+        if self._last:  # this was the first step of a life that is not the first
+            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
+            self._event("recovered", step=line["step"], world_size=line["world_size"], **parts)
+            self._last = None
         m = self.metrics
         m.steps.inc()
         m.tokens.inc(progress.tokens - self._tokens)

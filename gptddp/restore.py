@@ -20,6 +20,7 @@ class Begin:
     source: int  # the rank that has the tensors
     tensors: dict[str, Tensor] | None  # there; None on the others, and where the run is new
     lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
+    fault: dict[str, Any] | None  # why the state was left in memory, as its rank saw it
     place: Path | None  # where this rank leaves its state if a peer is lost
 
 
@@ -41,7 +42,9 @@ def begin(config: Config, dataset: Dataset, world: Dist) -> Begin:
     life = world.from_rank_0(open_run)
     source = life.holder or 0
     state = left if world.rank == life.holder else loaded  # `loaded`: on rank 0, or nowhere
-    mine = (state.meta, getattr(state, "lines", [])) if state else ({}, [])
-    meta, lines = world.share(mine, source)
+    mine: Any = ({}, [], None)
+    if state:  # a checkpoint has no lines and no fault
+        mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
+    meta, lines, fault = world.share(mine, source)
     life = dataclasses.replace(life, meta=meta)
-    return Begin(life, source, state.tensors if state else None, lines, place)
+    return Begin(life, source, state.tensors if state else None, lines, fault, place)

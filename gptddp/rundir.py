@@ -37,6 +37,7 @@ class Life:
     meta: dict[str, Any]  # of the checkpoint; {} when the run begins, or goes on from memory
     source: str  # the checkpoint's name, "memory" or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
+    last_line: dict[str, Any] | None  # of the log, by any life
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
     holder: int | None  # the rank whose snapshot this life goes on from
@@ -84,13 +85,17 @@ def open_run(
     source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
     if holder is not None:
         step, source, parent = left[holder][2], "memory", newest  # type: ignore[index]
+    redo, last_line = 0, None
+    for last_line in history(run):
+        redo += last_line["step"] > step
     life = Life(
         config=config,
         generation=generation,
         step=step,
         meta=loaded.meta if loaded else {},
         source=source,
-        redo=sum(1 for line in history(run) if line["step"] > step),
+        redo=redo,
+        last_line=last_line,
         run_id=run_id,
         parent=parent,
         holder=holder,

@@ -22,6 +22,7 @@ import logging
 import mmap
 import os
 import struct
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Snapshot:
     generation: int  # of the life that left it
     meta: dict[str, Any]  # as in a checkpoint
     lines: list[dict[str, Any]]  # of the log, since the newest checkpoint or so
+    fault: dict[str, Any]  # why it was left: cause, and time in unix seconds
     tensors: dict[str, torch.Tensor]
 
     @property
@@ -66,7 +68,7 @@ def path_of(folder: Path, run_dir: str | Path) -> Path:
 
 def write(
     path: Path, tensors: Mapping[str, torch.Tensor], *, run_id: str, generation: int,
-    meta: Mapping[str, Any], lines: Sequence[Mapping[str, Any]],
+    meta: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any],
 ) -> bool:  # fmt: skip
     """Leave this state; False where another rank of the pod is at it. Raises OSError.
 
@@ -74,7 +76,9 @@ def write(
     byte is written, because a full tmpfs is SIGBUS for who writes to a mapping.
     """
     entries, nbytes = layout(tensors)
-    head = {"run_id": run_id, "generation": generation, "meta": meta, "lines": lines}
+    head = {
+        "run_id": run_id, "generation": generation, "meta": meta, "lines": lines, "fault": fault,
+    }  # fmt: skip
     text = json.dumps({**head, "nbytes": nbytes, "tensors": entries}).encode()
     part = path.with_name(f"{path.name}.part")
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,7 +155,9 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     if xxhash.xxh3_64_intdigest(buffer.numpy().data) != digest:
         raise ValueError("its tensors do not have their hash")
     tensors = {name: view([buffer], entry) for name, entry in head["tensors"].items()}
-    return Snapshot(head["run_id"], head["generation"], head["meta"], head["lines"], tensors)
+    return Snapshot(
+        head["run_id"], head["generation"], head["meta"], head["lines"], head["fault"], tensors
+    )
 
 
 class Memory:
@@ -166,8 +172,9 @@ class Memory:
         """The live state is whole from now on, on this rank as on all others."""
         self._held = tensors, progress
 
-    def leave(self) -> None:
+    def leave(self, cause: str) -> None:
         """Write the state of the last finished step; a memory that is full is a warning."""
+        fault = {"cause": cause, "time": time.time()}
         if self.path is None or self._held is None:
             return
         tensors, progress = self._held
@@ -176,7 +183,7 @@ class Memory:
         try:
             write(
                 self.path, tensors, run_id=self.life.run_id, generation=self.life.generation,
-                meta=progress.to_meta(), lines=list(self.lines),
+                meta=progress.to_meta(), lines=list(self.lines), fault=fault,
             )  # fmt: skip
         except OSError as error:
             log.warning("the state of step %d is not left in memory: %s", progress.step, error)

@@ -86,7 +86,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         check_replicas(tensors, world)  # all ranks
         memory.hold(tensors, progress)
         if recorder:
-            recorder.begin(tensors, net.n_params(), progress, start.lines)
+            recorder.begin(tensors, net.n_params(), progress, start.lines, start.fault)
         del start  # a memory that is still mapped would leave no room for the next
 
         # -- the loop -----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         memory.clear()
     except RuntimeError as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
-            memory.leave()
+            memory.leave(str(error).splitlines()[0])
         elif isinstance(error, Diverged):
             memory.clear()
         raise

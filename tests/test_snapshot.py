@@ -20,7 +20,10 @@ TENSORS = {
     "step": torch.tensor(7, dtype=torch.int64),
     "half": torch.ones(3, dtype=torch.bfloat16),
 }
-HEAD = dict(run_id="run", generation=3, meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}})
+HEAD = dict(
+    run_id="run", generation=3, meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}},
+    fault={"cause": "a peer is gone", "time": 1.5},
+)  # fmt: skip
 
 
 def leave(path: Path, **changes) -> Path:
@@ -33,7 +36,7 @@ def test_what_is_left_is_what_is_found(tmp_path):
     """Tensors bit for bit, their dtypes and shapes, and everything that is not a tensor."""
     found = snapshot.read(leave(tmp_path / "s"))
     assert (found.run_id, found.generation, found.step, found.lines) == ("run", 3, 7, [{"step": 7}])
-    assert found.meta == HEAD["meta"]
+    assert (found.meta, found.fault) == (HEAD["meta"], HEAD["fault"])
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found.tensors[name].dtype == tensor.dtype

@@ -1,0 +1,54 @@
+"""How the life before this one ended, and where the seconds went until the run trained on.
+
+A life that is killed cannot say so: the next one does, from what the survivors left in memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
+
+
+@dataclass(frozen=True)
+class Last:
+    """What is known of the life before. Times are unix seconds of the hosts that took them."""
+
+    generation: int
+    step: int  # the last that it finished
+    step_time: float  # when it did
+    cause: str | None  # as a survivor saw it; None: it said itself how it ended
+    failed_time: float | None  # when a survivor noticed
+
+
+def last_life(
+    events: Sequence[Mapping[str, Any]], line: Mapping[str, Any] | None,
+    fault: Mapping[str, Any] | None,
+) -> Last | None:  # fmt: skip
+    """From the ledger, the log's last line, and the words of a survivor: None for a new run."""
+    lives = [event["generation"] for event in events if event.get("event") == "start"]
+    if not lives or line is None:
+        return None
+    said = any(e.get("event") in ("stop", "end") and e["generation"] == lives[-1] for e in events)
+    cause = None if said else (fault or {}).get("cause", UNKNOWN)
+    time = None if said or not fault else fault["time"]
+    return Last(lives[-1], line["step"], line["time"], cause, time)
+
+
+def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:
+    """The parts of a recovery, from the last finished step to the first new one.
+
+    detect: until a survivor's collective failed, the step in flight included; reform: until this
+    life's process group was up (the old workers' end, the rendezvous, new workers); reload: until
+    the state was back on all ranks; first_step: until a step was done.
+    """
+    moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
+    names = ("detect_s", "reform_s", "reload_s", "first_step_s")
+    parts: dict[str, float | None] = {
+        name: round(end - begin, 3)
+        for name, (begin, end) in zip(names, pairwise(moments), strict=True)
+    }
+    if last.failed_time is None:
+        parts["detect_s"] = None
+    return parts | {"total_s": round(first_step - last.step_time, 3)}

@@ -1,0 +1,89 @@
+"""The ledger says how each life ended, and where the seconds of a recovery went."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import SMALL
+
+from gptddp import recovery, train
+from gptddp.runlog import history, read_ledger
+
+
+@pytest.fixture
+def run(corpus, tmp_path, monkeypatch):
+    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
+
+    def start(*flags: str) -> int:
+        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+        return train.main([*SMALL, *fixed, *flags])
+
+    return start
+
+
+def events(tmp_path, *kinds):
+    return [event for event in read_ledger(tmp_path / "run") if event["event"] in kinds]
+
+
+def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path, monkeypatch):
+    """The next life records the end of this one, and four parts that add up to the whole."""
+    with monkeypatch.context() as patch:
+        calls, agree = itertools.count(1), train.agree
+
+        def failing(*args):
+            if next(calls) == 4:
+                raise RuntimeError("gloo: Connection closed by peer")
+            return agree(*args)
+
+        patch.setattr(train, "agree", failing)
+        assert run("--steps", "6") == train.PEER_LOST
+    assert run("--steps", "6") == 0
+    (end,) = events(tmp_path, "end")
+    assert (end["generation"], end["step"]) == (1, 3)
+    assert "Connection closed by peer" in end["cause"]
+    (recovered,) = events(tmp_path, "recovered")
+    assert (recovered["generation"], recovered["step"]) == (2, 4)
+    parts = [recovered[f"{name}_s"] for name in ("detect", "reform", "reload", "first_step")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(recovered["total_s"], abs=0.01)
+    third, fourth = list(history(tmp_path / "run"))[2:4]
+    assert recovered["total_s"] == pytest.approx(fourth["time"] - third["time"], abs=0.01)
+    kinds = [event["event"] for event in read_ledger(tmp_path / "run")]
+    assert kinds == ["start", "end", "start", "recovered", "checkpoint", "stop"]
+
+
+def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
+    """SIGKILL of the only process: the next life says that no word was left, and no detection."""
+    code = (
+        "import itertools, os, signal, sys\n"
+        "from gptddp import train\n"
+        "agree, calls = train.agree, itertools.count(1)\n"
+        "def killed(*args):\n"
+        "    if next(calls) == 4 and sys.argv.pop() == 'kill':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return agree(*args)\n"
+        "train.agree = killed\n"
+        "sys.exit(train.main(sys.argv[1:-1]))\n"
+    )
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "6"]
+    for last, code_wanted in (("kill", -9), ("live", 0)):
+        done = subprocess.run([sys.executable, "-c", code, *flags, last], env=os.environ)
+        assert done.returncode == code_wanted
+    (end,) = events(tmp_path, "end")
+    assert (end["step"], end["cause"]) == (3, recovery.UNKNOWN)
+    (recovered,) = events(tmp_path, "recovered")
+    assert recovered["step"] == 1 and recovered["detect_s"] is None
+    assert recovered["reform_s"] > 0
+
+
+def test_a_stop_is_an_end_in_itself(run, tmp_path):
+    """A run that is continued with more steps: no second end, and no cause is made up."""
+    assert run("--steps", "3") == 0
+    assert run("--steps", "5") == 0
+    assert not events(tmp_path, "end")
+    assert [event["cause"] for event in events(tmp_path, "stop")] == ["steps", "steps"]
+    assert len(events(tmp_path, "recovered")) == 1
