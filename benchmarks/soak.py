@@ -1,0 +1,120 @@
+"""Goodput of a job whose pods and workers are killed all the time.
+
+    python benchmarks/soak.py [--every 120] [--minutes 10] [--dir soak]
+
+Four local pods train the model `tiny` on the demo's corpus. Every so often one, drawn at random, is
+killed: the pod with all its processes, or its training process. Goodput is the seconds of the steps
+that count over the seconds that passed, both from the run's own books, between the first step and
+the last; what is missing is split as the ledger's `recovered` events have it.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from gptddp.demo import prepare
+from gptddp.files import read_json
+from gptddp.runlog import history, read_ledger
+
+PODS = 4
+PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
+
+
+def worker_of(pid: int) -> int:
+    """The training process of a pod: of all below its main process, the one with most memory."""
+    found, pending = [], [pid]
+    while pending:
+        parent = pending.pop()
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        found += (below := [int(child) for child in children])
+        pending += below
+    return max(found, key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
+
+
+def kill_one(folder: Path, rng: random.Random) -> str:
+    """Kill a pod or its worker; what was killed, or why it could not be."""
+    index, what = rng.randrange(PODS), rng.choice(["pod", "worker"])
+    pods = (read_json(folder / "jobs/soak/status.json") or {}).get("pods", {})
+    try:
+        pid = pods[f"soak-worker-{index}"]["pid"]
+        if what == "pod":
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(worker_of(pid), signal.SIGKILL)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        return f"{what} {index} is not there ({error!r})"
+    return f"{what} {index}"
+
+
+def soak(folder: Path, every_s: float, seconds: float, seed: int) -> None:
+    """Run the job for so long, with its kills; it is stopped in good order."""
+    rng, run = random.Random(seed), folder / "volumes/runs/soak"
+    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
+    command += ["--name", "soak", "--replicas", str(PODS), "--local", "--local-dir", str(folder)]
+    command += ["--", "--steps", "1000000", "--eval-every", "1000"]  # no evaluation, as a rule
+    with (folder / "job.log").open("wb") as log:
+        job = subprocess.Popen(command, stderr=log)
+        try:
+            while not list(run.glob("log.*")):
+                assert job.poll() is None, f"the job has ended: see {folder}/job.log"
+                time.sleep(0.5)
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(every_s, left))
+                if left > every_s:
+                    print(f"{time.strftime('%X')} kill: {kill_one(folder, rng)}", flush=True)
+            job.send_signal(signal.SIGINT)
+            assert job.wait(120) == 130, f"the job did not stop in good order: see {folder}/job.log"
+        finally:
+            if job.poll() is None:
+                job.kill()  # its guard ends the pods
+                job.wait()
+
+
+def report(run: Path) -> None:
+    lines = list(history(run))
+    steps = [line["step"] for line in lines]
+    assert steps == list(range(1, len(lines) + 1)), "a step is missing in the log"
+    kept = sum((now["tokens"] - last["tokens"]) / now["tok_s"] for last, now in pairwise(lines))
+    elapsed = lines[-1]["time"] - lines[0]["time"]
+    events = read_ledger(run)
+    recovered = [event for event in events if event["event"] == "recovered"]
+    redone = sum(event["redo"] for event in events if event["event"] == "start")
+    print(f"goodput         {kept / elapsed:.1%} of {elapsed / 60:.1f} minutes, {len(steps)} steps")
+    print(f"lives           {1 + len(recovered)}; steps done again: {redone}")
+    lost = elapsed - kept
+    in_recovery = sum(event["total_s"] for event in recovered)
+    print(f"lost            {lost:.1f} s, of which in recoveries {in_recovery:.1f} s:")
+    for part in PARTS:
+        values = [event[part] or 0.0 for event in recovered]
+        if values:
+            print(
+                f"  {part:13} median {statistics.median(values):5.2f} s, max {max(values):5.2f} s"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--every", type=float, default=120.0, help="seconds between kills [120]")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--dir", type=Path, default=Path("soak"), help="its data is kept there")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    prepare(args.dir / "volumes/data")
+    for old in ("volumes/runs/soak", "jobs/soak"):
+        shutil.rmtree(args.dir / old, ignore_errors=True)
+    soak(args.dir, args.every, 60 * args.minutes, args.seed)
+    report(args.dir / "volumes/runs/soak")
+
+
+if __name__ == "__main__":
+    main()
