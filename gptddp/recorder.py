@@ -12,7 +12,7 @@ from gptddp import __version__
 from gptddp.dist import Dist
 from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.quarantine import Decision
-from gptddp.recovery import Last, last_life, seconds
+from gptddp.recovery import Last, last_life, last_save_time, seconds
 from gptddp.rundir import Life, finish
 from gptddp.runlog import Ledger, RunLog, history, read_ledger
 from gptddp.state import Progress
@@ -54,7 +54,11 @@ class Recorder:
         `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
         """
         self._complete(lines)
-        self._end_of_last([*filter(None, [self.life.last_line]), *lines], fault)
+        events = read_ledger(self.config.run_dir)
+        self._end_of_last(events, [*filter(None, [self.life.last_line]), *lines], fault)
+        if self.life.source == "memory":  # lives that are short must not put off the save for ever
+            now = time.time()
+            self._saved_at -= max(0.0, now - last_save_time(events, now))
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(
@@ -85,11 +89,12 @@ class Recorder:
         self._ready = time.time()
 
     def _end_of_last(
-        self, lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any] | None
-    ) -> None:
+        self, events: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]],
+        fault: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
         """Record the end of a life that could not do so itself."""
         newest = max(lines, key=lambda line: line["step"], default=None)
-        last = self._last = last_life(read_ledger(self.config.run_dir), newest, fault)
+        last = self._last = last_life(events, newest, fault)
         if last and last.cause:
             at = last.failed_time or last.step_time
             self.ledger.event("end", last.generation, step=last.step, cause=last.cause, at=at)

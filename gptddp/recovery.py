@@ -36,6 +36,12 @@ def last_life(
     return Last(lives[-1], line["step"], line["time"], cause, time)
 
 
+def last_save_time(events: Sequence[Mapping[str, Any]], now: float) -> float:
+    """When the run was last saved, or when it began, in unix seconds; `now` for a new one."""
+    saved = [e["time"] for e in events if e.get("event") == "checkpoint" and not e.get("error")]
+    return float((saved or [e["time"] for e in events[:1]] or [now])[-1])
+
+
 def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:
     """The parts of a recovery, from the last finished step to the first new one.
 
