@@ -8,6 +8,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from pathlib import Path
 
 import pytest
 from helpers import SMALL
+from preparing import flip
 
+from gptddp import blocks, lanes, train
+from gptddp.corpus import open_dataset
 from gptddp.prepare import prepare
 from gptddp.recipe import Settings
 from gptddp.runlog import history, read_ledger
@@ -62,13 +66,20 @@ def fingerprints(run: Path) -> list[tuple[str, str]]:
 class World:
     """One life: a pod of some workers."""
 
-    def __init__(self, args: list[str], workers: int, log: Path, memory: Path | None) -> None:
+    def __init__(self, args: list[str], workers: int, log: Path, memory: Path | None = None):
         self.log = log
         env = {"PET_NPROC_PER_NODE": str(workers), "OMP_NUM_THREADS": "1"}
         env |= {"GPTDDP_MEMORY": str(memory)} if memory else {}
         with log.open("w") as out:
             start = [sys.executable, "-m", "gptddp.launch", *args]
             self.pod = subprocess.Popen(start, env=os.environ | env, stderr=out)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pod.kill()  # the kernel ends the workers with it
+        self.pod.wait()
 
     def until(self, condition) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -79,10 +90,6 @@ class World:
     def workers(self) -> list[int]:
         """The training processes: the children of the launcher's warm server."""
         return [it for child in children_of(self.pod.pid) for it in children_of(child)]
-
-    def kill(self) -> None:
-        self.pod.kill()  # the kernel ends the workers with it
-        self.pod.wait()
 
 
 def children_of(pid: int) -> list[int]:
@@ -102,19 +109,16 @@ def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
         memory.mkdir()
     args = command(books, run, "--checkpoint-every", "3600" if memory else "0.3")
     for life, workers in enumerate(sizes, 1):
-        world = World(args, workers, tmp_path / f"{life}.log", memory)
-        try:
+        with World(args, workers, tmp_path / f"{life}.log", memory) as world:
             if life == len(sizes):
                 assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
                 break
             target = rng.randint(done + 5, STEPS * life // len(sizes))
-            world.until(lambda: last_step(run) >= target)
+            world.until(lambda target=target: last_step(run) >= target)
             time.sleep(rng.uniform(0, 0.1))
             if memory:
                 os.kill(rng.choice(world.workers()), signal.SIGKILL)
                 world.until(lambda: any(not it.suffix for it in memory.iterdir()))
-        finally:
-            world.kill()
         done = last_step(run)
         assert done < STEPS, "the run ended before the kill"
     assert fingerprints(run) == undisturbed
@@ -122,6 +126,40 @@ def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
     assert [start["world_size"] for start in starts][-1] == sizes[-1]
     assert {start["world_size"] for start in starts} == set(sizes)
     assert [s["redo"] for s in starts if memory] == [0 for s in starts if memory]
+
+
+def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
+    """on_bad=quarantine, SIGKILL between decision and checkpoint, the file mended, other sizes.
+
+    Every life takes the decision at the same step, and the rows are those of one process.
+    """
+    dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
+    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    number = lanes.deal(sizes, 8, 1337)[5][-1].group
+    flip(dataset, number)
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "RETRY_S", (0.001,))
+        assert train.main(command(dataset.dir, alone, "--on-bad", "quarantine")) == 0
+    (expected,) = decisions(alone)
+    assert expected[0] > 0
+
+    args = command(dataset.dir, run, "--on-bad", "quarantine", "--checkpoint-every", "3600")
+    for life, workers in enumerate((3, 2, 1), 1):
+        with World(args, workers, tmp_path / f"{life}.log") as world:
+            if workers > 1:
+                world.until(lambda life=life: run.exists() and len(decisions(run)) == life)
+                time.sleep(random.uniform(0, 0.2))
+            else:
+                assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
+        shutil.copytree(books, dataset.dir, dirs_exist_ok=True)
+    assert decisions(run) == [expected] * 3
+    assert fingerprints(run) == fingerprints(alone)
+
+
+def decisions(run: Path) -> list[tuple[int, list[int]]]:
+    events = [event for event in read_ledger(run) if event["event"] == "quarantine"]
+    return [(event["step"], event["row_groups"]) for event in events]
 
 
 def last_step(run: Path) -> int:
