@@ -22,6 +22,8 @@ FIRST_TIMEOUT_S = 300.0
 TIMEOUT_S = 60.0
 PART_S = 10.0  # for all ranks to come out of the last collective
 
+_left: list[Any] = []  # the group that this process has left: it goes with the process
+
 
 @dataclass(frozen=True)
 class Dist:
@@ -158,6 +160,9 @@ def connect(device: str | None) -> Iterator[Dist]:
             memory=shared_memory(),
         )
     finally:
+        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
+        # still needs it, to drop the tensor of the last collective, would never end, nor would we.
+        _left[:] = [td.group.WORLD]
         td.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ import torch
 from gptddp.blocks import BadRowGroup
 from gptddp.dist import Dist
 from gptddp.lanes import hosts
-from gptddp.loader import Batch, Loader
+from gptddp.loader import Batch, Loader, as_text, from_text
 from gptddp.state import Progress
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> 
     # again changes nothing, so it does not matter in how many rounds a step's decisions come.
     moves = zip(loader.hosts, hosts(loader.shares, quarantined) or loader.hosts, strict=True)
     cursors = [
-        list(cursor) if before == after else [cursor[0], 0, 0]
-        for cursor, (before, after) in zip(state["lanes"], moves, strict=True)
+        cursor if before == after else [cursor[0], 0, 0]
+        for cursor, (before, after) in zip(from_text(state["lanes"]), moves, strict=True)
     ]
-    return {**state, "lanes": cursors, "quarantined": quarantined}
+    return {**state, "lanes": as_text(cursors), "quarantined": quarantined}
 
 
 def decided(ledger: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot
+from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot, worker
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
@@ -249,5 +249,5 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__" and (code := main()):
-    sys.exit(code)  # success returns instead: torchrun's agent waits for a value from a worker
+if __name__ == "__main__":
+    worker.run(main)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from click.testing import CliRunner, Result
 
 import gptddp
@@ -50,3 +51,14 @@ def child(code: str, **options: object) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(Path(gptddp.__file__).parents[1]), "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", head + code]
     return subprocess.run(command, env=env, capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def flip(dataset: Dataset, number: int) -> str:
+    """Flip a bit in the text of a training row group; how a message names it."""
+    group = dataset.row_groups("train")[number]
+    path = dataset.dir / group.path
+    column = pq.read_metadata(path).row_group(group.index).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    return f"{path}, row group {group.index}"

@@ -190,10 +190,11 @@ def test_batches_do_not_depend_on_the_listing(alone):
 
 
 def test_a_state_is_small():
-    """Under 1.5 KB of JSON for 48 lanes far into a run."""
-    with open_loader(corpus(), lanes=48, batch=480) as loader:
-        state = loader.state(np.full((48, 3), [12, 34567, 1047]))
-    assert len(json.dumps(state)) < 1500
+    """Under 1 KB of JSON for 48 lanes with large numbers everywhere, at least 10^14 tokens on."""
+    settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")
+    with open_loader(corpus(), **settings) as loader:
+        for cursor in ([999, 9999, 32767], [0, 9999999, 1047], [9999999, 0, 1047]):
+            assert len(json.dumps(loader.state(np.full((48, 3), cursor)))) < 1000
 
 
 def test_a_read_error_that_passes_is_not_noticed(alone, monkeypatch):

@@ -32,7 +32,7 @@ def test_no_text_at_all_is_refused():
         (dict(dataset=corpus(seed=2)), "dataset: "),
         (dict(older="older"), "pack: older -> bfd-1"),
         (dict(pack="concat"), "pack: bfd-1 -> concat-1"),
-        (dict(version=99), "version: 99 -> 1"),
+        (dict(version=99), "version: 99 -> 2"),
         (dict(tokenizer="other"), "tokenizer: other -> bbbb"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_state_of_other_data_or_settings_is_refused(changes, expected):
 
 def test_an_empty_state_is_not_a_fresh_start():
     """A state without anything in it is refused, with every field named."""
-    with pytest.raises(DataError, match="version: None -> 1.*lanes: 0 -> 8"):
+    with pytest.raises(DataError, match="version: None -> 2.*lanes: 0 -> 8"):
         open_loader(corpus(), state={})
 
 
@@ -59,8 +59,8 @@ def test_an_impossible_position_is_refused():
     with open_loader(dataset) as loader:
         state = loader.state(loader.next().cursors)
     with pytest.raises(DataError, match="lane 3 is row 0 of block 99"):
-        open_loader(dataset, state=state | {"lanes": [[0, 0, 0]] * 3 + [[0, 99, 0]] * 5})
-    state |= {"lanes": [[0, 0, 9999]] * 8}
+        open_loader(dataset, state=state | {"lanes": "0.0.0 " * 3 + "0.99.0 " * 5})
+    state |= {"lanes": "0.0.9999 " * 8}
     with open_loader(dataset, state=state) as loader, pytest.raises(DataError, match="row 9999"):
         loader.next()
 

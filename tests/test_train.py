@@ -4,11 +4,10 @@ import json
 import shutil
 import socket
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SMALL
-from preparing import BYTES
+from preparing import BYTES, flip
 
 from gptddp import blocks, lanes, train
 from gptddp.prepare import prepare
@@ -197,17 +196,6 @@ def test_dropout_is_the_same_in_every_life(corpus, tmp_path):
         assert train.main([*SMALL, *flags, "--steps", "4"]) == 0
         losses.append([line["loss"] for line in history(tmp_path / name)])
     assert losses[0] == losses[1]
-
-
-def flip(dataset, number):
-    """Flip a bit in the text of a training row group."""
-    group = dataset.row_groups("train")[number]
-    path = dataset.dir / group.path
-    column = pq.read_metadata(path).row_group(group.index).column(0)
-    content = bytearray(path.read_bytes())
-    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
-    path.write_bytes(content)
-    return f"{path}, row group {group.index}"
 
 
 def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatch, capfd):

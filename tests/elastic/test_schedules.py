@@ -1,0 +1,167 @@
+"""Worlds that change their size by SIGKILL, at random moments: the rows are those of one process.
+
+Each world is the container's entrypoint with a real torchrun agent and gloo, killed as a whole: a
+life goes on from the newest checkpoint, or from what the survivors of one kill left in memory.
+"""
+
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+from preparing import flip
+
+from gptddp import blocks, lanes, train
+from gptddp.corpus import open_dataset
+from gptddp.loader import from_text
+from gptddp.prepare import prepare
+from gptddp.recipe import Settings
+from gptddp.runlog import history, read_ledger
+
+STEPS = 180  # two epochs of every lane
+PATIENCE_S = 90
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory) -> Path:
+    """A dataset of 150 documents of random words."""
+    folder, rng = tmp_path_factory.mktemp("books"), random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 9))) for _ in range(300)]
+    texts = [f"{i}: {' '.join(rng.choices(words, k=rng.randint(1, 40)))}" for i in range(150)]
+    source = folder / "source.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return prepare([source], folder / "data", Settings(tokenizer="bytes")).dir
+
+
+def command(data: Path, run: Path, *flags: str) -> list[str]:
+    places = ["--data", str(data), "--run-dir", str(run), "--steps", str(STEPS)]
+    return [*SMALL, *places, "--eval-every", "1000", *flags]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(books, tmp_path_factory) -> list[tuple[str, str]]:
+    """The fingerprints of every step in one process; no lane is left before its third epoch."""
+    run = tmp_path_factory.mktemp("undisturbed")
+    train = [sys.executable, "-m", "gptddp.train", *command(books, run)]
+    subprocess.run(train, check=True, capture_output=True)
+    (manifest,) = run.glob(f"checkpoints/step-{STEPS:012}.*/manifest.json")
+    lanes = json.loads(manifest.read_text())["meta"]["data"]["lanes"]
+    assert min(epoch for epoch, _, _ in from_text(lanes)) >= 2
+    return fingerprints(run)
+
+
+def fingerprints(run: Path) -> list[tuple[str, str]]:
+    lines = list(history(run))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return [(line["batch_fp"], line["chain_fp"]) for line in lines]
+
+
+class World:
+    """One life: a pod of some workers."""
+
+    def __init__(self, args: list[str], workers: int, log: Path, memory: Path | None = None):
+        self.log = log
+        env = {"PET_NPROC_PER_NODE": str(workers), "OMP_NUM_THREADS": "1"}
+        env |= {"GPTDDP_MEMORY": str(memory)} if memory else {}
+        with log.open("w") as out:
+            start = [sys.executable, "-m", "gptddp.launch", *args]
+            self.pod = subprocess.Popen(start, env=os.environ | env, stderr=out)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pod.kill()  # the kernel ends the workers with it
+        self.pod.wait()
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.pod.poll() is None and time.monotonic() < end, self.log.read_text()
+            time.sleep(0.02)
+
+    def workers(self) -> list[int]:
+        """The training processes: the children of the launcher's warm server."""
+        return [it for child in children_of(self.pod.pid) for it in children_of(child)]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "in_memory"), [((4, 3, 4), True), ((2, 5, 7, 1), False), ((1, 4), False)]
+)
+def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
+    """Every batch_fp and chain_fp over two epochs; with memory, no step is done twice."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    rng, run, done = random.Random(seed), tmp_path / "run", 0
+    memory = tmp_path / "memory" if in_memory else None
+    if memory:
+        memory.mkdir()
+    args = command(books, run, "--checkpoint-every", "3600" if memory else "0.3")
+    for life, workers in enumerate(sizes, 1):
+        with World(args, workers, tmp_path / f"{life}.log", memory) as world:
+            if life == len(sizes):
+                assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
+                break
+            target = rng.randint(done + 5, STEPS * life // len(sizes))
+            world.until(lambda target=target: last_step(run) >= target)
+            time.sleep(rng.uniform(0, 0.1))
+            if memory:
+                os.kill(rng.choice(world.workers()), signal.SIGKILL)
+                world.until(lambda: any(not it.suffix for it in memory.iterdir()))
+        done = last_step(run)
+        assert done < STEPS, "the run ended before the kill"
+    assert fingerprints(run) == undisturbed
+    starts = [event for event in read_ledger(run) if event["event"] == "start"]
+    assert [start["world_size"] for start in starts][-1] == sizes[-1]
+    assert {start["world_size"] for start in starts} == set(sizes)
+    assert [s["redo"] for s in starts if memory] == [0 for s in starts if memory]
+
+
+def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
+    """on_bad=quarantine, SIGKILL between decision and checkpoint, the file mended, other sizes.
+
+    Every life takes the decision at the same step, and the rows are those of one process.
+    """
+    dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
+    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    number = lanes.deal(sizes, 8, 1337)[5][-1].group
+    flip(dataset, number)
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "RETRY_S", (0.001,))
+        assert train.main(command(dataset.dir, alone, "--on-bad", "quarantine")) == 0
+    (expected,) = decisions(alone)
+    assert expected[0] > 0
+
+    args = command(dataset.dir, run, "--on-bad", "quarantine", "--checkpoint-every", "3600")
+    for life, workers in enumerate((3, 2, 1), 1):
+        with World(args, workers, tmp_path / f"{life}.log") as world:
+            if workers > 1:
+                world.until(lambda life=life: run.exists() and len(decisions(run)) == life)
+                time.sleep(random.uniform(0, 0.2))
+            else:
+                assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
+        shutil.copytree(books, dataset.dir, dirs_exist_ok=True)
+    assert decisions(run) == [expected] * 3
+    assert fingerprints(run) == fingerprints(alone)
+
+
+def decisions(run: Path) -> list[tuple[int, list[int]]]:
+    events = [event for event in read_ledger(run) if event["event"] == "quarantine"]
+    return [(event["step"], event["row_groups"]) for event in events]
+
+
+def last_step(run: Path) -> int:
+    return max((line["step"] for line in history(run)), default=0) if run.exists() else 0
