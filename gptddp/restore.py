@@ -29,6 +29,11 @@ class Begin:
 def begin(config: Config, dataset: Dataset, world: Dist) -> Begin:
     """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
 
+    One reader, one opinion: with a part of the chunks on each rank, a node whose view of a network
+    volume is old would have a good checkpoint set aside. It would save a part of the reading of a
+    cold start, and the broadcast costs twice as much: 0.9 to 1.8 s for 0.5 GB on four ranks against
+    1.1 to 1.7 s, each rank with a second copy of the state.
+
     Raises ConfigError, DataError and CheckpointError, on every rank, as `rundir.open_run` does.
     """
     place = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
