@@ -162,15 +162,44 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
+@click.option("--prune", is_flag=True, help="First delete all but the newest valid ones.")
+@click.option(
+    "--keep", type=click.IntRange(1), metavar="N", help="So many stay with --prune. [the run's]"
+)
+@click.option(
+    "--export", "out", type=click.Path(path_type=Path), metavar="OUT",
+    help="Write the newest valid one's model as a GPT-2 of Hugging Face's transformers to the new "
+    "folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+)  # fmt: skip
+@click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 @click.pass_context
-def checkpoints(ctx: click.Context, run: Path, verify: bool) -> None:
+def checkpoints(
+    ctx: click.Context, run: Path, verify: bool, prune: bool, keep: int | None,
+    out: Path | None, data: str | None,
+) -> None:  # fmt: skip
     """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
+
+    Nothing here disturbs a job that is running.
 
     \b
     gptddp checkpoints runs/first --verify
+    gptddp checkpoints runs/first --export model
     """
-    from gptddp.retention import list_checkpoints
+    from gptddp.retention import list_checkpoints, prune_by_hand
 
+    if keep and not prune:
+        raise ConfigError("--keep says how many stay with --prune: give both")
+    if out:
+        from gptddp.export import export
+
+        click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
+        return
+    if prune:
+        from gptddp.rundir import saved_config
+
+        keep = keep or int((saved_config(_run_dir(run)) or {})["keep"])
+        for name in prune_by_hand(run, keep):
+            click.echo(f"deleted {name}", err=True)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"

@@ -38,6 +38,7 @@ class Dist:
     restarts: int  # of this pod's workers by its agent
     address: str  # the pod's own address when it has one to itself, else ""
     memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
+    job: str | None  # the job by a name of its own, the same in all its lives; None: this process
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
@@ -158,6 +159,7 @@ def connect(device: str | None) -> Iterator[Dist]:
             restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
+            job=job(),
         )
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
@@ -172,6 +174,19 @@ def shared_memory() -> Path | None:
     On a machine of its own a run that is never taken up again would hold its state for ever.
     """
     return Path(os.environ["GPTDDP_MEMORY"]) if os.environ.get("GPTDDP_MEMORY") else None
+
+
+def job() -> str | None:
+    """The name of the job that all its pods and lives share, and no other job has.
+
+    A rendezvous id alone is none: people copy it, and one manifest may run in two places, but not
+    at one rendezvous.
+    """
+    env = os.environ
+    if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env:
+        return f"slurm-{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}"
+    run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
+    return f"{run_id} at {endpoint}" if run_id and endpoint else None
 
 
 def is_lost_peer(error: BaseException) -> bool:

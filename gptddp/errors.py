@@ -5,7 +5,8 @@ GptddpError               2   any mistake in what the user gave
 ├── DataError             2   a source, a dataset or a tokenizer
 ├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
 ├── CheckpointError       4   checkpoints exist and none of them is valid
-└── Stopped             143   a signal asked for the stop; the run can be continued
+├── Stopped             143   a signal asked for the stop; the run can be continued
+└── Superseded            1   a later life of the run, or another job, goes on with it
 """
 
 
@@ -40,3 +41,9 @@ class Stopped(GptddpError):
     """A signal stopped the run; its state is saved and the run can be continued."""
 
     exit_code = 143
+
+
+class Superseded(GptddpError):
+    """Another process has the run now: not final, torchrun may start this one again."""
+
+    exit_code = 1

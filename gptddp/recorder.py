@@ -10,6 +10,8 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.dist import Dist
+from gptddp.errors import Superseded
+from gptddp.lease import Lease
 from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.quarantine import Decision
 from gptddp.recovery import Last, last_life, last_save_time, seconds
@@ -24,15 +26,16 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
-    def __init__(self, life: Life, world: Dist, clock: PhaseClock):
+    def __init__(self, life: Life, lease: Lease, world: Dist, clock: PhaseClock):
         c = self.config = life.config
-        self.life, self.world, self.clock = life, world, clock
+        self.life, self.lease, self.world, self.clock = life, lease, world, clock
         run = Path(c.run_dir)
         self.log, self.ledger = RunLog(run, life.generation), Ledger(run)
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
-            run, life.generation, parent=life.parent, keep=c.keep, before_commit=self.log.sync
-        )
+            run, life.generation, parent=life.parent, keep=c.keep, before_commit=self.log.sync,
+            fence=lease.check,
+        )  # fmt: skip
         self.metrics = Metrics(
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
@@ -173,11 +176,18 @@ class Recorder:
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
     def _poll(self) -> None:
-        """Record the save that ended since the last look, if one did."""
+        """Record the save that ended since the last look, if one did.
+
+        Raises Superseded where this life has been found to be over.
+        """
+        if self.lease.lost:
+            raise Superseded(self.lease.lost)
         if saved := self.writer.poll():
             self._record(saved)
 
     def _record(self, saved: Saved) -> None:
+        if saved.superseded:
+            raise Superseded(str(saved.error))
         m, fingerprints = self.metrics, self._saving.pop(saved.step, {})
         if saved.error:
             m.saves.labels("failure").inc()
@@ -212,6 +222,7 @@ class Recorder:
         else:
             finish(self.life, progress.step, cause)
             log.info("finished after step %d (%s): %s", progress.step, cause, where)
+        self.lease.release()
 
     def _fingerprints(self, progress: Progress) -> dict[str, str | None]:
         """Of the rows of the last step; batch_fp is null before this life's first."""
@@ -224,3 +235,4 @@ class Recorder:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.log.close()
         self.ledger.close()
+        self.lease.close()

@@ -5,12 +5,13 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from gptddp import store
-from gptddp.errors import CheckpointError
+from gptddp.errors import CheckpointError, ConfigError
+from gptddp.runlog import read_ledger
 
 log = logging.getLogger(__name__)
 
@@ -74,19 +75,25 @@ def quarantine(path: Path) -> None:
         log.warning("cannot set %s aside (%s): it is skipped where it lies", path, error.strerror)
 
 
-def prune(run_dir: str | Path, keep: int) -> list[str]:
+def prune(
+    run_dir: str | Path, keep: int, *, full: bool = False, spare: Collection[str] = ()
+) -> list[str]:
     """Delete what is older than the `keep` newest complete checkpoints; the names deleted.
 
-    Invalid ones are not counted, so `keep` that can be loaded stay, and nothing newer than the
-    newest of them is touched. A name first moves to `.trash`, so a half deleted checkpoint is
-    never seen as one; a deletion that fails is tried again by the next call.
+    Invalid ones are not counted (with `full` every byte is read for that), so `keep` that can be
+    loaded stay, and nothing newer than the newest of them is touched, nor are the names in
+    `spare`. Safe beside other pruners, readers and the run's writer: a name first moves to
+    `.trash`, so a half deleted checkpoint is never seen as one; a deletion that fails is tried
+    again by the next call.
     """
     assert keep >= 1
     root = Path(run_dir) / store.CHECKPOINTS
     complete, deleted = 0, []
     for name in filter(store.is_candidate, store.names(run_dir)):
         if complete < keep:
-            complete += verify(root / name, full=False).ok
+            complete += verify(root / name, full=full).ok
+            continue
+        if name in spare:
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -94,6 +101,19 @@ def prune(run_dir: str | Path, keep: int) -> list[str]:
             deleted.append(name)
     _remove_inside(root / store.TRASH)
     return deleted
+
+
+def prune_by_hand(run_dir: Path, keep: int) -> list[str]:
+    """`prune` as a user asks for it, beside a running job or not: only verified ones count.
+
+    What the newest life began with stays too: a save in flight may have it for a parent. Raises
+    ConfigError where nothing can be deleted.
+    """
+    begun = [event["source"] for event in read_ledger(run_dir) if "source" in event]
+    try:
+        return prune(run_dir, keep, full=True, spare=begun[-1:])
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
 def remove_stale(run_dir: str | Path, generation: int) -> None:

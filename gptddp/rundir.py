@@ -17,6 +17,7 @@ from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import read_json, write_json_atomic
+from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
 from gptddp.runlog import history, next_generation, read_ledger
 
@@ -48,6 +49,18 @@ class Life:
 Left = tuple[str, int, int] | None
 
 
+def claim(config: Config, dist: Dist) -> Lease:
+    """Rank 0 only: make the run directory, and have it to this job; see `lease.acquire`."""
+    run = Path(config.run_dir)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        return acquire(run, dist.job)
+    except OSError as error:
+        if error.errno in store.TRANSIENT:
+            raise
+        raise ConfigError(f"run {run}: cannot be used ({error}): use --run-dir") from error
+
+
 def open_run(
     config: Config, dataset: Dataset, dist: Dist, left: Sequence[Left] = ()
 ) -> tuple[Life, checkpoint.Loaded | None]:
@@ -58,12 +71,6 @@ def open_run(
     belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run {run}: cannot be created ({error.strerror}): use --run-dir"
-        ) from error
     generation = next_generation(run)
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)

@@ -42,7 +42,7 @@ _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
 # These say that a file is not there or not a file; other errors may pass, and prove nothing.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def _reading(path: Path, file: str) -> Iterator[None]:
     except OSError as error:
         reason, code = f"{file}: {error.strerror}", error.errno
         raise Unusable(
-            path, reason, damaged=code in _DAMAGE, transient=code in _TRANSIENT
+            path, reason, damaged=code in _DAMAGE, transient=code in TRANSIENT
         ) from error
 
 

@@ -25,7 +25,7 @@ from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
-from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped
+from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped, Superseded
 from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
@@ -51,7 +51,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     start = restore.begin(config, dataset, world)  # all ranks
     life, c = start.life, start.life.config
     progress = Progress.from_meta(life.meta)
-    recorder = Recorder(life, world, clock) if world.rank == 0 else None
+    recorder = Recorder(life, start.lease, world, clock) if start.lease else None  # rank 0
     memory = snapshot.Memory(start.place, life)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
@@ -238,6 +238,9 @@ def main(args: Sequence[str] | None = None) -> int:
             train(config, world, stop)
     except Stopped as error:
         return error.exit_code  # rank 0 has said what was saved
+    except Superseded as error:  # its peers, if it still has any, will start again with it
+        log.error("gptddp train: %s", error)
+        return error.exit_code
     except GptddpError as error:
         dist.report(error)
         return error.exit_code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptddp import retention, store
 from gptddp.checkpoint import Staging
-from gptddp.errors import CheckpointError
+from gptddp.errors import GptddpError, Superseded
 from gptddp.runlog import highest_generation
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Saved:
     stall_s: float  # taken from training
     write_s: float  # in the background
     error: str | None
+    superseded: bool = False  # this life is over: another has begun
 
 
 class Writer:
@@ -48,7 +49,8 @@ class Writer:
     No failure of the disk reaches the caller as an exception: it is the `error` of the result.
     `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
     thread when all is written but the name; an OSError from it prevents the commit (the run's
-    log is synced there, so that it has every step that is committed).
+    log is synced there, so that it has every step that is committed). `fence` runs after it, and
+    raises Superseded where another process has taken over the run.
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class Writer:
         parent: str | None = None,
         keep: int = 3,
         before_commit: Callable[[], None] = lambda: None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation = generation
         self.parent = parent
         self.keep = keep
-        self.before_commit = before_commit
+        self.before_commit, self.fence = before_commit, fence
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -147,7 +150,7 @@ class Writer:
     # -- in the thread
 
     def _write(self, manifest: dict[str, Any], data: memoryview, stall_s: float) -> None:
-        begin, error = time.perf_counter(), None
+        begin, error, superseded = time.perf_counter(), None, False
         try:
             try:
                 self._commit(manifest, data)
@@ -157,10 +160,12 @@ class Writer:
                 retention.prune(self.run_dir, min(self.keep, 2))
                 self._commit(manifest, data)
         except Exception as exception:
-            error = _explain(exception)
+            error, superseded = _explain(exception), isinstance(exception, Superseded)
         name = store.name_of(manifest["step"], manifest["generation"])
         write_s = time.perf_counter() - begin
-        self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
+        self._results.append(
+            Saved(manifest["step"], name, len(data), stall_s, write_s, error, superseded)
+        )
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
         retention.remove_stale(self.run_dir, self.generation)
@@ -174,17 +179,19 @@ class Writer:
             log.warning("after the commit of %s: %s", name, error)
 
     def _before_rename(self) -> None:
+        """The last look: whoever is late between here and the rename has the lower generation."""
+        self.before_commit()
         newest = highest_generation(self.run_dir)
         if newest > self.generation:
-            raise CheckpointError(
+            raise Superseded(
                 f"generation {newest} of this run has begun: generation {self.generation} is over"
             )
-        self.before_commit()
+        self.fence()
 
 
 def _explain(error: Exception) -> str:
     """One line for the log: what failed and, where we know it, the fix."""
-    if not isinstance(error, OSError | CheckpointError | store.Unusable):
+    if not isinstance(error, OSError | GptddpError | store.Unusable):
         log.error("checkpoint writer: unexpected error", exc_info=error)
         return repr(error)
     fix = _FIXES.get(error.errno or 0) if isinstance(error, OSError) else None

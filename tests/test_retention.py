@@ -1,12 +1,19 @@
 """Which checkpoints stay on the disk, and what a user is told of them."""
 
 import os
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from gptddp import retention, store
 from gptddp.checkpoint import load_newest
+from gptddp.cli import cli
+from gptddp.runlog import Ledger
 from gptddp.writer import Writer
 
 
@@ -131,3 +138,101 @@ def test_list_tells_the_state_of_each(tmp_path):
 def test_other_names_are_not_checkpoints(name):
     """Only the exact form of the name counts."""
     assert store.order(name) is None and not store.is_candidate(name)
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def by_hand(run_dir, *args):
+    (run_dir / "config.json").write_text('{"config": {"keep": 3}}')
+    return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
+
+
+def test_prune_by_hand_counts_only_verified_ones(tmp_path):
+    """A flipped bit that only reading finds does not push out the last good ones."""
+    root = save(tmp_path, *range(1, 6))
+    shard = root / "step-000000000005.1" / "shard-0-of-1.bin"
+    shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    result = by_hand(tmp_path, "--prune", "--keep", "1")
+    assert result.exit_code == 0, result.output
+    assert steps(tmp_path) == [(1, 5), (1, 4)]
+    assert result.stderr.splitlines() == [f"deleted step-00000000000{n}.1" for n in (3, 2, 1)]
+    assert result.stdout.count("complete") == 2
+
+
+def test_prune_by_hand_keeps_what_the_run_keeps(tmp_path):
+    """Without --keep it is the run's own number; --keep without --prune is a mistake."""
+    save(tmp_path, *range(1, 6))
+    assert by_hand(tmp_path, "--keep", "1").exit_code == 2
+    assert by_hand(tmp_path, "--prune").exit_code == 0
+    assert steps(tmp_path) == [(1, 5), (1, 4), (1, 3)]
+
+
+def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
+    """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
+    root = save(tmp_path, *range(1, 6))
+    Ledger(tmp_path).event("start", 2, source="step-000000000002.1")
+    writer = Writer(
+        tmp_path, 2, parent="step-000000000002.1", keep=99,
+        before_commit=lambda: by_hand(tmp_path, "--prune", "--keep", "1") and None,
+    )  # fmt: skip
+    assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
+    assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
+    assert store.read_manifest(root / "step-000000000003.2")["parent"] == "step-000000000002.1"
+
+
+def test_none_valid_deletes_nothing(tmp_path):
+    """Where no checkpoint can be used, none is deleted, and the exit code says so."""
+    root = save(tmp_path, 1, 2, 3)
+    for name in os.listdir(root):
+        if name.startswith("step"):
+            os.truncate(root / name / "shard-0-of-1.bin", 1)
+    assert by_hand(tmp_path, "--prune", "--keep", "1").exit_code == 4
+    assert len(steps(tmp_path)) == 3
+
+
+PRUNER = """
+import sys
+from pathlib import Path
+from gptddp.retention import prune_by_hand
+while True:
+    prune_by_hand(Path(sys.argv[1]), 2)
+"""
+
+
+def test_pruners_readers_and_a_writer_at_once(tmp_path):
+    """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
+    read finds a checkpoint, and at least two can always be verified."""
+    save(tmp_path, 1, 2, 3)
+    done = threading.Event()
+
+    def write():
+        writer, step = Writer(tmp_path, 1, keep=3), 3
+        while not done.is_set():
+            step += 1
+            assert writer.save(step, {"x": torch.full((50_000,), float(step))}, {}).error is None
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = []
+    try:
+        for _ in range(8):
+            command = [sys.executable, "-c", PRUNER, str(tmp_path)]
+            pruners = [subprocess.Popen(command) for _ in range(2)]
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                loaded = load_newest(tmp_path, quarantine=False)
+                assert (loaded.tensors["x"] == loaded.step).all()
+                seen.append(loaded.step)
+            for pruner in pruners:
+                assert pruner.poll() is None
+                pruner.kill()
+                pruner.wait()
+            rows = retention.list_checkpoints(tmp_path)
+            assert sum(row.state != "invalid" for row in rows) >= 2
+    finally:
+        done.set()
+        thread.join()
+    assert sorted(seen) == seen and len(set(seen)) > 8
+    retention.prune(tmp_path, 2)
+    assert len(steps(tmp_path)) == 2 and os.listdir(tmp_path / "checkpoints/.trash") == []

@@ -133,7 +133,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused(corpus, tmp_path, capfd)
     (tmp_path / "file").write_text("")
     args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "file/run")]
     assert train.main(args) == 2
-    assert f"run {tmp_path / 'file/run'}: cannot be created" in capfd.readouterr().err
+    assert f"run {tmp_path / 'file/run'}: cannot be used" in capfd.readouterr().err
 
 
 def test_broken_checkpoints_never_start_the_run_over(run, tmp_path, capfd):

@@ -1,0 +1,221 @@
+"""One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
+
+It names the job and the process that holds the run for it. A later life of the same job takes it
+over at once; so does anybody who sees that this process is dead, which one of the same machine
+and process namespace can. Any other job watches the file: while its time of change moves, the run
+is refused; when it has stood still for EXPIRY_S, by the watcher's own clock, it is taken over. No
+clock is compared with another machine's, no lock of the file system is used, and touching needs
+no space on a full disk: it holds on NFS.
+
+Who was only silent may come back: a holder looks again before each commit.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import ConfigError, Superseded
+from gptddp.files import write_all
+
+NAME = "lease.json"
+PERIOD_S, EXPIRY_S = 2.0, 12.0  # of touching; of standing still, which a slow volume may take for
+_LOOK_S = 0.25
+_MOVES = 2  # of the file that prove a living holder: one may be the last, seen late
+
+log = logging.getLogger(__name__)
+
+_Look = tuple[bytes, int]  # content, time of change in ns
+
+
+class Lease:
+    """The holder's end, made by `acquire`: touches the file until it is released or lost."""
+
+    def __init__(self, path: Path, me: dict[str, Any]) -> None:
+        self.path, self.me = path, me
+        self.lost = ""  # why the run is another's
+        self._over = threading.Event()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise Superseded where the run is another's now; OSError where that cannot be told."""
+        if not self.lost:
+            if (seen := _look(self.path)) is None:  # removed by hand
+                _create(self.path, self.me)
+                seen = _look(self.path)
+            other = _parse(seen[0]) if seen else None
+            if other and other["holder"] != self.me["holder"]:
+                self.lost = f"{_who(other)} has taken over the run: this life of it is over"
+        if self.lost:
+            raise Superseded(self.lost)
+
+    def release(self) -> None:
+        """Give the run free: nothing will be committed any more."""
+        self.close()
+        with contextlib.suppress(OSError, Superseded):
+            self.check()
+            os.unlink(self.path)
+
+    def close(self) -> None:
+        """Touch it no more; a later life of this job takes it over at once."""
+        self._over.set()
+
+    def _renew(self) -> None:
+        warned = False
+        while not self._over.wait(PERIOD_S):
+            try:
+                self.check()
+                os.utime(self.path)
+                warned = False
+            except Superseded:
+                return  # the training loop says it
+            except OSError as error:
+                if not warned:  # once for each outage
+                    log.warning("%s cannot be renewed (%s)", self.path, error.strerror)
+                warned = True
+
+
+def acquire(run: Path, job: str | None) -> Lease:
+    """Rank 0 only: have the run to oneself, at once or after EXPIRY_S.
+
+    `job` names the job for as long as it lives, whatever its processes; None: it is this process.
+    Raises ConfigError where another job has the run, OSError where the directory is unusable.
+    """
+    me = _myself(job)
+    path = run / NAME
+    while True:
+        seen = _wait(path, me)
+        if (seen is None or _put_away(path, seen)) and _create(path, me):
+            for rest in run.glob(f".{NAME}.*"):  # of a process killed in `_put_away`
+                rest.unlink(missing_ok=True)
+            return Lease(path, me)
+
+
+def _wait(path: Path, me: dict[str, Any]) -> _Look | None:
+    """Wait until the lease may be taken; how it looked then, None where there is none."""
+    seen, moves, end = _look(path), 0, 0.0
+    while seen is not None:
+        lease = _parse(seen[0])
+        if lease and (lease["owner"] == me["owner"] or _is_dead(lease, me)):
+            break
+        now = time.monotonic()
+        if not end:
+            end = now + EXPIRY_S
+            what = _who(lease) if lease else f"{path}, which is damaged,"
+            log.warning(
+                "run %s: waiting %.0f s to see whether %s is still there",
+                path.parent, EXPIRY_S, what,
+            )  # fmt: skip
+        if now > end:
+            log.warning("run %s: taken over, its lease has not been renewed", path.parent)
+            break
+        time.sleep(_LOOK_S)
+        before, seen = seen, _look(path)
+        if seen is not None and seen != before:
+            moves, end = moves + 1, time.monotonic() + EXPIRY_S
+            if moves == _MOVES:
+                who = _who(_parse(seen[0]))
+                raise ConfigError(
+                    f"run {path.parent} is in use by {who}, which renewed {NAME} a moment ago: "
+                    "stop that job first, or give another --run-dir"
+                )
+    return seen
+
+
+def _look(path: Path) -> _Look | None:
+    try:
+        with path.open("rb") as file:  # opened anew each time: so NFS asks its server
+            return file.read(4096), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """What a lease says; None where it is torn or foreign."""
+    with contextlib.suppress(ValueError, AttributeError):
+        lease: dict[str, Any] = json.loads(text)
+        if {"owner", "holder", "host", "space", "pid", "started"} <= lease.keys():
+            return lease
+    return None
+
+
+def _create(path: Path, me: dict[str, Any]) -> bool:
+    """Write the lease where there is none: of several, one succeeds. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        write_all(fd, json.dumps(me).encode() + b"\n")
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def _put_away(path: Path, seen: _Look) -> bool:
+    """Remove the lease that was seen, and no other: of several, one succeeds."""
+    aside = path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+    try:
+        os.rename(path, aside)
+        now = _look(aside)
+        same = now is None or now[0] == seen[0]
+        if not same:  # another process was faster, and has the run
+            os.link(aside, path)
+        os.unlink(aside)
+        return same
+    except (FileNotFoundError, FileExistsError):
+        return False
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def _myself(job: str | None) -> dict[str, Any]:
+    """The lease of this process. `space`: where its pid means this process, and nowhere else."""
+    host, pid, space = socket.gethostname(), os.getpid(), uuid.uuid4().hex
+    with contextlib.suppress(OSError):  # not Linux: no other process can be seen to be dead
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = f"{host} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    started = _started(pid)
+    return {
+        "owner": job or f"process {pid} {started} {space}", "holder": uuid.uuid4().hex,
+        "job": job, "host": host, "space": space, "pid": pid, "started": started,
+    }  # fmt: skip
+
+
+def _is_dead(lease: dict[str, Any], me: dict[str, Any]) -> bool:
+    """Is the holder seen to be gone? Its pid may have been given to another process since."""
+    if lease["space"] != me["space"]:
+        return False
+    try:
+        os.kill(lease["pid"], 0)
+    except (PermissionError, TypeError, OverflowError):  # another user's, who may hide it in /proc
+        return False
+    except ProcessLookupError:
+        return True
+    return bool(_started(lease["pid"]) != lease["started"])
+
+
+def _started(pid: int) -> int | None:
+    """When the process began, in ticks since boot; None where there is none but a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except OSError:
+        return None
+
+
+def _who(lease: dict[str, Any] | None) -> str:
+    if lease is None:
+        return "another job"
+    job = f"job {lease['job']}" if lease.get("job") else "a training"
+    return f"{job} on host {lease['host']} (process {lease['pid']})"

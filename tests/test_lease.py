@@ -1,0 +1,385 @@
+"""One job at a time on a run directory: real processes that hold it, die, stop, and come late.
+
+Fault 28 of the fault table, and the late writer of faults 13 and 15.
+"""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers import SMALL
+from localjobs import until
+
+from gptddp import dist, lease, store
+from gptddp.checkpoint import load_newest
+from gptddp.errors import ConfigError, Superseded
+from gptddp.runlog import history
+from gptddp.writer import Writer
+
+PERIOD_S, EXPIRY_S = 0.1, 1.0
+HOLD = f"""
+import logging, sys
+from pathlib import Path
+from gptddp import errors, lease
+logging.basicConfig(format="%(message)s")
+lease.PERIOD_S, lease.EXPIRY_S, lease._LOOK_S = {PERIOD_S}, {EXPIRY_S}, 0.05
+try:
+    mine = lease.acquire(Path(sys.argv[1]), sys.argv[2] or None)
+except errors.ConfigError as error:
+    print(f"refused: {{error}}", flush=True)
+    sys.exit(2)
+print("held", flush=True)
+for line in sys.stdin:
+    try:
+        mine.check()
+        print("mine", flush=True)
+    except errors.Superseded as error:
+        print(error, flush=True)
+mine.release()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The waiting of a test's own takes a second, not twelve."""
+    monkeypatch.setattr(lease, "PERIOD_S", PERIOD_S)
+    monkeypatch.setattr(lease, "EXPIRY_S", EXPIRY_S)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """holder(job) -> a process that asks for the run; none outlives the test."""
+    started = []
+
+    def begin(job=""):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path), job], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def acquire(tmp_path):
+    """acquire(job) -> the lease, held by this process until the test ends."""
+    held = []
+
+    def take(job=None):
+        held.append(lease.acquire(tmp_path, job))
+        return held[-1]
+
+    yield take
+    for it in held:
+        it.close()
+
+
+def word(process):
+    return process.stdout.readline().strip()
+
+
+def ask(process):
+    """What a holder finds when it looks at its lease."""
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return word(process)
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_of_several_jobs_one_has_the_run(tmp_path, holder):
+    """Four processes at once: one holds the run, three are told who has it and what to do."""
+    processes = [holder() for _ in range(4)]
+    words = [word(process) for process in processes]
+    assert words.count("held") == 1
+    first = processes[words.index("held")]
+    for text in words:
+        if text != "held":
+            assert f"run {tmp_path} is in use by a training on host" in text
+            assert f"(process {first.pid})" in text and "--run-dir" in text
+    first.communicate("")  # a clean end
+    assert first.returncode == 0 and os.listdir(tmp_path) == []
+
+
+def test_of_several_that_wait_one_takes_over(tmp_path, holder):
+    """The lease of a machine that is gone runs out for four at once: one has it, three are told."""
+    first = holder()
+    assert word(first) == "held"
+    first.kill()
+    first.wait()
+    edit(tmp_path / lease.NAME, space="another machine", job="old at host:1")
+    processes = [holder() for _ in range(4)]
+    words = [word(process) for process in processes]
+    assert sorted(text[:7] for text in words) == ["held", *["refused"] * 3]
+    process = processes[words.index("held")]
+    err = process.communicate("")[1]
+    waits = f"waiting {EXPIRY_S:.0f} s to see whether job old at host:1 on host"
+    assert err.count(waits) == 1
+
+
+def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
+    """On one machine nobody waits for the dead, a zombie or reaped, whatever has its pid now."""
+    first = holder("job at a:1")
+    assert word(first) == "held"
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: lease._started(first.pid) is None)  # not reaped yet: a zombie
+    mine = acquire("other at b:1")
+    edit(mine.path, owner="third", holder="x", started=1)  # its pid is another process's now
+    acquire()
+    assert caplog.text == ""
+
+
+def test_the_same_job_takes_over_at_once(holder, acquire, caplog):
+    """A later life of a job has the run at once; the one before finds out, and is over."""
+    first = holder("job at a:1")
+    assert word(first) == "held" and ask(first) == "mine"
+    mine = acquire("job at a:1")
+    assert f"(process {os.getpid()}) has taken over the run" in ask(first)
+    first.communicate()  # its release leaves the successor's lease alone
+    mine.check()
+    assert caplog.text == ""
+
+
+def test_a_stopped_holder_comes_back_late(holder, acquire):
+    """SIGSTOP beyond the expiry: another job takes over; SIGCONT: the first knows it is over."""
+    first = holder("one at a:1")
+    assert word(first) == "held"
+    first.send_signal(signal.SIGSTOP)
+    mine = acquire("two at b:1")
+    first.send_signal(signal.SIGCONT)
+    assert "job two at b:1 on host" in ask(first)
+    time.sleep(3 * PERIOD_S)
+    mine.check()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
+def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
+    """What cannot be understood is no crash and no lock for ever: it is waited out, with a word."""
+    (tmp_path / lease.NAME).write_bytes(text)
+    acquire().check()
+    assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
+
+
+def test_killed_at_every_system_call(tmp_path, acquire):
+    """A process killed anywhere while it takes over leaves nothing that keeps the next one out."""
+    code = (
+        "import os, sys, saver; from pathlib import Path; from gptddp import lease\n"
+        "run = Path(sys.argv[1]); saver.crash_at(int(sys.argv[2])); lease.acquire(run, 'job')\n"
+        "os._exit(0)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, os.path.dirname(__file__)])}
+    code = code.replace("saver", "crash")
+    (tmp_path / "crash.py").write_text(CRASH)
+    for point in range(1, 30):
+        acquire("job").close()
+        command = [sys.executable, "-c", code, str(tmp_path), str(point)]
+        done = subprocess.run(command, env=env, cwd=tmp_path)
+        mine = acquire("job")
+        mine.check()
+        mine.close()
+        assert not list(tmp_path.glob(".lease*"))
+        if done.returncode == 0:
+            break
+    assert 4 < point < 29
+
+
+CRASH = """
+import os, signal
+def crash_at(number):
+    def patch(call):
+        original = getattr(os, call)
+        def counted(*args, **kwargs):
+            nonlocal number
+            number -= 1
+            if number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+        setattr(os, call, counted)
+    for call in ("open", "write", "close", "rename", "link", "unlink", "utime"):
+        patch(call)
+"""
+
+
+def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
+    """A read-only disk: one warning, the holder goes on; when another has taken over, it stops."""
+    mine = acquire("one at a:1")
+
+    def fails(*_args):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", fails)
+    until(lambda: "Read-only" in caplog.text)
+    time.sleep(3 * PERIOD_S)
+    mine.check()
+    assert caplog.text.count("cannot be renewed") == 1
+    second = holder("two at b:1")  # this process lives, but its lease stands still
+    assert word(second) == "held"
+    with pytest.raises(Superseded, match="two at b:1"):
+        mine.check()
+    until(lambda: mine.lost)
+
+
+def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
+    """The holder makes it again, and renews what is no other's: the run stays its own."""
+    mine = acquire("one at a:1")
+    for damage in (lambda: mine.path.unlink(), lambda: mine.path.write_text("{")):
+        damage()
+        time.sleep(3 * PERIOD_S)
+        mine.check()
+        assert word(holder("two at b:1")).startswith("refused: run")
+
+
+def test_who_is_the_same_job(monkeypatch):
+    """A job is its rendezvous, id and place, or its Slurm step; an id alone may be anybody's."""
+    for name in ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_JOB_ID", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    assert dist.job() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert dist.job() is None
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "127.64.0.100:23456")
+    one = dist.job()
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "127.64.1.100:23457")
+    assert one and dist.job() not in (None, one)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert dist.job().startswith("slurm-7")
+
+
+# -- the fence -----------------------------------------------------------------------------------
+
+
+def state(step):
+    return {"x": torch.full((10,), float(step))}
+
+
+def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
+    """A newer life begins between the look and the rename: its own checkpoint is the newest, and
+    once it has one, what the late writer has written is gone."""
+
+    def newer_life(step):
+        assert Writer(tmp_path, 2).save(step, state(step), {}).error is None
+
+    late = Writer(tmp_path, 1)  # nobody could have told it
+    assert late.save(9, state(9), {}).error is None
+    newer_life(3)
+    assert store.order(store.names(tmp_path)[0]) == (2, 3) and load_newest(tmp_path).step == 3
+    late = Writer(tmp_path, 2, fence=lambda: Writer(tmp_path, 3).save(4, state(4), {}))
+    assert "No such file" in late.save(10, state(10), {}).error
+    assert [store.order(name) for name in store.names(tmp_path)] == [(3, 4), (2, 3), (1, 9)]
+
+
+def test_nothing_is_committed_without_the_lease(tmp_path, acquire):
+    """A save that is in flight when another takes over is no checkpoint, and says why."""
+    mine = acquire("one at a:1")
+    writer = Writer(
+        tmp_path, 1, before_commit=lambda: acquire("one at a:1") and None, fence=mine.check
+    )
+    saved = writer.save(1, state(1), {})
+    assert saved.superseded and "has taken over the run" in saved.error
+    assert load_newest(tmp_path) is None
+
+
+LATE = """
+import os, signal, sys
+from gptddp import train, writer
+look = writer.Writer._before_rename
+def stopped(self):
+    os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+    look(self)
+writer.Writer._before_rename = stopped
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def training(corpus, tmp_path):
+    """training(*flags, code, job) -> a training process on the run directory `run`."""
+    started = []
+
+    def begin(*flags, code="", job=""):
+        command = [sys.executable, *(["-c", code] if code else ["-m", "gptddp.train"]), *SMALL]
+        command += ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), *flags]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        env |= {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def stopped(process):
+    """Has the process stopped itself?"""
+    with open(f"/proc/{process.pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
+    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
+    life is ever loaded, and it ends with the reason."""
+    late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
+    until(lambda: stopped(late), 60)
+    run = tmp_path / "run"
+    reached = max(line["step"] for line in history(run))
+    follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
+    until(lambda: store.names(run), 60)
+    late.send_signal(signal.SIGCONT)
+    err = late.communicate(timeout=60)[1]
+    assert late.returncode == 1, err
+    assert "has taken over the run" in err or "generation 2 of this run has begun" in err
+    assert "Traceback" not in err and reached > 0
+    assert {store.order(name)[0] for name in store.names(run)} == {2}
+    follower.terminate()
+    assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
+    assert not (run / lease.NAME).exists() and load_newest(run).generation == 2
+
+
+def test_a_second_training_on_a_run_is_refused(tmp_path, training):
+    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
+    the first is killed, the next goes on at once."""
+    first = training("--steps", "100000", "--checkpoint-every", "0.5")
+    until(lambda: store.names(tmp_path / "run"), 60)
+    second = training("--steps", "100000")
+    err = second.communicate(timeout=60)[1]
+    assert second.returncode == 2 and f"(process {first.pid})" in err, err
+    assert first.poll() is None
+    first.kill()
+    third = training("--steps", "100000", "--log-every", "1")
+    until(lambda: (tmp_path / "run/log.2.jsonl").exists(), 60)
+    third.terminate()
+    err = third.communicate(timeout=60)[1]
+    assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
+
+
+def test_a_damaged_dataset_does_not_keep_the_run(tmp_path, training):
+    """A start that is refused gives the run free again."""
+    process = training("--steps", "1", "--lanes", "0")
+    process.communicate(timeout=60)
+    assert process.returncode == 2 and not (tmp_path / "run" / lease.NAME).exists()
+
+
+def test_an_unusable_directory_is_told(tmp_path):
+    """A folder in the lease's place is the user's mistake, not a traceback."""
+    from gptddp import rundir
+    from gptddp.config import Config
+
+    (tmp_path / lease.NAME).mkdir()
+    world = type("World", (), {"job": None})
+    with pytest.raises(ConfigError, match="cannot be used"):
+        rundir.claim(Config(run_dir=str(tmp_path)), world)
