@@ -88,15 +88,29 @@ class Job:
             self.back_at[i] = time.monotonic() + back_s
             os.killpg(self.pid(i), signal.SIGKILL)
 
-    def bring_back(self, *which: int) -> None:
-        """Let pods start that were held back."""
+    def hold(self, *which: int) -> None:
+        """These pods do not start until they are brought back."""
         for i in which:
+            self.back_at[i] = self.pods[i].start_at = math.inf
+
+    def stop(self, *which: int) -> None:
+        """SIGTERM, as for pods that are scaled away."""
+        for i in which:
+            self.back_at[i] = math.inf
+            os.kill(self.pid(i), signal.SIGTERM)
+
+    def bring_back(self, *which: int) -> None:
+        """Let pods start that were held back, when they have ended."""
+        for i in which:
+            self.until(lambda pod=self.pods[i]: pod.process is None)
             self.back_at[i] = self.pods[i].start_at = 0.0
 
     def order(self, i: int, place: str) -> Path:
         """Have the pod killed when its worker is there; the file that then appears."""
-        (self.orders / f"{i}.{place}").touch()
-        return self.orders / f"{i}.{place}.done"
+        done = self.orders / f"{i}.{place}.done"
+        done.unlink(missing_ok=True)
+        done.with_suffix("").touch()
+        return done
 
     def pid(self, i: int) -> int:
         """The pod's main process, the launcher, as soon as it runs."""
@@ -210,7 +224,7 @@ def check_same_run(job: Job, undisturbed: Path, *, bitwise: bool) -> None:
     verify = [*command, "checkpoints", str(job.run), "--verify"]
     subprocess.run(verify, check=True, capture_output=True)
     newest, other = load_newest(job.run), load_newest(undisturbed)
-    assert newest and other and newest.meta["step"] == len(wanted)
+    assert newest and other and newest.step == len(wanted)
     if bitwise:
         assert all(
             bytes(t.numpy()) == bytes(other.tensors[n].numpy()) for n, t in newest.tensors.items()

@@ -36,10 +36,11 @@ def obey(place: str) -> None:
         mine(place).rename(mine(f"{place}.done"))
     except FileNotFoundError:
         return
+    hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
     launcher = multiprocessing.parent_process()
     assert launcher and launcher.pid
     os.kill(launcher.pid, signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(60 + len(hog))
 
 
 def stop_at(owner, name, place):
@@ -58,6 +59,7 @@ def main() -> int | None:
     def slowly(*args):
         with contextlib.suppress(OSError, ValueError):
             time.sleep(float(ordered("pause").read_text()))
+        obey("eat")
         return agree(*args)
 
     mine("pid").write_text(str(os.getpid()))
