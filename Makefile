@@ -19,6 +19,10 @@ demo: venv  ## train on four local pods, kill one, sample: about four minutes
 test: venv  ## all tests that need no cluster
 	$(BIN)/python -m pytest
 
+# Killed pods, cut networks, full memory: an hour. SHORT=1: some minutes, without the long rows.
+test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
+	SHORT=$(SHORT) $(BIN)/python -m pytest tests/faults --timeout 1800
+
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -45,4 +49,4 @@ wheel: venv  ## build the wheel into dist/
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" dist demo .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test lint bench image cluster cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults lint bench image cluster cluster-down test-cluster wheel clean

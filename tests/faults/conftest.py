@@ -1,0 +1,55 @@
+"""Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
+
+import os
+from pathlib import Path
+
+import pytest
+from harness import Fault, Job, write_measurement
+
+
+@pytest.fixture(scope="module")
+def jobs(corpus, tmp_path_factory):
+    """Start a job: jobs(*trainer flags, **of Job). Nothing of it outlives the module."""
+    started = []
+
+    def begin(*flags: str, **options) -> Job:
+        started.append(Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        job.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(corpus, tmp_path_factory):
+    """The run directory of a job that nobody disturbs: undisturbed(world size, *flags)."""
+    made: dict[tuple, Path] = {}
+
+    def run(world: int, *flags: str) -> Path:
+        if (world, flags) not in made:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            job = Job(folder, corpus, *flags, size=world, fewest=world, pause_s=0)
+            try:
+                job.finish()
+            finally:
+                job.close()
+            made[world, flags] = job.run
+        return made[world, flags]
+
+    return run
+
+
+@pytest.fixture
+def measured(request):
+    """Note what a fault has cost: measured(what was done, fault, what happens)."""
+    number = request.node.get_closest_marker("fault").args[0]
+
+    def note(what: str, fault: Fault, happens: str) -> None:
+        if folder := os.environ.get("FAULTS_OUT"):
+            write_measurement(
+                Path(folder), fault=number, what=what, happens=happens,
+                test=request.node.nodeid.split("[")[0], **vars(fault),
+            )  # fmt: skip
+
+    return note

@@ -1,0 +1,137 @@
+"""Killed pods and processes, many in turn in one job: it is the run of a job that nobody kills."""
+
+import math
+import os
+import signal
+import time
+
+import pytest
+from harness import SHORT, check_same_run
+
+STEPS = ("--steps", "1200", "--eval-every", "5000")
+MEMORY = "the others leave their state in memory; all go on from the step in flight"
+
+
+@pytest.fixture(scope="module")
+def job(jobs):
+    """One job for all the kills in this file."""
+    it = jobs(*STEPS, "--checkpoint-every", "3600")
+    it.steady()
+    return it
+
+
+def worker(job):
+    os.kill(job.worker(3), signal.SIGKILL)
+
+
+def worker_of_rank_0(job):
+    os.kill(job.worker(0), signal.SIGKILL)
+
+
+def pod(job):
+    job.kill(2)
+
+
+def host(job):
+    job.kill(0)
+
+
+def launcher(job):
+    os.kill(job.pid(3), signal.SIGKILL)
+
+
+def two(job):
+    job.kill(1)
+    time.sleep(0.05)
+    job.kill(3)
+
+
+def two_with_the_host(job):
+    job.kill(2)
+    time.sleep(0.05)
+    job.kill(0)
+
+
+def again_in_re_form(job):
+    job.kill(2)
+    job.wait(1.0)
+    job.kill(1)
+
+
+def at_the_join(job):
+    done = job.order(2, "begin")
+    job.kill(2)
+    job.until(done.exists)
+
+
+KILLS = [
+    (1, worker, "one worker process killed", MEMORY),
+    (1, worker_of_rank_0, "the worker process of rank 0 killed", MEMORY),
+    (3, pod, "a pod killed, replaced at once", MEMORY),
+    (4, host, "the pod of rank 0, which hosts the rendezvous, killed, replaced at once", MEMORY),
+    (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + MEMORY),
+    (8, two, "two pods killed 50 ms apart", MEMORY),
+    (8, two_with_the_host, "a pod and 50 ms later that of rank 0 killed", MEMORY),
+    (8, again_in_re_form, "another pod killed while the world forms again", MEMORY),
+    (8, at_the_join, "the replacement killed as it joins", MEMORY),
+]
+
+
+@pytest.mark.parametrize(
+    ("harm", "what", "happens"),
+    [pytest.param(*row[1:], marks=pytest.mark.fault(row[0]), id=row[1].__name__) for row in KILLS],
+)
+def test_a_kill_costs_the_step_in_flight(job, measured, harm, what, happens):
+    """The whole world goes on from memory, and no finished step is done again."""
+    job.steady()
+    with job.fault() as fault:
+        harm(job)
+    measured(what, fault, happens)
+    assert fault.redone == 0 and fault.source == "memory"
+
+
+@pytest.mark.fault(35)
+def test_a_worker_is_gone_as_soon_as_its_launcher(job):
+    """Nothing trains on unsupervised."""
+    job.steady()
+    pid, launcher = job.worker(1), job.pid(1)
+    os.kill(launcher, signal.SIGKILL)
+    began = time.monotonic()
+    while os.path.exists(f"/proc/{pid}/exe"):
+        assert time.monotonic() < began + 1
+        time.sleep(0.01)
+    job.steady()
+
+
+@pytest.mark.parametrize("back_s", [5] if SHORT else [5, 60])
+@pytest.mark.parametrize("which", [2, 0], ids=["pod", "host"])
+@pytest.mark.fault(3)
+def test_a_replacement_may_come_later(job, measured, which, back_s):
+    """Without a pod the others go on, without the rendezvous they wait; all go on when it is back.
+
+    Each change of the world is one new life.
+    """
+    job.steady()
+    name = "the host of the rendezvous" if which == 0 else "a pod"
+    killed = time.monotonic()
+    if which:
+        with job.fault(3) as fault:
+            job.kill(which, back_s=math.inf)
+        measured(f"{name} killed, no replacement", fault, "the others go on without it")
+        assert fault.redone == 0 and fault.lives == 1
+    with job.fault() as fault:
+        if which == 0:
+            job.kill(0, back_s=math.inf)
+        job.wait(max(0, killed + back_s - time.monotonic()))
+        job.began = time.time()
+        job.bring_back(which)
+    measured(
+        f"{name} is back after {back_s} s", fault, "all go on with it; counted from its return"
+    )
+    assert fault.redone == 0 and fault.lives == 1
+
+
+def test_the_run_is_the_undisturbed_one(job, undisturbed):
+    """After all of the above."""
+    job.finish()
+    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)

@@ -1,0 +1,108 @@
+"""What takes minutes: a kill every ten seconds, a hundred lives, pods that fall silent."""
+
+import os
+import random
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from harness import SHORT, Fault, check_same_run
+
+from gptddp.runlog import history, read_ledger
+
+STEPS = ("--steps", "2000", "--eval-every", "5000", "--checkpoint-every", "30")
+
+
+@pytest.fixture(scope="module")
+def job(jobs):
+    """Steps of 0.25 s, so that ten minutes of them are not too many to repeat."""
+    it = jobs(*STEPS, pause_s=0.25)
+    it.steady()
+    return it
+
+
+@pytest.mark.fault(7)
+def test_a_kill_every_ten_seconds_leaves_most_of_the_time(job, measured):
+    """A random pod or worker each time: steps go on, and none is done again."""
+    job.steady()
+    random.seed(7)
+    first, began = job.lines()[-1][1]["step"], time.time()
+    lives = len(read_ledger(job.run))
+    kills = 6 if SHORT else 60
+    for _ in range(kills):
+        job.until(lambda: all(pod.process for pod in job.pods))
+        if (which := random.randrange(8)) < 4:
+            job.kill(which)
+        else:
+            os.kill(job.worker(which - 4), signal.SIGKILL)
+        job.wait(10)
+    job.steady()
+    lines = [line for _, line in job.lines() if line["step"] > first]
+    gaps = [b["time"] - a["time"] for a, b in zip(lines, lines[1:], strict=False)]
+    elapsed_s = lines[-1]["time"] - began
+    share = len(lines) * statistics.median(gaps) / elapsed_s
+    starts = [e for e in read_ledger(job.run)[lives:] if e["event"] == "start"]
+    slow = sorted(gap for gap in gaps if gap > 1)
+    fault = Fault(statistics.median(slow), sum(e["redo"] for e in starts), len(starts), "memory")
+    happens = f"median of {len(starts)} lives; {share:.0%} of the time goes to kept steps"
+    measured(f"a random pod or worker killed every 10 s for {kills * 10} s", fault, happens)
+    assert fault.redone == 0 and share > 0.1
+
+
+@pytest.mark.fault(13)
+@pytest.mark.skipif(SHORT, reason="takes minutes")
+@pytest.mark.parametrize("whole_pod", [False, True], ids=["worker", "pod"])
+def test_a_rank_that_stays_silent_is_done_without(job, measured, whole_pod):
+    """The others' collective times out, and they go on; a zombie that wakes up changes nothing."""
+    job.steady()
+    pid, world = job.worker(2), 3 if whole_pod else 4
+    with job.fault(world) as fault:
+        os.killpg(job.pid(2), signal.SIGSTOP) if whole_pod else os.kill(pid, signal.SIGSTOP)
+    what = "a whole pod" if whole_pod else "a worker"
+    measured(f"{what} stopped for good (SIGSTOP)", fault, "its peers' collective times out (60 s)")
+    assert fault.redone == 0
+    if whole_pod:
+        with job.fault() as fault:
+            os.killpg(job.pid(2), signal.SIGCONT)
+        measured("a whole pod wakes up after a minute", fault, "its rank is fenced and joins anew")
+        assert fault.redone == 0
+
+
+@pytest.mark.fault(38)
+def test_a_hundred_lives_leave_nothing_behind(job, measured):
+    """No descriptor, thread, shared memory or unfinished file more than after the first few."""
+    cycles = 10 if SHORT else 100
+    job.steady()
+    job.pause(0.05)
+
+    def left() -> list[int]:
+        proc = [Path(f"/proc/{job.pid(i)}") for i in range(4)]
+        counts = [len(os.listdir(p / kind)) for p in proc for kind in ("fd", "task")]
+        return [
+            *counts,
+            len(list(job.folder.rglob("*.tmp*"))),
+            len(list(job.orders.parent.rglob("scratch/*"))),
+        ]
+
+    seconds = []
+    for cycle in range(cycles):
+        job.steady(steps=2)
+        if cycle == 2:
+            before = left()
+        with job.fault() as fault:
+            os.kill(job.worker(cycle % 4), signal.SIGKILL)
+        seconds.append(fault.seconds)
+        assert fault.redone == 0
+    job.steady()
+    fault.seconds = statistics.median(seconds)
+    measured(f"{cycles} workers killed, one after the other", fault, "median; nothing piles up")
+    assert all(now <= then + 2 for now, then in zip(left(), before, strict=True)), (before, left())
+
+
+def test_the_run_is_the_undisturbed_one(job, undisturbed):
+    """After all of the above."""
+    job.finish()
+    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    assert max(line["step"] for line in history(job.run)) == 2000
