@@ -180,11 +180,11 @@ def job() -> str | None:
     """The name of the job that all its pods and lives share, and no other job has.
 
     A rendezvous id alone is none: people copy it, and one manifest may run in two places, but not
-    at one rendezvous.
+    at one rendezvous. Nor is a Slurm step unless its tasks are the ranks: it may be a shell.
     """
     env = os.environ
-    if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env:
-        return f"slurm-{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}"
+    if "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env:
+        return f"slurm-{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
     return f"{run_id} at {endpoint}" if run_id and endpoint else None
 
