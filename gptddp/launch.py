@@ -154,7 +154,7 @@ class Launcher:
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
         left = os.environ.get("GPTDDP_MEMORY")
-        agent.install(rendezvous, self.verdict.exists, Path(left) if left else None)
+        agent.install(rendezvous, self.verdict, Path(left) if left else None)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:

@@ -11,8 +11,10 @@ checkpoint through the loop to its last one.
 import logging
 import math
 import signal
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot, worker
+from gptddp import dist, lanes, model, optim, peers, quarantine, restore, snapshot, worker
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
@@ -91,6 +93,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
 
         # -- the loop -----------------------------------------------------------------------------
         cause = "steps"
+        recent: deque[float] = deque(maxlen=64)  # seconds of steps
         while progress.step < c.steps:
             clock.enter("data_wait")
             batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
@@ -124,8 +127,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             optimizer.zero_grad(set_to_none=False)
             step_s = time.monotonic() - started
             progress.advance(agreed, finite, step_s, loader.state(agreed.cursors))
-            if progress.step == life.step + 1:
-                world.set_timeout(max(dist.TIMEOUT_S, 8 * step_s))
+            recent.append(step_s)
+            patience_s = 8 * statistics.median(recent)
+            world.set_timeout(patience_s)
 
             line = dict(
                 step=progress.step, loss=loss if finite else None,
@@ -137,7 +141,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             memory.lines.append(line)
             if progress.step % c.eval_every == 0 or progress.step == c.steps:
                 clock.enter("eval")
+                world.set_timeout(patience_s * len(val_rows[0]) / c.batch)  # as so many steps
                 result = evaluate(net, val_rows, tokenizer, c, world)  # all ranks
+                world.set_timeout(patience_s)
                 line |= dict(val_loss=result.loss, val_bpb=result.bpb)
             clock.enter("other")
             if recorder:
@@ -164,8 +170,10 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         memory.clear()
     except RuntimeError as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
-            memory.leave(str(error).splitlines()[0])
-        elif isinstance(error, Diverged):
+            blame = f"after step {progress.step}: {peers.blame(error, world)}"
+            memory.leave(blame)
+            raise peers.LostPeer(blame) from error
+        if isinstance(error, Diverged):
             memory.clear()
         raise
     finally:
