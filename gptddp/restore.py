@@ -38,7 +38,7 @@ def begin(config: Config, dataset: Dataset, world: Dist) -> Begin:
     """
     place = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(place) if place else None
-    all_left = world.gather(left and (left.run_id, left.generation, left.step))
+    all_left = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
     loaded: Any = None
     lease: Lease | None = None
 

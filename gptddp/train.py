@@ -32,11 +32,11 @@ from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
 from gptddp.recorder import Recorder
-from gptddp.state import Diverged, Progress, agree, check_replicas, copy_into
+from gptddp.state import CHECK_EVERY, Diverged, Progress, agree, check_replicas, copy_into
 
 log = logging.getLogger("gptddp")
 
-PEER_LOST = 1  # the exit code of a rank whose peer is gone: torchrun starts it again
+PEER_LOST = 1  # the exit code of a rank whose peer is gone or differs: torchrun starts it again
 
 
 def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
@@ -85,7 +85,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             copy_into(tensors, start.tensors)
         for tensor in tensors.values() if life.step else ():
             world.broadcast(tensor, start.source)  # all ranks
-        check_replicas(tensors, world)  # all ranks
+        check_replicas(tensors, progress.step, world)  # all ranks
         memory.hold(tensors, progress)
         if recorder:
             recorder.begin(tensors, net.n_params(), progress, start.lines, start.fault)
@@ -153,15 +153,15 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
                     f"step {progress.step}: loss or gradient not finite {progress.skipped} times "
                     f"in a row (max_skipped is {c.max_skipped}): lower lr, or look at the data"
                 )
-            if agreed.save:
+            if agreed.save or progress.step % CHECK_EVERY == 0:
                 clock.enter("checkpoint")
-                check_replicas(tensors, world)  # all ranks
-                if recorder:
+                check_replicas(tensors, progress.step, world)  # all ranks
+                if agreed.save and recorder:
                     recorder.save(tensors, progress)
 
         # -- the end: the last state is on disk before any rank leaves ----------------------------
         clock.enter("checkpoint")
-        check_replicas(tensors, world)  # all ranks
+        check_replicas(tensors, progress.step, world)  # all ranks
         if recorder:
             recorder.end(tensors, progress, cause)
         world.part()  # all ranks
@@ -175,6 +175,8 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             raise peers.LostPeer(blame) from error
         if isinstance(error, Diverged):
             memory.clear()
+            if recorder:
+                recorder.diverged(error, progress)
         raise
     finally:
         loader.close()
@@ -253,9 +255,10 @@ def main(args: Sequence[str] | None = None) -> int:
         dist.report(error)
         return error.exit_code
     except RuntimeError as error:
-        if not dist.is_lost_peer(error):
+        if not dist.is_lost_peer(error) and not isinstance(error, Diverged):
             raise
-        log.warning("[rank %s] lost a peer: %s", dist.place()[0], str(error).splitlines()[0])
+        what = "" if isinstance(error, Diverged) else "lost a peer: "
+        log.warning("[rank %s] %s%s", dist.place()[0], what, str(error).splitlines()[0])
         return PEER_LOST
     return 0
 
