@@ -212,7 +212,7 @@ class Recorder:
         Raises RuntimeError when a finished run's last state cannot be written.
         """
         where = "no step was done"
-        if progress.step > self.life.step:
+        if progress.step > self.life.step or self.life.source == "memory":
             self._saving[progress.step] = self._fingerprints(progress)
             saved = self.writer.save(progress.step, tensors, progress.to_meta())
             self._poll()  # of the save before, if it was still in flight
