@@ -8,7 +8,7 @@ import time
 import pytest
 from harness import SHORT, check_same_run
 
-STEPS = ("--steps", "1200", "--eval-every", "5000")
+STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
 long = pytest.mark.skipif(SHORT, reason="takes minutes")
 MEMORY = "the others leave their state in memory; all go on from the step in flight"
 

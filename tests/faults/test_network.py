@@ -10,7 +10,14 @@ from harness import SHORT, check_same_run
 
 from gptddp.k8s.podspec import Network
 
-STEPS = ("--steps", "1000", "--eval-every", "5000", "--checkpoint-every", "3600")
+STEPS = (
+    "--steps",
+    "400" if SHORT else "2000",
+    "--eval-every",
+    "5000",
+    "--checkpoint-every",
+    "3600",
+)
 PREFIX = f"10.{100 + os.getpid() % 100}.1"
 NAME = f"gf{os.getpid()}"  # of the bridge's namespace; NAME-0 and so on are the pods'
 long = pytest.mark.skipif(SHORT, reason="takes minutes")
