@@ -18,11 +18,13 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import read_json, write_json_atomic
+from gptddp.files import explain, read_json, write_json_atomic
 from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
 from gptddp.runlog import Ledger, history, next_generation, read_ledger
 from gptddp.state import Diverged
+
+log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +61,13 @@ def claim(config: Config, dist: Dist) -> Lease:
     run = Path(config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, dist.job)
+        return acquire(run, dist.job, known=(run / "config.json").exists())
     except OSError as error:
         if error.errno in store.TRANSIENT:
             raise
-        raise ConfigError(f"run {run}: cannot be used ({error}): use --run-dir") from error
+        raise ConfigError(
+            f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
+        ) from error
 
 
 def open_run(
@@ -76,11 +80,13 @@ def open_run(
     belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    generation = next_generation(run)
+    run_id = _run_id(run)
+    # a life on a full disk has left its traces in memory alone
+    own = [it[1] for it in left if it is not None and it[0] == run_id]
+    generation = max(next_generation(run), 1 + max(own, default=0))
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
     _check_data(run, dataset)
-    run_id = _run_id(run) if generation > 1 else uuid.uuid4().hex
     newest = next(filter(store.is_candidate, store.names(run)), None)
     left = _trusted(left, run, run_id, dist)
     holder = _holder(left, run_id, store.order(newest) if newest else None)
@@ -93,7 +99,9 @@ def open_run(
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / _DATA, data)
     except OSError as error:
-        raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
+        if generation == 1:
+            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
+        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
     step = loaded.step if loaded else 0
     source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
     if holder is not None:

@@ -27,6 +27,7 @@ from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
+from gptddp.ending import save_last
 from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped, Superseded
 from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
@@ -162,10 +163,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         # -- the end: the last state is on disk before any rank leaves ----------------------------
         clock.enter("checkpoint")
         check_replicas(tensors, progress.step, world)  # all ranks
-        if recorder:
-            recorder.end(tensors, progress, cause)
+        saved = save_last(recorder, memory, world, lambda: stop.asked, tensors, progress, cause)
         world.part()  # all ranks
-        if cause == "stopped":
+        if cause == "stopped" or not saved:
             raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
         memory.clear()
     except RuntimeError as error:
