@@ -151,6 +151,14 @@ def _footer(path: Path, *version: int) -> pq.FileMetaData:
     return pq.read_metadata(path)
 
 
+def is_dataset(path: Path) -> bool:
+    """Does the folder hold a dataset, whole or not?"""
+    try:
+        return bool(json.loads((path / MANIFEST).read_bytes())["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from gptddp.errors import DataError
 from gptddp.listing import SourceFile, show
+from gptddp.sources import check_unique
 from gptddp.tokens import Tokenizer
 
 COLUMN = "tokens"  # of a prepared dataset
@@ -45,6 +46,7 @@ def _check_column(schema: pa.Schema, field: str, where: str) -> None:
     if field not in schema.names:
         names = ", ".join(map(repr, schema.names))
         raise DataError(f"{where}: no column {field!r}, but {names}; {fix}")
+    check_unique(schema, field, where)
     kind = schema.field(field).type
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):

@@ -124,10 +124,14 @@ def _json_text(line: bytes, text_field: str, where: str) -> bytes:
             f"{where}: not valid JSON ({error}); each line must be one JSON object in UTF-8: "
             "mend or remove the line"
         ) from None
-    if not isinstance(record, dict) or text_field not in record:
-        has = f"the fields {', '.join(map(repr, record))}" if isinstance(record, dict) else "none"
+    if not isinstance(record, dict):
         raise DataError(
-            f"{where}: no field {text_field!r}, but {has}; "
+            f"{where}: JSON of type {type(record).__name__}: each line must be one object with the "
+            f"field {text_field!r}: mend or remove the line"
+        )
+    if text_field not in record:
+        raise DataError(
+            f"{where}: no field {text_field!r}, but the fields {', '.join(map(repr, record))}; "
             "name the field that holds the text with --text-field"
         )
     return _encoded(record[text_field], text_field, where)
@@ -145,6 +149,10 @@ def _encoded(text: Any, text_field: str, where: str) -> bytes:
         encoded = text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
         encoded = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return _bounded(encoded, where)
+
+
+def _bounded(encoded: bytes, where: str) -> bytes:
     if len(encoded) > _MAX_DOCUMENT_BYTES:
         raise DataError(f"{where}: a document of {len(encoded)} bytes; split it below 1 GiB")
     return encoded
@@ -158,14 +166,24 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
         with open(file.path, "rb") as raw, _verified(raw) as reader:
             _check_column(reader.schema_arrow, text_field, where)
             for batch in reader.iter_batches(1024, columns=[text_field], use_threads=False):
-                column = batch.column(0).cast(pa.large_string())
+                column = batch.column(0).cast(pa.large_binary())
                 column.validate(full=True)
                 for text in column.to_pylist():
                     row += 1
-                    yield _encoded(text, text_field, f"{where}, row {row}")
+                    yield _checked(text or b"", text_field, f"{where}, row {row}")
     except (OSError, pa.ArrowException) as error:
         after = f" after row {row}" if row else ""
         raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
+
+
+def _checked(text: bytes, text_field: str, where: str) -> bytes:
+    try:
+        text.decode()  # a column of strings may hold any bytes, too
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: column {text_field!r} is not UTF-8 ({error}): convert or remove the row"
+        ) from None
+    return _bounded(text, where)
 
 
 def _verified(raw: IO[bytes]) -> pq.ParquetFile:
@@ -179,6 +197,7 @@ def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
             f"{where}: no column {text_field!r}, but {', '.join(map(repr, schema.names))}; "
             "name the column that holds the text with --text-field"
         )
+    check_unique(schema, text_field, where)
     kind = schema.field(text_field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
@@ -186,3 +205,9 @@ def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
             f"{where}: column {text_field!r} is of type {kind}: it must be a string; "
             "name the column that holds the text with --text-field"
         )
+
+
+def check_unique(schema: pa.Schema, column: str, where: str) -> None:
+    """Raise DataError where several columns have this name."""
+    if (count := schema.names.count(column)) > 1:
+        raise DataError(f"{where}: {count} columns are called {column!r}: rename all but one")
