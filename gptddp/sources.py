@@ -7,6 +7,7 @@ file and a row of a parquet file are a document each. Order does not matter here
 import codecs
 import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -162,8 +163,7 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
     where = show(file.path)
     row = 0
     try:
-        # without pre_buffer: with it every chunk read so far stays in memory
-        with open(file.path, "rb") as raw, _verified(raw) as reader:
+        with open_parquet(file.path) as reader:
             _check_column(reader.schema_arrow, text_field, where)
             for batch in reader.iter_batches(1024, columns=[text_field], use_threads=False):
                 column = batch.column(0).cast(pa.large_binary())
@@ -186,9 +186,22 @@ def _checked(text: bytes, text_field: str, where: str) -> bytes:
     return _bounded(text, where)
 
 
-def _verified(raw: IO[bytes]) -> pq.ParquetFile:
-    """Checksums, where the writer left any, are compared: an uncompressed page shows no damage."""
-    return pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True)
+@contextmanager
+def open_parquet(
+    path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """A parquet file, whatever its name: pyarrow would take one that is not UTF-8 for a mistake.
+
+    Checksums, where the writer left any, are compared: an uncompressed page shows no damage. There
+    is no pre_buffer, because it would keep every chunk read so far in memory.
+    """
+    with (
+        pa.OSFile(os.fsencode(path)) as raw,
+        pq.ParquetFile(
+            raw, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
 
 
 def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
