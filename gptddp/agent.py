@@ -20,8 +20,12 @@ EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead
 HOPELESS_S = 2  # for the workers of a broken world to end by themselves; torch: 30
 
 
-def install(rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | None) -> None:
+def install(
+    rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | None
+) -> Callable[[], list[int]]:
     """Have torchrun use this agent in this process; while `quiet`, it logs nothing.
+
+    Returns a function that lists the pids of its living workers.
 
     A worker of a world that has lost another has nothing left to agree on or to save together. It
     mostly fails within milliseconds; but gloo forgets to wake some (in `UnboundBuffer::waitSend`,
@@ -30,9 +34,12 @@ def install(rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | No
     period, to finish its step and save.
     """
 
+    agents: list[Any] = []  # at most one
+
     class Agent(LocalElasticAgent):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
+            agents[:] = [self]
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             most = self._shutdown_timeout
@@ -55,6 +62,12 @@ def install(rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | No
 
     for logger in (server.logger, multiprocessing.logger):
         logger.addFilter(keep)
+
+    def workers() -> list[int]:
+        pids = agents[0]._pcontext.pids().values() if agents and agents[0]._pcontext else []
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    return workers
 
 
 def wait_for_state(memory: Path | None, limit_s: float) -> None:

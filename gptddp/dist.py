@@ -103,6 +103,11 @@ class Dist:
         td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
 
 
+def is_launched() -> bool:
+    """Did torchrun or Slurm start this process, beside others?"""
+    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
 def place() -> tuple[int, int, int, int]:
     """Rank, local rank, world size and local world size: torchrun's, Slurm's, or one process.
 
@@ -187,6 +192,12 @@ def job() -> str | None:
         return f"slurm-{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}"
     run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
     return f"{run_id} at {endpoint}" if run_id and endpoint else None
+
+
+def grace_s() -> float | None:
+    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where nobody has told."""
+    text = os.environ.get("GPTDDP_GRACE_S", "")
+    return float(text) if text.isdigit() else None
 
 
 def is_lost_peer(error: BaseException) -> bool:

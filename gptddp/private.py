@@ -22,7 +22,9 @@ NAMES = {
         )),
     ],
     _ELASTIC + "agent.server.api": ["SimpleElasticAgent._shutdown_timeout"],
-    _ELASTIC + "agent.server.local_elastic_agent": ["LocalElasticAgent._shutdown"],
+    _ELASTIC + "agent.server.local_elastic_agent": [
+        *("LocalElasticAgent._shutdown", "LocalElasticAgent._pcontext"),
+    ],
     "torch.distributed.launcher.api": ["LocalElasticAgent"],
     "torch.multiprocessing.spawn": ["ProcessContext._join_procs_with_timeout"],
 }  # fmt: skip

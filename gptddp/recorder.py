@@ -140,15 +140,23 @@ class Recorder:
             m.loss.labels("train").set(line["loss"])
             m.grad_norm.set(line["grad_norm"])
         if "val_loss" in line:
-            m.loss.labels("val").set(line["val_loss"])
-            log.info(
-                "step %d: validation loss %.4f, %.4f bits a byte",
-                progress.step, line["val_loss"], line["val_bpb"],
-            )  # fmt: skip
+            self._validated(line)
         if progress.step % self.config.log_every == 0:
             self._print(line, step_s)
         m.add_phases(self.clock)
         self._poll()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """Log again the step that this life began with: the life before had no time to evaluate."""
+        self.log.append(line)
+        self._validated(line)
+
+    def _validated(self, line: dict[str, Any]) -> None:
+        self.metrics.loss.labels("val").set(line["val_loss"])
+        log.info(
+            "step %d: validation loss %.4f, %.4f bits a byte",
+            line["step"], line["val_loss"], line["val_bpb"],
+        )  # fmt: skip
 
     def _print(self, line: dict[str, Any], step_s: float) -> None:
         left = int((self.config.steps - line["step"]) * step_s)
@@ -208,7 +216,7 @@ class Recorder:
         Raises RuntimeError when a finished run's last state cannot be written.
         """
         where = "no step was done"
-        if progress.step > self.life.step:
+        if progress.step > self.life.step or self.life.source == "memory":
             self._saving[progress.step] = self._fingerprints(progress)
             saved = self.writer.save(progress.step, tensors, progress.to_meta())
             self._poll()  # of the save before, if it was still in flight

@@ -10,11 +10,11 @@ checkpoint through the loop to its last one.
 
 import logging
 import math
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,14 @@ from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
 from gptddp.recorder import Recorder
 from gptddp.state import Diverged, Progress, agree, check_replicas, copy_into
+from gptddp.stop import StopFlag
 
 log = logging.getLogger("gptddp")
 
 PEER_LOST = 1  # the exit code of a rank whose peer is gone: torchrun starts it again
 
 
-def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
+def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
@@ -53,6 +54,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     progress = Progress.from_meta(life.meta)
     recorder = Recorder(life, start.lease, world, clock) if start.lease else None  # rank 0
     memory = snapshot.Memory(start.place, life)
+    stop.holds, stop.last_words = life.source == "memory", lambda: memory.leave(stop.cause)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
     cache = open_cache(c.cache_dir)
@@ -87,11 +89,27 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         memory.hold(tensors, progress)
         if recorder:
             recorder.begin(tensors, net.n_params(), progress, start.lines, start.fault)
+        lines = {line["step"]: line for line in start.lines}
+        line = life.line or lines.get(life.step, {})
         del start  # a memory that is still mapped would leave no room for the next
 
+        def is_due() -> bool:
+            return progress.step % c.eval_every == 0 or progress.step == c.steps
+
+        def validate(line: dict[str, Any]) -> bool:
+            """All ranks: evaluate the step of this line; False if a stop came between."""
+            clock.enter("eval")
+            result = evaluate(net, val_rows, tokenizer, c, world, lambda: stop.asked)
+            line |= dict(val_loss=result.loss, val_bpb=result.bpb) if result else {}
+            return result is not None
+
         # -- the loop -----------------------------------------------------------------------------
-        cause = "steps"
-        while progress.step < c.steps:
+        stop.holds, cause = True, "steps"
+        if line and "val_loss" not in line and is_due():  # the life before did not come to it
+            cause = cause if validate(line) else "stopped"
+            if recorder and cause == "steps":
+                recorder.evaluated(line)
+        while cause == "steps" and progress.step < c.steps:
             clock.enter("data_wait")
             batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
             clock.enter("step" if progress.step > life.step else "warmup")
@@ -119,6 +137,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
             # The same on every rank, since both come out of a sum over all of them.
             finite = math.isfinite(loss) and math.isfinite(norm)
+            memory.release()
             if finite:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=False)
@@ -135,10 +154,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
                 world_size=world.world_size, time=time.time(),
             )  # fmt: skip
             memory.lines.append(line)
-            if progress.step % c.eval_every == 0 or progress.step == c.steps:
-                clock.enter("eval")
-                result = evaluate(net, val_rows, tokenizer, c, world)  # all ranks
-                line |= dict(val_loss=result.loss, val_bpb=result.bpb)
+            memory.hold(tensors, progress)
+            if is_due() and not validate(line):
+                cause = "stopped"  # the next life evaluates this step
             clock.enter("other")
             if recorder:
                 recorder.step(line, progress, step_s)
@@ -160,7 +178,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             recorder.end(tensors, progress, cause)
         world.part()  # all ranks
         if cause == "stopped":
-            raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
+            raise Stopped(f"{stop.cause} after step {progress.step}")
         memory.clear()
     except RuntimeError as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
@@ -213,18 +231,6 @@ def forward_backward(
     return nats
 
 
-class StopFlag:
-    """SIGTERM and SIGINT set a flag and nothing else; the ranks agree on it at the next step."""
-
-    def __init__(self) -> None:
-        self.asked, self.signal_name = False, "another rank's signal"
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: object) -> None:
-        self.asked, self.signal_name = True, signal.Signals(number).name
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -236,8 +242,8 @@ def main(args: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
         with dist.connect(config.device) as world:
             train(config, world, stop)
-    except Stopped as error:
-        return error.exit_code  # rank 0 has said what was saved
+    except Stopped:
+        return stop.exit_code  # rank 0 has said what was saved
     except Superseded as error:  # its peers, if it still has any, will start again with it
         log.error("gptddp train: %s", error)
         return error.exit_code
@@ -248,7 +254,9 @@ def main(args: Sequence[str] | None = None) -> int:
         if not dist.is_lost_peer(error):
             raise
         log.warning("[rank %s] lost a peer: %s", dist.place()[0], str(error).splitlines()[0])
-        return PEER_LOST
+        return stop.exit_code if stop.asked else PEER_LOST
+    finally:
+        stop.close()
     return 0
 
 
