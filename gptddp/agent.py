@@ -17,15 +17,21 @@ from gptddp.files import is_locked
 from gptddp.rendezvous import Rendezvous
 
 EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
+# Who dies of these has not been killed. SIGABRT may be NCCL's answer to the loss of a peer.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 HOPELESS_S = 2  # for the workers of a broken world to end by themselves; torch: 30
 
 
 def install(
-    rendezvous: Rendezvous, quiet: Callable[[], bool], memory: Path | None
+    rendezvous: Rendezvous,
+    quiet: Callable[[], bool],
+    memory: Path | None,
+    crashed: Callable[[int, int], None],
 ) -> Callable[[], list[int]]:
     """Have torchrun use this agent in this process; while `quiet`, it logs nothing.
 
-    Returns a function that lists the pids of its living workers.
+    Returns a function that lists the pids of its living workers. `crashed` is told the rank and
+    the number of the signal of a worker that has died of its own fault.
 
     A worker of a world that has lost another has nothing left to agree on or to save together. It
     mostly fails within milliseconds; but gloo forgets to wake some (in `UnboundBuffer::waitSend`,
@@ -40,6 +46,13 @@ def install(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
             agents[:] = [self]
+
+        def _monitor_workers(self, worker_group: server.WorkerGroup) -> server.RunResult:
+            result: server.RunResult = super()._monitor_workers(worker_group)
+            for rank, failure in result.failures.items():
+                if -failure.exitcode in CRASHES:
+                    crashed(rank, -failure.exitcode)
+            return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             most = self._shutdown_timeout

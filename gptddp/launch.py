@@ -22,10 +22,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gptddp import faults
 from gptddp.config import Config, check_world_size, differences, from_args, with_preset
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.pod import pod_from, torchrun_args
+from gptddp.runlog import highest_generation, history
 from gptddp.warm import start_server
 from gptddp.watchdog import LAUNCHER_S, Watchdog, limit_s
 from gptddp.worker import leave
@@ -112,6 +114,16 @@ class Launcher:
             number = signal.Signals(self.signals.number)
             raise SignalException(f"stopped by {number.name}", number)
 
+    def _crashed(self, rank: int, number: int) -> None:
+        """Count a worker that has died of its own fault: it cannot do so. Raises CrashLoopError."""
+        run = Path(self.config.run_dir)
+        error = RuntimeError(f"its process has died of {signal.Signals(number).name}")
+        if final := faults.final(
+            error, run, step=1 + max((line["step"] for line in history(run)), default=0),
+            generation=highest_generation(run), rank=rank, pod=os.environ.get("POD_NAME", ""),
+        ):  # fmt: skip
+            raise final
+
     def heed_verdict(self) -> None:
         """Say a worker's final error, which the worker has not done, and leave with its code."""
         if verdict := read_json(self.verdict):
@@ -163,7 +175,7 @@ class Launcher:
         rendezvous.register()
         left = os.environ.get("GPTDDP_MEMORY")
         memory = Path(left) if left else None
-        self.workers = agent.install(rendezvous, self.verdict.exists, memory)
+        self.workers = agent.install(rendezvous, self.verdict.exists, memory, self._crashed)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptddp import __version__
+from gptddp import __version__, faults
 from gptddp.dist import Dist
 from gptddp.errors import Superseded
 from gptddp.lease import Lease
@@ -100,7 +100,8 @@ class Recorder:
         last = self._last = last_life(events, newest, fault)
         if last and last.cause:
             at = last.failed_time or last.step_time
-            self.ledger.event("end", last.generation, step=last.step, cause=last.cause, at=at)
+            cause = faults.first(Path(self.config.run_dir), last.generation) or last.cause
+            self.ledger.event("end", last.generation, step=last.step, cause=cause, at=at)
 
     def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Log the steps that the run has done but that rank 0 took with it unwritten."""

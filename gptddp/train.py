@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, lanes, model, optim, quarantine, restore, snapshot, worker
+from gptddp import dist, faults, lanes, model, optim, quarantine, restore, snapshot, worker
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
@@ -105,6 +106,8 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
 
         # -- the loop -----------------------------------------------------------------------------
         stop.holds, cause = True, "steps"
+        if verdict := dist.verdict():
+            faults.forget(verdict.parent)
         if line and "val_loss" not in line and is_due():  # the life before did not come to it
             cause = cause if validate(line) else "stopped"
             if recorder and cause == "steps":
@@ -180,11 +183,19 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         if cause == "stopped":
             raise Stopped(f"{stop.cause} after step {progress.step}")
         memory.clear()
-    except RuntimeError as error:
+    except GptddpError:
+        raise
+    except Exception as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
             memory.leave(str(error).splitlines()[0])
-        elif isinstance(error, Diverged):
+            raise
+        if isinstance(error, Diverged):
             memory.clear()
+        if final := faults.final(
+            error, Path(c.run_dir), step=progress.step + 1, generation=life.generation,
+            rank=world.rank, pod=dist.pod(),
+        ):  # fmt: skip
+            raise final from error
         raise
     finally:
         loader.close()
@@ -250,11 +261,19 @@ def main(args: Sequence[str] | None = None) -> int:
     except GptddpError as error:
         dist.report(error)
         return error.exit_code
-    except RuntimeError as error:
-        if not dist.is_lost_peer(error):
-            raise
-        log.warning("[rank %s] lost a peer: %s", dist.place()[0], str(error).splitlines()[0])
-        return stop.exit_code if stop.asked else PEER_LOST
+    except Exception as error:
+        rank = dist.place()[0]
+        if dist.is_lost_peer(error):
+            log.warning("[rank %s] lost a peer: %s", rank, str(error).splitlines()[0])
+            return stop.exit_code if stop.asked else PEER_LOST
+        if (verdict := dist.verdict()) and (
+            final := faults.final(
+                error, verdict.parent, step=0, generation=dist.restarts(), rank=rank, pod=dist.pod()
+            )
+        ):
+            dist.report(final)
+            return final.exit_code
+        raise
     finally:
         stop.close()
     return 0
