@@ -10,6 +10,7 @@ import pytest
 from helpers import SMALL
 from patching import patched
 
+from gptddp import train
 from gptddp.runlog import history, read_ledger
 
 STEPS = 24
@@ -102,6 +103,7 @@ def test_an_error_for_ever_ends_the_job(corpus, tmp_path, place):
         assert causes == ["rank 1 (gptddp-worker-1): ValueError: the test's own error"] * 2
 
 
+@pytest.mark.usefixtures("train_here")
 def test_an_error_that_passes_costs_no_step(corpus, tmp_path):
     """In the backward hook of one rank, twice at one step: the undisturbed run, exit code 0."""
     code = "def broken(step, rank): return step == 10 and rank == 1 and times('broken', 2)\n"
@@ -109,9 +111,8 @@ def test_an_error_that_passes_costs_no_step(corpus, tmp_path):
     assert exit_code == 0, err
     run, whole = folder / "volumes/runs/gptddp", tmp_path / "whole"
     assert len(list((run / "faults").iterdir())) == 2
-    command = [sys.executable, "-m", "gptddp.train", *SMALL, "--data", str(corpus)]
-    command += ["--run-dir", str(whole), "--steps", str(STEPS), "--eval-every", "1000"]
-    subprocess.run(command, check=True, capture_output=True)
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(whole), "--steps", str(STEPS)]
+    assert train.main([*flags, "--eval-every", "1000"]) == 0
     for key in ("step", "batch_fp", "chain_fp"):
         assert [line[key] for line in history(run)] == [line[key] for line in history(whole)]
     starts = [event for event in read_ledger(run) if event["event"] == "start"]
