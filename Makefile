@@ -21,7 +21,9 @@ test: venv  ## all tests that need no cluster
 
 # Killed pods, cut networks, full memory: an hour. SHORT=1: some minutes, without the long rows.
 test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
-	SHORT=$(SHORT) $(BIN)/python -m pytest tests/faults --timeout 1800
+	@rm -rf .faults && mkdir .faults
+	SHORT=$(SHORT) FAULTS_OUT=.faults $(BIN)/python -m pytest tests/faults --timeout 1800
+	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults)
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,9 +1,13 @@
 """torchrun's agent, where it has no flag for what a pod needs."""
 
+import contextlib
 import logging
+import os
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +24,26 @@ EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead
 # Who dies of these has not been killed. SIGABRT may be NCCL's answer to the loss of a peer.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 HOPELESS_S = 2  # for the workers of a broken world to end by themselves; torch: 30
+STACK_S = 0.2  # for one that did not to tell where it is
 
 
 def install(
     rendezvous: Rendezvous,
-    quiet: Callable[[], bool],
+    verdict: Path,
     memory: Path | None,
     crashed: Callable[[int, int], None],
 ) -> Callable[[], list[int]]:
-    """Have torchrun use this agent in this process; while `quiet`, it logs nothing.
+    """Have torchrun use this agent in this process; where there is a verdict, it logs nothing.
 
     Returns a function that lists the pids of its living workers. `crashed` is told the rank and
     the number of the signal of a worker that has died of its own fault.
 
     A worker of a world that has lost another has nothing left to agree on or to save together. It
     mostly fails within milliseconds; but gloo forgets to wake some (in `UnboundBuffer::waitSend`,
-    torch 2.13; in one recovery of four ranks out of three), and NCCL may wait for long. One that is
-    writing its state into `memory` is waited for. A worker of a whole world has the pod's grace
-    period, to finish its step and save.
+    torch 2.13; in one recovery of four ranks out of three), NCCL may wait for long, and the one
+    that the others miss hangs, or is stopped: those are killed, and the log says where they were.
+    One that is writing its state into `memory` is waited for. A worker of a whole world has the
+    pod's grace period, to finish its step and save.
     """
 
     agents: list[Any] = []  # at most one
@@ -55,23 +61,27 @@ def install(
             return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-            most = self._shutdown_timeout
-            if rendezvous.broken:
-                wait_for_state(memory, most)
-                most = min(HOPELESS_S, most)
-            super()._shutdown(death_sig, most)
+            workers: Any = getattr(self._pcontext, "_pc", None)
+            if rendezvous.broken and workers is not None:
+                for process in workers.processes:
+                    process.terminate()
+                join(workers, self._shutdown_timeout)
+                return super()._shutdown(signal.SIGKILL, HOPELESS_S)
+            super()._shutdown(death_sig, self._shutdown_timeout)
 
     def join(self: ProcessContext, timeout: float) -> None:  # the siblings of a failed worker
         wait_for_state(memory, timeout)
-        siblings(self, min(timeout, HOPELESS_S))
+        end_by_themselves(self, min(timeout, HOPELESS_S))
+        for what in whereabouts(self.processes, verdict.parent):
+            rendezvous.say(what)
 
-    siblings = ProcessContext._join_procs_with_timeout
+    end_by_themselves = ProcessContext._join_procs_with_timeout
     names: Any = launcher, ProcessContext
     names[0].LocalElasticAgent, names[1]._join_procs_with_timeout = Agent, join
 
     def keep(record: logging.LogRecord) -> bool:
         record.exc_info = None  # of the agent; the worker has printed its own
-        return not quiet()
+        return not verdict.exists()
 
     for logger in (server.logger, multiprocessing.logger):
         logger.addFilter(keep)
@@ -88,3 +98,28 @@ def wait_for_state(memory: Path | None, limit_s: float) -> None:
     end = time.monotonic() + limit_s
     while memory and any(map(is_locked, memory.glob("gptddp-*.part"))) and time.monotonic() < end:
         time.sleep(0.02)
+
+
+def whereabouts(processes: Sequence[BaseProcess], stacks: Path) -> list[str]:
+    """A line for each worker that lives: where it is, as it tells on SIGUSR1 (`worker.py`)."""
+    left = {i: it.pid for i, it in enumerate(processes) if it.pid and it.is_alive()}
+    for pid in left.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(STACK_S if left else 0)
+    return [
+        _whereabouts(stacks / f"stack.{i}", Path(f"/proc/{pid}/stat")) for i, pid in left.items()
+    ]
+
+
+def _whereabouts(stack: Path, stat: Path) -> str:
+    try:
+        rank, *lines = stack.read_text().splitlines()
+        stopped = stat.read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, ValueError) as error:
+        return f"a worker is killed that does not end ({error})"
+    # '  File "/a/b.py", line 7 in f', the innermost first
+    frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
+    places = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
+    where = f"hangs in {', called by '.join(places)}" if places else "does not end"
+    return f"{rank} {'is stopped (SIGSTOP)' if stopped else where}: it is killed"

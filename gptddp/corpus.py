@@ -25,6 +25,7 @@ from gptddp import inventory, pretokenized, tokens
 from gptddp.claim import SCRATCH
 from gptddp.errors import DataError
 from gptddp.files import fsync
+from gptddp.sources import open_parquet
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -127,10 +128,7 @@ class Dataset:
         try:
             stat = path.stat()
             footer = _footer(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            # pre_buffer would keep every chunk in memory; threads of Arrow's own would not help
-            with pq.ParquetFile(
-                path, metadata=footer, pre_buffer=False, page_checksum_verification=True
-            ) as file:
+            with open_parquet(path, footer) as file:  # threads of Arrow's own would not help
                 name = pretokenized.COLUMN if self.pretokenized else COLUMN
                 table = file.read_row_group(row_group.index, columns=[name], use_threads=False)
             column = table.column(name)
@@ -148,7 +146,16 @@ class Dataset:
 @lru_cache(maxsize=_FOOTERS)
 def _footer(path: Path, *version: int) -> pq.FileMetaData:
     """The parsed footer of a file; `version` is what changes when the file is replaced."""
-    return pq.read_metadata(path)
+    with open_parquet(path) as file:
+        return file.metadata
+
+
+def is_dataset(path: Path) -> bool:
+    """Does the folder hold a dataset, whole or not?"""
+    try:
+        return bool(json.loads((path / MANIFEST).read_bytes())["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
@@ -228,6 +235,7 @@ class ShardWriter:
         if self._writer is not None:  # not closed: an error is on its way
             with contextlib.suppress(OSError):  # the full disk, again
                 self._writer.close()
+                self._sink.close()
 
     def add(self, text: bytes) -> None:
         size = len(text)
@@ -260,8 +268,9 @@ class ShardWriter:
         if self._writer is None:
             path = f"{self._split}/{len(self._files):05}.parquet"
             self._files.append(dict(path=path, bytes=0, xxh3_64="", rows=0, row_groups=[]))
+            self._sink = pa.OSFile(os.fsencode(self._dir / path), "wb")
             self._writer = pq.ParquetWriter(
-                self._dir / path, table.schema, compression="zstd", compression_level=3,
+                self._sink, table.schema, compression="zstd", compression_level=3,
                 use_dictionary=False, write_statistics=False, write_page_checksum=True,
             )  # fmt: skip
         self._writer.write_table(table, row_group_size=len(self._group))
@@ -276,6 +285,7 @@ class ShardWriter:
         if self._writer is None:
             return
         self._writer.close()
+        self._sink.close()
         self._writer = None
         path = self._dir / self._files[-1]["path"]
         fsync(path)

@@ -5,6 +5,7 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Dist:
     address: str  # the pod's own address when it has one to itself, else ""
     memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
     job: str | None  # the job by a name of its own, the same in all its lives; None: this process
+    pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
@@ -72,7 +74,8 @@ class Dist:
         self.all_reduce(torch.zeros(1))
         store = td.distributed_c10d._get_default_store()
         end = time.monotonic() + PART_S
-        with contextlib.suppress(td.DistError):  # rank 0 has seen all ranks, and is gone
+        # at its end rank 0 has seen all, and has left
+        with limit(2 * PART_S), contextlib.suppress(td.DistError):
             store.add("parted", 1)
             while store.add("parted", 0) < self.world_size and time.monotonic() < end:
                 time.sleep(0.005)
@@ -99,9 +102,13 @@ class Dist:
         return value
 
     def set_timeout(self, seconds: float) -> None:
-        """How long a collective waits for a silent peer before it fails."""
-        timeout = timedelta(seconds=seconds)
+        """How long a collective waits for a silent peer before it fails: a minute at least."""
+        timeout = timedelta(seconds=max(TIMEOUT_S, seconds))
         td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
+
+    def name(self, rank: int) -> str:
+        """A rank as a message says it."""
+        return f"rank {rank} ({self.pods[rank]})" if self.pods[rank] else f"rank {rank}"
 
 
 def is_launched() -> bool:
@@ -146,14 +153,17 @@ def connect(device: str | None) -> Iterator[Dist]:
     if kind == "cuda":
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
-    td.init_process_group(
-        backend="nccl" if kind == "cuda" else "gloo",
-        rank=rank,
-        world_size=world_size,
-        store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
-        device_id=where if kind == "cuda" else None,
-        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
-    )
+    pods = [""] * world_size
+    with limit(FIRST_TIMEOUT_S + 10):
+        td.init_process_group(
+            backend="nccl" if kind == "cuda" else "gloo",
+            rank=rank,
+            world_size=world_size,
+            store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
+            device_id=where if kind == "cuda" else None,
+            timeout=timedelta(seconds=FIRST_TIMEOUT_S),
+        )
+        td.all_gather_object(pods, os.environ.get("POD_NAME", ""))  # all ranks
     try:
         yield Dist(
             rank=rank,
@@ -166,12 +176,31 @@ def connect(device: str | None) -> Iterator[Dist]:
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
             job=job(),
+            pods=tuple(pods),
         )
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _left[:] = [td.group.WORLD]
         td.destroy_process_group()
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """End the process if this takes longer: torch waits for a stopped rank 0's store for ever."""
+
+    def give_up() -> None:
+        print(f"[rank {place()[0]}] a peer has not answered for {seconds:g} s", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def shared_memory() -> Path | None:
@@ -186,11 +215,11 @@ def job() -> str | None:
     """The name of the job that all its pods and lives share, and no other job has.
 
     A rendezvous id alone is none: people copy it, and one manifest may run in two places, but not
-    at one rendezvous.
+    at one rendezvous. Nor is a Slurm step unless its tasks are the ranks: it may be a shell.
     """
     env = os.environ
-    if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env:
-        return f"slurm-{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}"
+    if "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env:
+        return f"slurm-{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
     return f"{run_id} at {endpoint}" if run_id and endpoint else None
 

@@ -175,7 +175,7 @@ class Launcher:
         rendezvous.register()
         left = os.environ.get("GPTDDP_MEMORY")
         memory = Path(left) if left else None
-        self.workers = agent.install(rendezvous, self.verdict.exists, memory, self._crashed)
+        self.workers = agent.install(rendezvous, self.verdict, memory, self._crashed)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:

@@ -94,7 +94,10 @@ def acquire(run: Path, job: str | None) -> Lease:
         if (seen is None or _put_away(path, seen)) and _create(path, me):
             for rest in run.glob(f".{NAME}.*"):  # of a process killed in `_put_away`
                 rest.unlink(missing_ok=True)
-            return Lease(path, me)
+            _create(path, me)  # again, if one in `_put_away` had just moved ours by mistake
+            lease = _parse((_look(path) or (b"", 0))[0])
+            if lease and lease["holder"] == me["holder"]:
+                return Lease(path, me)
 
 
 def _wait(path: Path, me: dict[str, Any]) -> _Look | None:

@@ -60,6 +60,7 @@ def prepare(
     out = Path(out)
     progress = progress or Progress(None)
     check_apart(given, out)
+    _check_new(given)
     definition = given_tokenizer(settings.tokenizer)
     files = listing.find(given, settings.include, settings.exclude, skip=out)
     if not files:
@@ -128,7 +129,7 @@ def _read(
             texts = iter(())
         left = file.bytes  # compressed files come to their end early
         for text in texts:
-            if text.strip() if ids is None else text:
+            if text.decode().strip() if ids is None else text:
                 shuffle.add(text)
             else:
                 dropped["empty"] += 1
@@ -249,6 +250,17 @@ def check_apart(given: Sequence[PathLike], out: Path) -> None:
             raise DataError(
                 f"the source {listing.show(os.fspath(source))} lies in the output {out}: "
                 "choose an --out that holds no source"
+            )
+
+
+def _check_new(given: Sequence[PathLike]) -> None:
+    """Refuse a dataset as a source: its manifest would be taken for a text, too."""
+    for source in given:
+        if corpus.is_dataset(Path(source)):
+            shown = listing.show(os.fspath(source))
+            raise DataError(
+                f"the source {shown} is a dataset already, for `gptddp train --data`; to prepare "
+                f"its documents again, give {shown}/train and {shown}/val"
             )
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gptddp.errors import DataError
 from gptddp.listing import SourceFile, show
+from gptddp.sources import check_unique, open_parquet
 from gptddp.tokens import Tokenizer
 
 COLUMN = "tokens"  # of a prepared dataset
@@ -28,8 +28,7 @@ def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[by
             "--include '*.parquet'"
         )
     try:
-        # without pre_buffer: with it every chunk read so far stays in memory
-        with open(file.path, "rb") as raw, pq.ParquetFile(raw, pre_buffer=False) as reader:
+        with open_parquet(file.path) as reader:
             _check_column(reader.schema_arrow, field, where)
             for batch in reader.iter_batches(1024, columns=[field], use_threads=False):
                 for ids in batch.column(0):
@@ -45,6 +44,7 @@ def _check_column(schema: pa.Schema, field: str, where: str) -> None:
     if field not in schema.names:
         names = ", ".join(map(repr, schema.names))
         raise DataError(f"{where}: no column {field!r}, but {names}; {fix}")
+    check_unique(schema, field, where)
     kind = schema.field(field).type
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):

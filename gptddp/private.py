@@ -27,6 +27,7 @@ NAMES = {
         "LocalElasticAgent._monitor_workers",
     ],
     "torch.distributed.launcher.api": ["LocalElasticAgent"],
+    "torch.distributed.elastic.multiprocessing.api": ["MultiprocessContext._pc"],
     "torch.multiprocessing.spawn": ["ProcessContext._join_procs_with_timeout"],
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from gptddp.quarantine import Decision
 from gptddp.recovery import Last, last_life, last_save_time, seconds
 from gptddp.rundir import Life, finish
 from gptddp.runlog import Ledger, RunLog, history, read_ledger
-from gptddp.state import Progress
+from gptddp.state import Diverged, Progress
 from gptddp.writer import Saved, Writer
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,10 @@ class Recorder:
         log.warning(
             "step %d: in quarantine from now on: %s", progress.step, ", ".join(decision.names)
         )
+
+    def diverged(self, error: Diverged, progress: Progress) -> None:
+        """Record that no memory of this generation, or an older one, may ever be gone on from."""
+        self._event("diverged", step=progress.step, ranks=error.ranks, names=error.names)
 
     # -- checkpoints -----------------------------------------------------------------------------
 

@@ -30,8 +30,11 @@ def last_life(
     lives = [event["generation"] for event in events if event.get("event") == "start"]
     if not lives or line is None:
         return None
-    said = any(e.get("event") in ("stop", "end") and e["generation"] == lives[-1] for e in events)
-    cause = None if said else (fault or {}).get("cause", UNKNOWN)
+    own = [event for event in events if event.get("generation") == lives[-1]]
+    said = any(event.get("event") in ("stop", "end") for event in own)
+    differed = [", ".join(e["names"]) for e in own if e.get("event") == "diverged"]
+    unheard = f"the ranks differed: {differed[0]}" if differed else UNKNOWN
+    cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
     return Last(lives[-1], line["step"], line["time"], cause, time)
 

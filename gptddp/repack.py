@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gptddp import claim, corpus, prepare, pretokenized
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.progress import Progress
+from gptddp.sources import open_parquet
 from gptddp.tokens import Tokenizer
 
 _BATCH_ROWS = 256
@@ -73,7 +73,7 @@ def _documents(path: Path, rows: int, ids: Tokenizer | None) -> Iterator[bytes]:
     """
     row = 0
     try:
-        with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
+        with open_parquet(path) as file:
             columns = [corpus.COLUMN if ids is None else pretokenized.COLUMN]
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 if ids is None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,10 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import read_json, write_json_atomic
 from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
-from gptddp.runlog import history, next_generation, read_ledger
+from gptddp.runlog import Ledger, history, next_generation, read_ledger
+from gptddp.state import Diverged
+
+log = logging.getLogger(__name__)
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
@@ -46,8 +51,8 @@ class Life:
     quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, see quarantine.py
 
 
-# What a rank has left in memory: run id, generation, step; None for nothing.
-Left = tuple[str, int, int] | None
+# What a rank has left in memory: run id, generation, step, digest; None for nothing.
+Left = tuple[str, int, int, int] | None
 
 
 def claim(config: Config, dist: Dist) -> Lease:
@@ -78,6 +83,7 @@ def open_run(
     _check_data(run, dataset)
     run_id = _run_id(run) if generation > 1 else uuid.uuid4().hex
     newest = next(filter(store.is_candidate, store.names(run)), None)
+    left = _trusted(left, run, run_id, dist)
     holder = _holder(left, run_id, store.order(newest) if newest else None)
     loaded = checkpoint.load_newest(run) if holder is None else None
     values = dataclasses.asdict(config)
@@ -132,12 +138,34 @@ def _check_data(run: Path, dataset: Dataset) -> None:
         )
 
 
+def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[Left]:
+    """This run's memories, but those of a generation in which ranks have diverged, or older.
+
+    A rank that differs has spoilt the gradients of all: what the majority holds is no better. So
+    ranks that bring different states of one step are a divergence too, with the same outcome.
+    """
+    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
+    void = max((event["generation"] for event in events), default=0)
+    states: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for rank, it in enumerate(left):
+        if it is not None and it[0] == run_id and it[1] > void:
+            states[it[1], it[2]][rank] = it[3]
+    for (generation, step), digests in sorted(states.items()):
+        if len(set(digests.values())) > 1:
+            error = Diverged(digests, step, dist)
+            log.error("%s", error)
+            names = {"step": step, "ranks": error.ranks, "names": error.names}
+            Ledger(run).event("diverged", generation, **names)
+            void = generation
+    return [it if it is not None and it[0] == run_id and it[1] > void else None for it in left]
+
+
 def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
     By generation, then step, as with checkpoints: a life that begins decides what the run is.
     """
-    own = {rank: it[1:] for rank, it in enumerate(left) if it is not None and it[0] == run_id}
+    own = {rank: it[1:3] for rank, it in enumerate(left) if it is not None and it[0] == run_id}
     best = max(own, key=lambda rank: (own[rank], -rank), default=None)
     return best if best is not None and own[best] > (newest or (0, 0)) else None
 

@@ -55,6 +55,7 @@ class Snapshot:
     lines: list[dict[str, Any]]  # of the log, since the newest checkpoint or so
     fault: dict[str, Any]  # why it was left: cause, and time in unix seconds
     tensors: dict[str, torch.Tensor]
+    digest: int  # of the tensors' bytes
 
     @property
     def step(self) -> int:
@@ -157,7 +158,13 @@ def _parse(memory: mmap.mmap) -> Snapshot:
         raise ValueError("its tensors do not have their hash")
     tensors = {name: view([buffer], entry) for name, entry in head["tensors"].items()}
     return Snapshot(
-        head["run_id"], head["generation"], head["meta"], head["lines"], head["fault"], tensors
+        head["run_id"],
+        head["generation"],
+        head["meta"],
+        head["lines"],
+        head["fault"],
+        tensors,
+        digest,
     )
 
 

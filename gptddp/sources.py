@@ -7,6 +7,7 @@ file and a row of a parquet file are a document each. Order does not matter here
 import codecs
 import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -124,10 +125,14 @@ def _json_text(line: bytes, text_field: str, where: str) -> bytes:
             f"{where}: not valid JSON ({error}); each line must be one JSON object in UTF-8: "
             "mend or remove the line"
         ) from None
-    if not isinstance(record, dict) or text_field not in record:
-        has = f"the fields {', '.join(map(repr, record))}" if isinstance(record, dict) else "none"
+    if not isinstance(record, dict):
         raise DataError(
-            f"{where}: no field {text_field!r}, but {has}; "
+            f"{where}: JSON of type {type(record).__name__}: each line must be one object with the "
+            f"field {text_field!r}: mend or remove the line"
+        )
+    if text_field not in record:
+        raise DataError(
+            f"{where}: no field {text_field!r}, but the fields {', '.join(map(repr, record))}; "
             "name the field that holds the text with --text-field"
         )
     return _encoded(record[text_field], text_field, where)
@@ -145,6 +150,10 @@ def _encoded(text: Any, text_field: str, where: str) -> bytes:
         encoded = text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
         encoded = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return _bounded(encoded, where)
+
+
+def _bounded(encoded: bytes, where: str) -> bytes:
     if len(encoded) > _MAX_DOCUMENT_BYTES:
         raise DataError(f"{where}: a document of {len(encoded)} bytes; split it below 1 GiB")
     return encoded
@@ -154,23 +163,45 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
     where = show(file.path)
     row = 0
     try:
-        # without pre_buffer: with it every chunk read so far stays in memory
-        with open(file.path, "rb") as raw, _verified(raw) as reader:
+        with open_parquet(file.path) as reader:
             _check_column(reader.schema_arrow, text_field, where)
             for batch in reader.iter_batches(1024, columns=[text_field], use_threads=False):
-                column = batch.column(0).cast(pa.large_string())
+                column = batch.column(0).cast(pa.large_binary())
                 column.validate(full=True)
                 for text in column.to_pylist():
                     row += 1
-                    yield _encoded(text, text_field, f"{where}, row {row}")
+                    yield _checked(text or b"", text_field, f"{where}, row {row}")
     except (OSError, pa.ArrowException) as error:
         after = f" after row {row}" if row else ""
         raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
 
 
-def _verified(raw: IO[bytes]) -> pq.ParquetFile:
-    """Checksums, where the writer left any, are compared: an uncompressed page shows no damage."""
-    return pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True)
+def _checked(text: bytes, text_field: str, where: str) -> bytes:
+    try:
+        text.decode()  # a column of strings may hold any bytes, too
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: column {text_field!r} is not UTF-8 ({error}): convert or remove the row"
+        ) from None
+    return _bounded(text, where)
+
+
+@contextmanager
+def open_parquet(
+    path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """A parquet file, whatever its name: pyarrow would take one that is not UTF-8 for a mistake.
+
+    Checksums, where the writer left any, are compared: an uncompressed page shows no damage. There
+    is no pre_buffer, because it would keep every chunk read so far in memory.
+    """
+    with (
+        pa.OSFile(os.fsencode(path)) as raw,
+        pq.ParquetFile(
+            raw, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
 
 
 def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
@@ -179,6 +210,7 @@ def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
             f"{where}: no column {text_field!r}, but {', '.join(map(repr, schema.names))}; "
             "name the column that holds the text with --text-field"
         )
+    check_unique(schema, text_field, where)
     kind = schema.field(text_field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
@@ -186,3 +218,9 @@ def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
             f"{where}: column {text_field!r} is of type {kind}: it must be a string; "
             "name the column that holds the text with --text-field"
         )
+
+
+def check_unique(schema: pa.Schema, column: str, where: str) -> None:
+    """Raise DataError where several columns have this name."""
+    if (count := schema.names.count(column)) > 1:
+        raise DataError(f"{where}: {count} columns are called {column!r}: rename all but one")

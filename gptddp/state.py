@@ -1,5 +1,6 @@
 """What all ranks agree on in a step, and what the run has come to so far."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from gptddp.errors import CheckpointError
 from gptddp.loader import Batch
 
 _LOW = 0xFFFFFFFF
+CHECK_EVERY = 100  # steps between two looks whether the ranks still hold the same
 
 
 @dataclass(frozen=True)
@@ -87,20 +89,34 @@ def fold(chain_fp: int, batch_fp: int) -> int:
 
 
 class Diverged(RuntimeError):
-    """The ranks do not hold the same parameters."""
+    """The ranks do not hold the same state: what each holds is worth nothing."""
+
+    def __init__(self, digests: Mapping[int, int], step: int, world: Dist) -> None:
+        value, count = Counter(digests.values()).most_common(1)[0]
+        told = 2 * count > len(digests)
+        self.ranks = [rank for rank, digest in digests.items() if not told or digest != value]
+        self.names = [world.name(rank) for rank in self.ranks]
+        which = f"{', '.join(self.names)} differ{'s' if len(self.ranks) == 1 else ''} from the rest"
+        if not told:
+            which = f"there is no majority to tell which of {' and '.join(self.names)} is wrong"
+        super().__init__(
+            f"after step {step} the ranks do not hold the same parameters and optimizer state: "
+            f"{which}. Going back to the newest checkpoint; a pod that is named again and again is "
+            "on broken hardware, or on another kind of processor than the rest"
+        )
 
 
-def check_replicas(tensors: Mapping[str, Tensor], world: Dist) -> None:
+def check_replicas(tensors: Mapping[str, Tensor], step: int, world: Dist) -> None:
     """All ranks: raise Diverged on every rank unless all hold the same bytes."""
     digest = xxhash.xxh3_64()
     for tensor in tensors.values():
         flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(flat.numpy().data)
-    mine = digest.intdigest() >> 1  # fits in int64
     table = torch.zeros(world.world_size, dtype=torch.int64)
-    table[world.rank] = mine
-    if len(set(world.all_reduce(table).tolist())) > 1:
-        raise Diverged("the ranks' parameters differ: going back to the last checkpoint")
+    table[world.rank] = digest.intdigest() >> 1  # fits in int64
+    digests = dict(enumerate(world.all_reduce(table).tolist()))
+    if len(set(digests.values())) > 1:
+        raise Diverged(digests, step, world)
 
 
 @torch.no_grad()

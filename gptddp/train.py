@@ -10,8 +10,10 @@ checkpoint through the loop to its last one.
 
 import logging
 import math
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, faults, lanes, model, optim, quarantine, restore, snapshot, worker
+from gptddp import (
+    dist,
+    faults,
+    lanes,
+    model,
+    optim,
+    peers,
+    quarantine,
+    restore,
+    snapshot,
+    worker,
+)  # fmt: skip
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
@@ -31,12 +44,12 @@ from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
 from gptddp.recorder import Recorder
-from gptddp.state import Diverged, Progress, agree, check_replicas, copy_into
+from gptddp.state import CHECK_EVERY, Diverged, Progress, agree, check_replicas, copy_into
 from gptddp.stop import StopFlag
 
 log = logging.getLogger("gptddp")
 
-PEER_LOST = 1  # the exit code of a rank whose peer is gone: torchrun starts it again
+PEER_LOST = 1  # the exit code of a rank whose peer is gone or differs: torchrun starts it again
 
 
 def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
@@ -86,7 +99,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             copy_into(tensors, start.tensors)
         for tensor in tensors.values() if life.step else ():
             world.broadcast(tensor, start.source)  # all ranks
-        check_replicas(tensors, world)  # all ranks
+        check_replicas(tensors, progress.step, world)  # all ranks
         memory.hold(tensors, progress)
         if recorder:
             recorder.begin(tensors, net.n_params(), progress, start.lines, start.fault)
@@ -112,6 +125,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             cause = cause if validate(line) else "stopped"
             if recorder and cause == "steps":
                 recorder.evaluated(line)
+        recent: deque[float] = deque(maxlen=64)  # seconds of steps
         while cause == "steps" and progress.step < c.steps:
             clock.enter("data_wait")
             batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
@@ -146,8 +160,9 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             optimizer.zero_grad(set_to_none=False)
             step_s = time.monotonic() - started
             progress.advance(agreed, finite, step_s, loader.state(agreed.cursors))
-            if progress.step == life.step + 1:
-                world.set_timeout(max(dist.TIMEOUT_S, 8 * step_s))
+            recent.append(step_s)
+            patience_s = 8 * statistics.median(recent)
+            world.set_timeout(patience_s)
 
             line = dict(
                 step=progress.step, loss=loss if finite else None,
@@ -168,15 +183,15 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
                     f"step {progress.step}: loss or gradient not finite {progress.skipped} times "
                     f"in a row (max_skipped is {c.max_skipped}): lower lr, or look at the data"
                 )
-            if agreed.save:
+            if agreed.save or progress.step % CHECK_EVERY == 0:
                 clock.enter("checkpoint")
-                check_replicas(tensors, world)  # all ranks
-                if recorder:
+                check_replicas(tensors, progress.step, world)  # all ranks
+                if agreed.save and recorder:
                     recorder.save(tensors, progress)
 
         # -- the end: the last state is on disk before any rank leaves ----------------------------
         clock.enter("checkpoint")
-        check_replicas(tensors, world)  # all ranks
+        check_replicas(tensors, progress.step, world)  # all ranks
         if recorder:
             recorder.end(tensors, progress, cause)
         world.part()  # all ranks
@@ -187,11 +202,14 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         raise
     except Exception as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
-            memory.leave(str(error).splitlines()[0])
-            raise
+            blame = f"after step {progress.step}: {peers.blame(error, world)}"
+            memory.leave(blame)
+            raise peers.LostPeer(blame) from error
         if isinstance(error, Diverged):
             memory.clear()
-        if final := faults.final(
+            if recorder:
+                recorder.diverged(error, progress)
+        elif final := faults.final(
             error, Path(c.run_dir), step=progress.step + 1, generation=life.generation,
             rank=world.rank, pod=dist.pod(),
         ):  # fmt: skip
@@ -263,8 +281,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except Exception as error:
         rank = dist.place()[0]
-        if dist.is_lost_peer(error):
-            log.warning("[rank %s] lost a peer: %s", rank, str(error).splitlines()[0])
+        if dist.is_lost_peer(error) or isinstance(error, Diverged):
+            what = "" if isinstance(error, Diverged) else "lost a peer: "
+            log.warning("[rank %s] %s%s", rank, what, str(error).splitlines()[0])
             return stop.exit_code if stop.asked else PEER_LOST
         if (verdict := dist.verdict()) and (
             final := faults.final(

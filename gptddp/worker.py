@@ -1,12 +1,14 @@
 """What a worker process runs around the trainer: its way out, and its tie to the launcher.
 
 torchrun runs this file as a script, in a process forked from the launcher's warm server
-(`warm.py`). Three habits of that combination are dealt with here:
+(`warm.py`). Four habits of that combination are dealt with here:
 
 - A worker that leaves by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
   waits for ever: success has to return from the script.
 - A worker that fails by an exception spends seconds in the interpreter's shutdown (threads, the
   process group's destructor) while its peers wait: failure leaves at once.
+- A worker that hangs cannot say where. On SIGUSR1 it writes its stack into a file for the launcher,
+  whatever its main thread does.
 - A launcher that is killed leaves the server and its workers behind, training on without anybody's
   knowledge: the worker asks the kernel to end it then.
 
@@ -16,6 +18,7 @@ later, in the middle of every recovery. So it is not asked before the store is t
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -25,6 +28,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -37,6 +41,7 @@ def run(main: Callable[[], int | None]) -> None:
     An exception is printed with its traceback and ends the process with code 1.
     """
     die_with_launcher()
+    tell_stack_on_signal()
     wait_for_rank_0()
     try:
         code: Any = main()
@@ -92,6 +97,17 @@ def die_with_launcher() -> None:
     server._forkserver_alive_fd = None
     if not launcher.is_alive():  # it died before the lines above
         leave(FAILED)
+
+
+def tell_stack_on_signal() -> None:
+    """Have SIGUSR1 write the main thread's stack to `stack.<local rank>` beside the verdict.
+
+    faulthandler writes from the signal handler itself, and so while the GIL is held too.
+    """
+    if verdict := os.environ.get("GPTDDP_VERDICT"):
+        file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
+        print(f"rank {os.environ.get('RANK', '0')}", file=file, flush=True)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
 
 
 if __name__ == "__main__":

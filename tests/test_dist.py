@@ -1,12 +1,15 @@
 """The place of a process in the world, and what its machine can do."""
 
+import dataclasses
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from gptddp import dist
+from gptddp import dist, peers
 from gptddp.errors import ConfigError
 
 
@@ -59,6 +62,35 @@ def test_fp32_stays_fp32_whatever_the_processor():
         assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_peer_that_is_waited_for_too_long_ends_the_process():
+    """Also while the main thread is in C, as it is in torch's store; in time it does nothing."""
+    code = (
+        "import ctypes; from gptddp import dist\n"
+        "with dist.limit(60): pass\n"
+        "with dist.limit(0.2): ctypes.CDLL(None).sleep(30)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "[rank 0] a peer has not answered for 0.2 s\n")
+
+
+def test_a_failed_collective_names_the_silent_rank(monkeypatch):
+    """By what has been noted in the store; an error that says no time is told as it is."""
+    with dist.connect("cpu") as world:
+        world = dataclasses.replace(world, world_size=3, pods=("pod-0", "pod-1", ""))
+        monkeypatch.setattr(peers, "ROLL_CALL_S", 0.1)
+        for name in ("gloo: Timed out waiting 60000ms for recv", "ran for 60000 milliseconds"):
+            with pytest.raises(RuntimeError, match="60000") as caught:
+                raise RuntimeError(name)
+            said = peers.blame(caught.value, world)
+            assert said.startswith("rank 1 (pod-1), rank 2 have not answered for 60 s in ")
+        closed = RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:9. This is\nmore")
+        with pytest.raises(RuntimeError, match="closed") as caught:
+            raise closed
+        assert peers.blame(closed, world).startswith(
+            "Connection closed by peer [::1]:9 in test_a_failed_"
+        )
 
 
 def test_a_group_of_one_runs_the_same_collectives():

@@ -1,6 +1,6 @@
 """One job at a time on a run directory: real processes that hold it, die, stop, and come late.
 
-Fault 28 of the fault table, and the late writer of faults 13 and 15.
+Fault 28 of the fault table; test_fence.py has the late writer.
 """
 
 import errno
@@ -12,15 +12,10 @@ import sys
 import time
 
 import pytest
-import torch
-from helpers import SMALL
 from localjobs import until
 
-from gptddp import dist, lease, store
-from gptddp.checkpoint import load_newest
+from gptddp import dist, lease
 from gptddp.errors import ConfigError, Superseded
-from gptddp.runlog import history
-from gptddp.writer import Writer
 
 PERIOD_S, EXPIRY_S = 0.1, 1.0
 HOLD = f"""
@@ -173,44 +168,39 @@ def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
     assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
 
 
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from gptddp import lease
+run, left = Path(sys.argv[1]), int(sys.argv[2])
+def patch(call):
+    original = getattr(os, call)
+    def counted(*args, **kwargs):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+    setattr(os, call, counted)
+for call in ("open", "write", "close", "rename", "link", "unlink"):
+    patch(call)
+lease.acquire(run, "job")
+os._exit(0)
+"""
+
+
 def test_killed_at_every_system_call(tmp_path, acquire):
     """A process killed anywhere while it takes over leaves nothing that keeps the next one out."""
-    code = (
-        "import os, sys, saver; from pathlib import Path; from gptddp import lease\n"
-        "run = Path(sys.argv[1]); saver.crash_at(int(sys.argv[2])); lease.acquire(run, 'job')\n"
-        "os._exit(0)"
-    )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, os.path.dirname(__file__)])}
-    code = code.replace("saver", "crash")
-    (tmp_path / "crash.py").write_text(CRASH)
     for point in range(1, 30):
         acquire("job").close()
-        command = [sys.executable, "-c", code, str(tmp_path), str(point)]
-        done = subprocess.run(command, env=env, cwd=tmp_path)
+        done = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), str(point)])
         mine = acquire("job")
         mine.check()
         mine.close()
-        assert not list(tmp_path.glob(".lease*"))
+        assert os.listdir(tmp_path) == [lease.NAME]
         if done.returncode == 0:
             break
     assert 4 < point < 29
-
-
-CRASH = """
-import os, signal
-def crash_at(number):
-    def patch(call):
-        original = getattr(os, call)
-        def counted(*args, **kwargs):
-            nonlocal number
-            number -= 1
-            if number == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-        setattr(os, call, counted)
-    for call in ("open", "write", "close", "rename", "link", "unlink", "utime"):
-        patch(call)
-"""
 
 
 def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
@@ -244,7 +234,7 @@ def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
 
 def test_who_is_the_same_job(monkeypatch):
     """A job is its rendezvous, id and place, or its Slurm step; an id alone may be anybody's."""
-    for name in ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_JOB_ID", "SLURM_PROCID"):
+    for name in ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_PROCID", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     assert dist.job() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -255,123 +245,9 @@ def test_who_is_the_same_job(monkeypatch):
     assert one and dist.job() not in (None, one)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_PROCID", "0")
+    assert not dist.job().startswith("slurm")  # a shell in a Slurm step
+    monkeypatch.setenv("MASTER_ADDR", "node1")
     assert dist.job().startswith("slurm-7")
-
-
-# -- the fence -----------------------------------------------------------------------------------
-
-
-def state(step):
-    return {"x": torch.full((10,), float(step))}
-
-
-def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
-    """A newer life begins between the look and the rename: its own checkpoint is the newest, and
-    once it has one, what the late writer has written is gone."""
-
-    def newer_life(step):
-        assert Writer(tmp_path, 2).save(step, state(step), {}).error is None
-
-    late = Writer(tmp_path, 1)  # nobody could have told it
-    assert late.save(9, state(9), {}).error is None
-    newer_life(3)
-    assert store.order(store.names(tmp_path)[0]) == (2, 3) and load_newest(tmp_path).step == 3
-    late = Writer(tmp_path, 2, fence=lambda: Writer(tmp_path, 3).save(4, state(4), {}))
-    assert "No such file" in late.save(10, state(10), {}).error
-    assert [store.order(name) for name in store.names(tmp_path)] == [(3, 4), (2, 3), (1, 9)]
-
-
-def test_nothing_is_committed_without_the_lease(tmp_path, acquire):
-    """A save that is in flight when another takes over is no checkpoint, and says why."""
-    mine = acquire("one at a:1")
-    writer = Writer(
-        tmp_path, 1, before_commit=lambda: acquire("one at a:1") and None, fence=mine.check
-    )
-    saved = writer.save(1, state(1), {})
-    assert saved.superseded and "has taken over the run" in saved.error
-    assert load_newest(tmp_path) is None
-
-
-LATE = """
-import os, signal, sys
-from gptddp import train, writer
-look = writer.Writer._before_rename
-def stopped(self):
-    os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
-    look(self)
-writer.Writer._before_rename = stopped
-sys.exit(train.main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture
-def training(corpus, tmp_path):
-    """training(*flags, code, job) -> a training process on the run directory `run`."""
-    started = []
-
-    def begin(*flags, code="", job=""):
-        command = [sys.executable, *(["-c", code] if code else ["-m", "gptddp.train"]), *SMALL]
-        command += ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), *flags]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        env |= {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def stopped(process):
-    """Has the process stopped itself?"""
-    with open(f"/proc/{process.pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
-
-
-def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
-    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
-    life is ever loaded, and it ends with the reason."""
-    late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
-    until(lambda: stopped(late), 60)
-    run = tmp_path / "run"
-    reached = max(line["step"] for line in history(run))
-    follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
-    until(lambda: store.names(run), 60)
-    late.send_signal(signal.SIGCONT)
-    err = late.communicate(timeout=60)[1]
-    assert late.returncode == 1, err
-    assert "has taken over the run" in err or "generation 2 of this run has begun" in err
-    assert "Traceback" not in err and reached > 0
-    assert {store.order(name)[0] for name in store.names(run)} == {2}
-    follower.terminate()
-    assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
-    assert not (run / lease.NAME).exists() and load_newest(run).generation == 2
-
-
-def test_a_second_training_on_a_run_is_refused(tmp_path, training):
-    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
-    the first is killed, the next goes on at once."""
-    first = training("--steps", "100000", "--checkpoint-every", "0.5")
-    until(lambda: store.names(tmp_path / "run"), 60)
-    second = training("--steps", "100000")
-    err = second.communicate(timeout=60)[1]
-    assert second.returncode == 2 and f"(process {first.pid})" in err, err
-    assert first.poll() is None
-    first.kill()
-    third = training("--steps", "100000", "--log-every", "1")
-    until(lambda: (tmp_path / "run/log.2.jsonl").exists(), 60)
-    third.terminate()
-    err = third.communicate(timeout=60)[1]
-    assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
-
-
-def test_a_damaged_dataset_does_not_keep_the_run(tmp_path, training):
-    """A start that is refused gives the run free again."""
-    process = training("--steps", "1", "--lanes", "0")
-    process.communicate(timeout=60)
-    assert process.returncode == 2 and not (tmp_path / "run" / lease.NAME).exists()
 
 
 def test_an_unusable_directory_is_told(tmp_path):

@@ -1,6 +1,7 @@
 """The loader on prepared datasets: real parquet files and tokenizers."""
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -63,15 +64,29 @@ def pairs_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> Counter:
     return Counter(zip(tokens[:, :-1][real].tolist(), tokens[:, 1:][real].tolist(), strict=True))
 
 
-def test_an_epoch_is_the_training_split(dataset):
-    """The first epoch of all lanes has every token of every document as a target once."""
-    bos, pairs = dataset.tokenizer().bos, Counter()
-    with open_loader(dataset) as loader:
-        ended = np.zeros(LANES, bool)
-        while not ended.all():
-            batch = loader.next()
-            pairs += pairs_of(batch.tokens[~ended], batch.valid[~ended], bos)
-            ended = batch.cursors[:, 0] > 0
+@pytest.mark.parametrize("sizes", [(1,), (4, 3, 4), (2, 5, 3, 1)])
+def test_an_epoch_is_the_training_split(dataset, sizes):
+    """The first epoch of all lanes has every token of every document as a target once.
+
+    Whatever the world sizes that it is trained at, one after the other, each from a saved state.
+    """
+    bos, pairs, state = dataset.tokenizer().bos, Counter(), None
+    ended, lives = np.zeros(LANES, bool), itertools.cycle(sizes)
+    while not ended.all():
+        world_size = next(lives)
+        with contextlib.ExitStack() as stack:
+            places = [dict(rank=rank, world_size=world_size) for rank in range(world_size)]
+            loaders = [
+                stack.enter_context(open_loader(dataset, state=state, **place)) for place in places
+            ]
+            for _ in range(13):
+                batches = [loader.next() for loader in loaders]
+                tokens = np.concatenate([batch.tokens for batch in batches])[~ended]
+                valid = np.concatenate([batch.valid for batch in batches])[~ended]
+                pairs += pairs_of(tokens, valid, bos)
+                cursors = sum(batch.cursors for batch in batches)
+                ended |= cursors[:, 0] > 0
+            state = json.loads(json.dumps(loaders[0].state(cursors)))
     assert pairs == expected_pairs(dataset, "train")
 
 

@@ -5,9 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from preparing import contents, refused, run
+from preparing import BYTES, all_texts, contents, refused, run
+
+from gptddp.prepare import prepare
 
 
 def test_wrong_sources_are_refused(books: Path, tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
     deep = '{"text": ' + "[" * 100_000
     lines = {
         '{"text": "cut': ["not valid JSON", "mend or remove"],
-        '"only a string"': ["no field 'text'"],
+        '"only a string"': ["JSON of type str", "one object with the field 'text'"],
         '{"body": "x"}': ["no field 'text', but the fields 'body'", "--text-field"],
         '{"text": 5}': ["of type int", "must be a string"],
         deep: ["not valid JSON"],
@@ -57,6 +60,10 @@ def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
     refused(result, "column 'text' is of type int64", "--text-field")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", "words")
     refused(result, "no column 'words', but 'body', 'text'")
+    twice = pa.table([["a", "b"], ["c", "d"]], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "x.parquet")
+    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
+    refused(result, "x.parquet: 2 columns are called 'text': rename all but one")
     assert not (tmp_path / "out").exists()
 
 
@@ -71,11 +78,14 @@ def test_damaged_sources_are_refused(tmp_path: Path) -> None:
     data = (tmp_path / "x.parquet").read_bytes()
     (tmp_path / "x.parquet").write_bytes(data[: len(data) // 2])
     refused(run(tmp_path / "x.parquet", "--out", tmp_path / "out"), "not a readable parquet file")
+    offsets = np.arange(3, dtype=np.int32)
     invalid = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+        pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"o\xff")]
     )
-    pq.write_table(pa.table({"text": invalid}), tmp_path / "x.parquet")
-    refused(run(tmp_path / "x.parquet", "--out", tmp_path / "out"), "UTF8")
+    for column in (invalid, pa.array([b"o", b"\xff"])):
+        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+        result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
+        refused(result, "x.parquet, row 2: column 'text' is not UTF-8", "convert or remove")
     assert not (tmp_path / "out").exists()
 
 
@@ -109,6 +119,14 @@ def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
     refused(run(books, "--out", tmp_path), "lies in the output", "choose an --out")
     refused(run(books / "0.txt", "--out", books), "lies in the output")
     assert contents(other) == {"mine.txt": b"mine"}
+
+
+def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
+    """Its manifest is no text; its shards may be given, and hold the same documents."""
+    made = prepare([books], tmp_path / "made", BYTES)
+    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is a dataset already", "/train")
+    again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
+    assert all_texts(again) == all_texts(made)
 
 
 def test_a_volume_with_lost_and_found_is_empty_enough(books: Path, tmp_path: Path) -> None:

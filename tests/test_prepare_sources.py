@@ -59,6 +59,8 @@ def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> 
     """Files without text and exact copies are dropped and counted, whatever they are called."""
     (books / "empty.txt").write_text("")
     (books / "blank.txt").write_text(" \n\t\n")
+    (books / "wide.txt").write_text("\u3000\u00a0\n", "utf-8")
+    (books / "mark.txt").write_bytes(b"\xef\xbb\xbf")
     shutil.copy(books / "0.txt", books / "copy.md")
     lines = tmp_path / "lines.jsonl"
     lines.write_text(
@@ -66,7 +68,7 @@ def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> 
     )
     dataset = prepare([books, lines], tmp_path / "out", BYTES)
     assert len(all_texts(dataset)) == 40
-    assert dataset.manifest["dropped"] == {"empty": 3, "duplicate": 2, "binary_files": 0}
+    assert dataset.manifest["dropped"] == {"empty": 5, "duplicate": 2, "binary_files": 0}
 
 
 def test_odd_text_survives(tmp_path: Path) -> None:
@@ -138,3 +140,27 @@ def test_output_inside_the_source_is_not_read(books: Path, tmp_path: Path) -> No
         result = run(books, "--out", books / "data", "--tokenizer", "bytes")
         assert result.exit_code == 0, result.output
     assert len(all_texts(open_dataset(books / "data"))) == 40
+
+
+def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
+    """String types, encodings, codecs, row groups and names as they come: the same documents."""
+    folder = tmp_path / "lang=en" / "part one"
+    folder.mkdir(parents=True)
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
+    options = [
+        {"compression": "none"}, {"compression": "brotli", "data_page_version": "2.0"},
+        {"compression": "lz4", "row_group_size": 1}, {"compression": "gzip"},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ]  # fmt: skip
+    names = [b"a b", "\u540d\u524d \u00e9".encode(), b"new\nline", b"quote'\"$", b"\xff\xfe"]
+    expected = []
+    for i, (kind, how, name) in enumerate(zip(kinds, options, names, strict=True)):
+        texts = [f"{i}.{j} é" for j in range(3)]
+        expected += texts
+        column = pa.array([text.encode() for text in texts]).cast(kind)
+        table = pa.table({"text.length": [1, 2, 3], "text": column})
+        with open(os.path.join(os.fsencode(folder), name + b".parquet"), "wb") as file:
+            pq.write_table(table, file, **how)
+    (folder / "_SUCCESS").touch()
+    dataset = prepare([tmp_path / "lang=en"], tmp_path / "out", BYTES)
+    assert all_texts(dataset) == expected

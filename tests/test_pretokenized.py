@@ -137,7 +137,10 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path, from_text):
     good = write(tmp_path / "in/a.parquet", [[1], [2]], pa.list_(pa.uint16()))
     nulls = write(tmp_path / "nulls.parquet", [[1], [2]], pa.list_(pa.uint16()))
     pq.write_table(pa.table({"x": pa.array([[1, None]], pa.list_(pa.uint16()))}), nulls)
+    twice = tmp_path / "twice.parquet"
+    pq.write_table(pa.table([pa.array([[1]]), pa.array([[2]])], names=["x", "x"]), twice)
     given = ["--tokenizer", tokenizer, "--out", out]
+    refused(run(twice, "--tokens-field", "x", *given), "2 columns are called 'x'")
     refused(run(good, "--tokens-field", "ids", *given), "no column 'ids', but 'input_ids', 'n'")
     refused(run(good, "--tokens-field", "n", *given), "'n' is of type int64", "list<uint16>")
     refused(run(nulls, "--tokens-field", "x", *given), "row 1: 1 of its ids are null")

@@ -204,13 +204,16 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path):
     """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
     read finds a checkpoint, and at least two can always be verified."""
     save(tmp_path, 1, 2, 3)
-    done = threading.Event()
+    done, pause = threading.Event(), threading.Lock()
 
     def write():
         writer, step = Writer(tmp_path, 1, keep=3), 3
         while not done.is_set():
             step += 1
-            assert writer.save(step, {"x": torch.full((50_000,), float(step))}, {}).error is None
+            with pause:
+                saved = writer.save(step, {"x": torch.full((50_000,), float(step))}, {})
+            assert saved.error is None
+            time.sleep(0.002)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -228,8 +231,9 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path):
                 assert pruner.poll() is None
                 pruner.kill()
                 pruner.wait()
-            rows = retention.list_checkpoints(tmp_path)
-            assert sum(row.state != "invalid" for row in rows) >= 2
+            with pause:
+                rows = retention.list_checkpoints(tmp_path, full=True)
+            assert [row.state for row in rows[:2]] == ["verified"] * 2
     finally:
         done.set()
         thread.join()

@@ -7,13 +7,14 @@ import random
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import SMALL
 
-from gptddp import agent, rundir, snapshot, train
-from gptddp.runlog import history, read_ledger
+from gptddp import agent, rundir, snapshot, state, train
+from gptddp.runlog import Ledger, history, read_ledger
 
 TENSORS = {
     "w": torch.arange(1000, dtype=torch.float32).reshape(10, 100),
@@ -123,6 +124,49 @@ def test_the_newest_state_of_this_run_wins(left, newest, holder):
     assert rundir._holder(left, "run", newest) == holder
 
 
+A, B = 11, 12  # digests
+
+
+@pytest.mark.parametrize(
+    ("diverged", "left", "trusted", "names"),
+    [
+        (0, [("run", 3, 30, A), None, ("run", 3, 30, A)], {0, 2}, None),
+        (0, [("run", 3, 30, A), ("run", 3, 31, B)], {0, 1}, None),  # a step apart
+        (0, [("run", 3, 30, A), ("run", 2, 30, B)], {0, 1}, None),  # a life apart
+        (0, [("run", 3, 30, A), ("other", 3, 30, B)], {0}, None),
+        # A rank that differs has spoilt the gradients of all.
+        (0, [("run", 3, 30, A)] * 2 + [("run", 3, 30, B)], set(), ["rank 2"]),
+        (0, [("run", 3, 30, A), ("run", 3, 30, B)], set(), ["rank 0", "rank 1"]),
+        (0, [("run", 3, 30, A), ("run", 3, 30, B), ("run", 4, 9, A)], {2}, ["rank 0", "rank 1"]),
+        # Known from an earlier life: a pod that was away then must not win now.
+        (3, [("run", 3, 30, A), ("run", 2, 99, A), None], set(), None),
+        (3, [("run", 3, 30, A), ("run", 3, 30, B)], set(), None),
+        (3, [("run", 3, 30, A), ("run", 4, 9, B)], {1}, None),
+    ],
+)
+def test_no_memory_of_a_diverged_generation_is_trusted(tmp_path, diverged, left, trusted, names):
+    """The ledger voids it and all older ones; what ranks bring is compared, and recorded."""
+    if diverged:
+        Ledger(tmp_path).event("diverged", diverged, step=40, ranks=[1], names=["rank 1"])
+    world = SimpleNamespace(name=lambda rank: f"rank {rank}")
+    for _ in range(2):  # the second life finds what the first has recorded
+        found = rundir._trusted(left, tmp_path, "run", world)
+        assert {rank for rank, it in enumerate(found) if it} == trusted
+        events = [e["names"] for e in read_ledger(tmp_path)][diverged > 0 :]
+        assert events == ([names] if names else [])
+
+
+def test_two_ranks_cannot_tell_which_is_wrong():
+    """Three can; the message says either."""
+    world = SimpleNamespace(name=lambda rank: f"rank {rank} (pod-{rank})")
+    error = state.Diverged({0: A, 1: B, 2: B}, 70, world)
+    assert (error.ranks, error.names) == ([0], ["rank 0 (pod-0)"])
+    assert "after step 70" in str(error) and "rank 0 (pod-0) differs from the rest" in str(error)
+    error = state.Diverged({0: A, 1: B}, 70, world)
+    assert error.ranks == [0, 1]
+    assert "no majority to tell which of rank 0 (pod-0) and rank 1 (pod-1) is wrong" in str(error)
+
+
 @pytest.fixture
 def run(corpus, tmp_path, monkeypatch, train_here):
     """Train in this process with a memory of its own: run(*flags) -> exit code."""
@@ -211,21 +255,29 @@ def test_a_damaged_memory_falls_back_to_the_checkpoint(run, tmp_path, monkeypatc
 
 
 def test_diverged_ranks_leave_nothing(run, tmp_path, monkeypatch):
-    """Their states are not to be trusted: the next life goes back to a checkpoint."""
+    """Their states are not to be trusted: the next life goes back, whatever an absent pod has."""
     assert run("--steps", "2") == 0
     with monkeypatch.context() as patch:
         lose_a_peer(patch, at=3)
         run("--steps", "9")
     with monkeypatch.context() as patch:
         check, calls = train.check_replicas, iter(range(9))
+        (left,) = (tmp_path / "memory").iterdir()
+        absent = left.read_bytes()
 
         def differ(*args):
             if next(calls):
-                raise train.Diverged("the ranks' parameters differ")
+                raise train.Diverged({0: A, 1: B}, 9, SimpleNamespace(name=str))
             return check(*args)
 
         patch.setattr(train, "check_replicas", differ)
-        with pytest.raises(train.Diverged):
-            run("--steps", "9")
+        assert run("--steps", "9") == train.PEER_LOST
     assert not list((tmp_path / "memory").iterdir())
     assert json.loads((tmp_path / "run/config.json").read_text())["run_id"]
+    left.write_bytes(absent)
+    assert run("--steps", "9") == 0
+    event, start = [
+        e for e in read_ledger(tmp_path / "run") if e["event"] in ("diverged", "start")
+    ][-2:]
+    assert (event["event"], event["generation"], event["ranks"]) == ("diverged", 3, [0, 1])
+    assert (start["source"], start["step"]) == ("step-000000000002.1", 2)

@@ -3,106 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-TOY = Path(__file__).with_name("toy_worker.py")
-START = "import sys; from gptddp.launch import *; leave(main(sys.argv[2:], sys.argv[1]))"
-FAST = "from gptddp import warm; warm.PRELOAD[1:] = []; " + START  # what the toy does not need
-Pod = subprocess.Popen[bytes]
-PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
-
-
-def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.02)
-    return value
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-class Job:
-    """Launchers as the operator would start them, `pods` of them, at 127.9.`slot`.100 upwards."""
-
-    def __init__(self, folder: Path, pods: int, slot: int, fewest: int) -> None:
-        self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
-        self.size = pods
-        self.pods: dict[int, Pod] = {}
-        folder.mkdir()
-
-    def start(self, *indices: int) -> None:
-        for i in indices:
-            prefix = f"127.9.{self.slot}"
-            env = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{prefix}.{100 + i}",
-                "PET_NNODES": self.nnodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
-                "GPTDDP_GRACE_S": "20",
-            }  # fmt: skip
-            self.pods[i] = launch(FAST, self.folder, env)
-
-    def steps(self) -> list[dict[str, Any]]:
-        log = self.folder / "steps.jsonl"
-        text = log.read_text() if log.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
-
-    def worker(self, i: int) -> int:
-        return int((self.folder / f"pod-{i}.pid").read_text())
-
-    def order(self, i: int, what: str) -> None:
-        (self.folder / f"pod-{i}.{what}").touch()
-
-    def log(self, i: int) -> str:
-        return (self.folder / f"pod-{i}.log").read_text()
-
-    def whole(self) -> None:
-        """Start what is not running, and wait for steps of all pods together."""
-        self.start(
-            *(i for i in range(self.size) if i not in self.pods or self.pods[i].poll() is not None)
-        )
-        self.goes_on(self.size)
-
-    def goes_on(self, world_size: int) -> None:
-        """Wait for a step of this many workers, from now on."""
-        now = time.time()
-        until(
-            f"a step of {world_size}",
-            lambda: any(
-                line["time"] > now and line["world_size"] == world_size
-                for line in self.steps()[-9:]
-            ),
-        )
-
-    def exit_code(self, i: int) -> int:
-        return self.pods[i].wait(PATIENCE_S)
-
-    def close(self) -> None:
-        for pod in self.pods.values():
-            pod.kill()
-            pod.wait()
-
-
-def launch(code: str, folder: Path, env: dict[str, str], steps: int = 10**6) -> Pod:
-    """A launcher of the toy in `folder`, which writes to `<pod's name>.log` there."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
-    command = [sys.executable, "-c", code, str(TOY)]
-    command += ["--run-dir", str(folder), "--steps", str(steps)]
-    with open(folder / f"{env.get('POD_NAME', 'pod')}.log", "ab") as out:
-        return subprocess.Popen(command, env=clean | env, stdout=out, stderr=out)
+from launching import PATIENCE_S, START, Job, alive, launch, until
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +159,7 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
 
 def test_a_job_of_one_needs_no_operator(tmp_path):
     """Without PET_* the launcher is a whole job: one worker, exit code 0."""
-    pod = launch(START, tmp_path, {}, steps=3)
+    pod = launch(START, tmp_path, {}, "--steps", "3")
     try:
         assert pod.wait(PATIENCE_S) == 0, (tmp_path / "pod.log").read_text()
         steps = (tmp_path / "steps.jsonl").read_text().splitlines()

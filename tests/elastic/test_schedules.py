@@ -118,6 +118,8 @@ def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
             world.until(lambda target=target: last_step(run) >= target)
             time.sleep(rng.uniform(0, 0.1))
             if memory:
+                for left in memory.iterdir():  # by the life before
+                    left.unlink()
                 os.kill(rng.choice(world.workers()), signal.SIGKILL)
                 world.until(lambda: any(not it.suffix for it in memory.iterdir()))
         done = last_step(run)

@@ -43,9 +43,9 @@ def undisturbed(corpus, tmp_path_factory):
 @pytest.fixture
 def measured(request):
     """Note what a fault has cost: measured(what was done, fault, what happens)."""
-    number = request.node.get_closest_marker("fault").args[0]
+    marked = request.node.get_closest_marker("fault").args[0]
 
-    def note(what: str, fault: Fault, happens: str) -> None:
+    def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
         if folder := os.environ.get("FAULTS_OUT"):
             write_measurement(
                 Path(folder), fault=number, what=what, happens=happens,

@@ -9,6 +9,7 @@ import pytest
 from harness import SHORT, check_same_run
 
 STEPS = ("--steps", "1200", "--eval-every", "5000")
+long = pytest.mark.skipif(SHORT, reason="takes minutes")
 MEMORY = "the others leave their state in memory; all go on from the step in flight"
 
 
@@ -103,9 +104,15 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
     job.steady()
 
 
-@pytest.mark.parametrize("back_s", [5] if SHORT else [5, 60])
-@pytest.mark.parametrize("which", [2, 0], ids=["pod", "host"])
-@pytest.mark.fault(3)
+LATER = [
+    pytest.param(2, 5, marks=pytest.mark.fault(3), id="pod-5"),
+    pytest.param(2, 60, marks=[pytest.mark.fault(3), long], id="pod-60"),
+    pytest.param(0, 10, marks=pytest.mark.fault(5), id="host-10"),
+    pytest.param(0, 60, marks=[pytest.mark.fault(34), long], id="host-60"),
+]
+
+
+@pytest.mark.parametrize(("which", "back_s"), LATER)
 def test_a_replacement_may_come_later(job, measured, which, back_s):
     """Without a pod the others go on, without the rendezvous they wait; all go on when it is back.
 
@@ -117,7 +124,7 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
     if which:
         with job.fault(3) as fault:
             job.kill(which, back_s=math.inf)
-        measured(f"{name} killed, no replacement", fault, "the others go on without it")
+        measured("a pod killed, no replacement", fault, "the others go on without it", number=2)
         assert fault.redone == 0 and fault.lives == 1
     with job.fault() as fault:
         if which == 0:

@@ -1,0 +1,195 @@
+"""From a kill to the next new step: our launcher against stock torchrun, side by side.
+
+    python benchmarks/recovery.py [--rounds 3] [--limit 90]
+
+Four agents on this machine, an address each, train the same small model with the same trainer,
+a checkpoint every ten seconds. Three kills take turns: a worker process; a pod (the agent and all
+below it) that comes back at once, as every agent does that exits; the pod that hosts the
+rendezvous. The stock job has torchrun's own rendezvous settings, but 100 restarts, as with its
+default of none the first kill is the end. A job that has no new step of all four ranks within the
+limit is started anew for the next kill.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gptddp.runlog import history, read_ledger
+
+PODS = 4
+MODEL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 32 --lanes 8 --batch 8 --micro-batch 2"
+TRAIN = f"{MODEL} --precision fp32 --device cpu --steps 1000000 --eval-every 1000000"
+TRAIN += " --eval-tokens 512 --cache-dir none --checkpoint-every 10 --log-every 1000000"
+START_S = 180.0  # for the first step of a job
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for parent in found:
+        try:
+            text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        except OSError:
+            continue
+        found += map(int, text.split())
+    return found
+
+
+def memory(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+class Job:
+    """Agents that are started again as soon as they exit."""
+
+    def __init__(self, kind: str, folder: Path, data: Path) -> None:
+        self.kind, self.folder, self.run = kind, folder, folder / "run"
+        self.args = [*TRAIN.split(), "--data", str(data), "--run-dir", str(self.run)]
+        self.net = f"127.{40 + (kind == 'stock')}.{int(time.time()) % 250 + 1}"
+        self.pods: dict[int, subprocess.Popen] = {}
+        self.keep()
+
+    def command(self, i: int) -> list[str]:
+        if self.kind == "ours":
+            return [sys.executable, "-m", "gptddp.launch", *self.args]
+        return [
+            sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{PODS}",
+            "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.net}.100:29411",
+            "--rdzv-id=stock", f"--rdzv-conf=is_host={int(i == 0)}", "--max-restarts=100",
+            f"--local-addr={self.net}.{100 + i}", "-m", "gptddp.train", *self.args,
+        ]  # fmt: skip
+
+    def keep(self) -> None:
+        """Start what does not run."""
+        for i in range(PODS):
+            if i in self.pods and self.pods[i].poll() is None:
+                continue
+            shm = self.folder / f"shm-{i}"  # in memory on a cluster; the state is small
+            shm.mkdir(parents=True, exist_ok=True)
+            ours = {
+                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{self.net}.{100 + i}",
+                "PET_NNODES": f"1:{PODS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ID": "ours",
+                "PET_RDZV_ENDPOINT": f"{self.net}.100:29411", "GPTDDP_MEMORY": str(shm),
+            } if self.kind == "ours" else {}  # fmt: skip
+            env = os.environ | ours | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            with open(self.folder / f"{i}.log", "ab") as log:
+                self.pods[i] = subprocess.Popen(
+                    self.command(i), env=env, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def kill_pod(self, i: int) -> None:
+        for pid in tree(self.pods[i].pid):
+            kill(pid)
+        self.pods[i].wait()
+        for path in (self.folder / f"shm-{i}").iterdir():
+            path.unlink()  # a new pod has a new memory
+
+    def kill_worker(self, i: int) -> None:
+        kill(max(tree(self.pods[i].pid)[1:], key=memory))
+
+    def close(self) -> None:
+        for pid in [pid for pod in self.pods.values() for pid in tree(pod.pid)]:
+            kill(pid)
+        for pod in self.pods.values():
+            pod.wait()
+
+    def wait_for(self, step: int, since: float, timeout_s: float) -> float | None:
+        """The time of the first step beyond `step` of all ranks, since then; None: too late."""
+        while time.time() < since + timeout_s:
+            self.keep()
+            for line in history(self.run) if self.run.exists() else ():
+                whole = line["world_size"] == PODS
+                if line["step"] > step and whole and line["time"] > since:
+                    return float(line["time"])
+            time.sleep(0.05)
+        return None
+
+    def last(self) -> int:
+        return max(line["step"] for line in history(self.run))
+
+    def measure(self, harm: Callable[["Job"], None], limit_s: float) -> tuple[float, int] | None:
+        """Seconds to the next new step of all ranks, and the steps done again."""
+        began = time.time()
+        if self.wait_for(self.last() + 10, began, START_S) is None:
+            return None
+        events, began = len(read_ledger(self.run)), time.time()
+        harm(self)
+        last = self.last()  # only now: one more may have been done meanwhile
+        first = self.wait_for(last + 1, began, limit_s)
+        if first is None:
+            return None
+        new = read_ledger(self.run)[events:]
+        return first - began, sum(e["redo"] for e in new if e["event"] == "start")
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+KILLS: dict[str, Callable[[Job], None]] = {
+    "a worker": lambda job: job.kill_worker(3),
+    "a pod": lambda job: job.kill_pod(2),
+    "the rendezvous' host": lambda job: job.kill_pod(0),
+}
+
+
+def prepare(folder: Path) -> Path:
+    """Some files of the standard library as a dataset."""
+    source = folder / "source"
+    source.mkdir()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py")):
+        (source / path.name).write_bytes(path.read_bytes())
+    command = [sys.executable, "-c", "from gptddp import main; main()", "prepare", str(source)]
+    command += ["--out", str(folder / "data"), "--vocab-size", "512"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "data"
+
+
+def rounds(kind: str, folder: Path, data: Path, count: int, limit_s: float) -> None:
+    """Every kill `count` times, and what they cost."""
+    results: dict[str, list[tuple[float, int] | None]] = {name: [] for name in KILLS}
+    job = None
+    try:
+        for n, name in [(n, name) for n in range(count) for name in KILLS]:
+            if job is None:
+                job = Job(kind, folder / f"{kind}-{n}-{len(results[name])}-{name[-4:]}", data)
+                if job.wait_for(0, time.time(), START_S) is None:
+                    raise SystemExit(f"{kind}: no step within {START_S:g} s, see {job.folder}")
+            results[name].append(job.measure(KILLS[name], limit_s))
+            if results[name][-1] is None:
+                job.close()
+                job = None
+    finally:
+        if job:
+            job.close()
+    for name, found in results.items():
+        good = [it for it in found if it is not None]
+        words = " ".join(f"{it[0]:.1f}" if it else f">{limit_s:g}" for it in found)
+        median = f"{statistics.median(it[0] for it in good):.1f} s" if good else "none recovered"
+        redone = max((it[1] for it in good), default=0)
+        print(f"{kind:6} {name:21} median {median:15} again {redone:4} steps   ({words})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds to wait for a recovery")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = prepare(Path(folder))
+        for kind in ("ours", "stock"):
+            rounds(kind, Path(folder), data, args.rounds, args.limit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Ranks that do not hold the same, and gradients that are no numbers: a flipped bit, a NaN."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from launching import Training, parameters, undisturbed
+
+from gptddp.checkpoint import load_newest
+from gptddp.runlog import read_ledger
+
+
+@pytest.fixture
+def train(corpus, tmp_path) -> Iterator[Callable[..., Training]]:
+    """A job that is not started yet: train(pods, slot, *flags)."""
+    jobs = []
+
+    def make(pods: int, slot: int, *flags: str) -> Training:
+        jobs.append(Training(tmp_path / "job", corpus, pods, slot, pods, *flags))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+def test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace(train, corpus, tmp_path):
+    """In a parameter and in the optimizer's state: the pod is named, the end is bit for bit right.
+
+    What any rank holds then is spoilt, by the gradients of the wrong one: no memory is taken up.
+    """
+    job = train(3, 22, "--steps", "60", "--checkpoint-every", "0.4")
+    job.order(2, "flip", "25")
+    job.order(1, "rot", "45")
+    job.start(0, 1, 2)
+    lines = job.finish()
+    events = read_ledger(job.folder)
+    diverged = [event for event in events if event["event"] == "diverged"]
+    assert [event["names"] for event in diverged] == [["rank 2 (pod-2)"], ["rank 1 (pod-1)"]]
+    for event, at in zip(diverged, (25, 45), strict=True):
+        assert at <= event["step"] < at + 10
+        end, start = [e for e in events[events.index(event) :] if e["event"] in ("end", "start")][
+            :2
+        ]
+        assert end["cause"] == f"the ranks differed: {event['names'][0]}"
+        assert start["step"] < at and start["source"].startswith("step-")
+    for i in range(3):
+        assert "rank 2 (pod-2) differs from the rest" in job.log(i)
+        assert "Traceback" not in job.log(i)
+    expected = undisturbed(tmp_path / "run", corpus, 3, 60)
+    for key in ("step", "loss", "grad_norm", "chain_fp"):
+        assert [line[key] for line in lines] == [line[key] for line in expected]
+    assert parameters(job.folder) == parameters(tmp_path / "run")
+
+
+def test_a_nan_on_one_rank_is_skipped_by_all_and_for_ever_is_exit_code_3(train, corpus, tmp_path):
+    """Once costs its step on every rank; without end, the job ends and what is saved is good."""
+    job = train(2, 23, "--steps", "60", "--max-skipped", "3", "--checkpoint-every", "0.2")
+    job.order(1, "nan", "20")
+    job.order(0, "nan", "30+")
+    job.start(0, 1)
+    lines = job.finish(code=3)
+    assert [line["step"] for line in lines if line["loss"] is None] == [20, 30, 31, 32, 33]
+    assert "not finite 4 times in a row (max_skipped is 3)" in job.log(0) + job.log(1)
+    assert all(event["event"] != "diverged" for event in read_ledger(job.folder))
+    expected = undisturbed(tmp_path / "run", corpus, 1, 33)
+    assert [line["chain_fp"] for line in lines] == [line["chain_fp"] for line in expected]
+    saved = load_newest(job.folder)
+    assert saved.step >= 20
+    assert all(torch.isfinite(tensor).all() for tensor in saved.tensors.values())

@@ -1,0 +1,104 @@
+"""What several ranks and jobs find on the storage: damaged checkpoints, and each other."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+
+from gptddp import store
+from gptddp.runlog import history, read_ledger
+
+
+def launch(corpus: Path, run: Path, steps: int) -> tuple[int, str]:
+    """The container's entrypoint with three ranks, to its end: its exit code and stderr."""
+    command = [sys.executable, "-m", "gptddp.launch", *SMALL, "--data", str(corpus)]
+    command += ["--run-dir", str(run), "--steps", str(steps), "--checkpoint-every", "0.05"]
+    env = os.environ | {"PET_NPROC_PER_NODE": "3"}
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+def damage(run: Path, name: str) -> None:
+    shard = run / "checkpoints" / name / "shard-0-of-1.bin"
+    raw = bytearray(shard.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    shard.write_bytes(raw)
+
+
+def test_damaged_checkpoints_at_three_ranks(corpus, tmp_path):
+    """A flipped bit in the newest checkpoint: it is set aside and the one before is used, for the
+    same run; in all of them: exit code 4, and nothing is trained or begun."""
+    run = tmp_path / "run"
+    assert launch(corpus, run, 40)[0] == 0
+    newest, before = store.names(run)[:2]
+    damage(run, newest)
+    code, err = launch(corpus, run, 44)
+    assert code == 0, err
+    assert f"checkpoint skipped: {newest}" in err and f"from {before}," in err
+    assert f"{newest}.bad.1" in store.names(run)
+    start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
+    assert start["source"] == before and start["world_size"] == 3
+    lines = list(history(run))
+    assert [line["step"] for line in lines] == list(range(1, 45))
+
+    for name in filter(store.is_candidate, store.names(run)):
+        damage(run, name)
+    code, err = launch(corpus, run, 50)
+    assert code == 4, err
+    assert err.count("has checkpoints, but none is valid") == 1 and "Traceback" not in err
+    assert list(history(run)) == lines and not (run / "lease.json").exists()
+    assert launch(corpus, run, 50)[0] == 4  # nor does the next try begin at step 0
+
+
+@pytest.fixture
+def submit(corpus, tmp_path):
+    """submit(folder) -> a local job of two pods; all of them share the volume `runs`."""
+    jobs = []
+
+    def begin(folder: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit", "--local"]
+        command += ["--replicas", "2", "--local-dir", str(tmp_path / folder)]
+        command += ["--volume", f"data={corpus}", "--volume", f"runs={tmp_path / 'runs'}"]
+        command += ["--", *SMALL, "--steps", "100000", "--checkpoint-every", "0.5"]
+        jobs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return jobs[-1]
+
+    (tmp_path / "runs").mkdir()
+    yield begin
+    for it in jobs:
+        it.kill()  # its guard ends the pods
+        it.communicate()
+
+
+def test_two_jobs_of_one_manifest_on_one_run_directory(submit, tmp_path):
+    """The second job is refused, with exit code 2 in its pods, though it has the first's name,
+    manifest and rendezvous id; the first goes on without a new life, and so after a kill."""
+    run = tmp_path / "runs/gptddp"
+    first = submit("one")
+    deadline = time.monotonic() + 90
+    while not (run / "checkpoints").exists():
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    owner = json.loads((run / "lease.json").read_text())
+    second = submit("two")
+    assert second.wait(timeout=120) != 0
+    err = second.stderr.read()
+    assert "is in use by job gptddp-" in err and owner["job"] in err, err
+    assert first.poll() is None
+    assert json.loads((run / "lease.json").read_text()) == owner
+    assert [event["event"] for event in read_ledger(run)].count("start") == 1
+
+    status = json.loads((tmp_path / "one/jobs/gptddp/status.json").read_text())
+    killed = time.time()
+    os.kill(status["pods"]["gptddp-worker-0"]["pid"], 9)
+    while [event["event"] for event in read_ledger(run)].count("start") == 1:
+        assert first.poll() is None and time.monotonic() < deadline + 60
+        time.sleep(0.05)
+    print(f"the next life after {time.time() - killed:.1f} s")
+    logs = "".join(path.read_text() for path in (tmp_path / "one/jobs/gptddp/logs").glob("*"))
+    assert "waiting" not in logs.replace("waiting for", "")

@@ -1,0 +1,182 @@
+"""Pods in network namespaces of their own, on a bridge: cut off, slow, lossy, without names."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+from harness import SHORT, check_same_run
+
+from gptddp.k8s.podspec import Network
+
+STEPS = ("--steps", "1000", "--eval-every", "5000", "--checkpoint-every", "3600")
+PREFIX = f"10.{100 + os.getpid() % 100}.1"
+NAME = f"gf{os.getpid()}"  # of the bridge's namespace; NAME-0 and so on are the pods'
+long = pytest.mark.skipif(SHORT, reason="takes minutes")
+
+
+def sh(command: str) -> None:
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+def inside(i: int, command: str) -> None:
+    """As root in the namespace of a pod."""
+    sh(f"nsenter --net=/run/netns/{NAME}-{i} {command}")
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A bridge and four namespaces with an address each; nothing of them is left."""
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("iptables"):
+        assert not os.environ.get("GPTDDP_CI")
+        pytest.skip("needs root, ip and iptables")
+    made = []
+    try:
+        # in a namespace too: this one may have a firewall that sees what a bridge passes on
+        sh(f"ip netns add {NAME} && ip -n {NAME} link add bridge type bridge")
+        sh(f"ip -n {NAME} link set bridge up")
+        for i in range(4):
+            sh(f"ip netns add {NAME}-{i}")
+            made.append(i)
+            sh(f"ip -n {NAME} link add pod{i} type veth peer name eth0 netns {NAME}-{i}")
+            sh(f"ip -n {NAME} link set pod{i} master bridge up")
+            for it in (
+                f"addr add {PREFIX}.{100 + i}/24 dev eth0",
+                "link set eth0 up",
+                "link set lo up",
+            ):
+                sh(f"ip -n {NAME}-{i} {it}")
+        yield Network(PREFIX, 23000)
+    finally:
+        for i in made:
+            sh(f"ip netns del {NAME}-{i}")
+        sh(f"ip netns del {NAME}")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """What the pods have as /etc/hosts: the name of the rendezvous' host."""
+    path = tmp_path_factory.mktemp("dns") / "hosts"
+    path.write_text(HOSTS)
+    return path
+
+
+HOSTS = f"127.0.0.1 localhost\n{PREFIX}.100 gptddp-worker-0\n"
+
+
+@pytest.fixture(scope="module")
+def job(jobs, network, hosts):
+    """Four pods in their namespaces, which find the rendezvous by its name."""
+
+    def within(i: int) -> list[str]:
+        bind = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+        space = ["nsenter", f"--net=/run/netns/{NAME}-{i}"]
+        return [*space, "unshare", "--mount", "sh", "-c", bind, "sh"]
+
+    it = jobs(
+        *STEPS, network=network, within=within, GLOO_SOCKET_IFNAME="eth0",
+        PET_RDZV_ENDPOINT=f"gptddp-worker-0:{network.port}",
+    )  # fmt: skip
+    it.steady()
+    return it
+
+
+def link(i: int, state: str) -> None:
+    sh(f"ip -n {NAME} link set pod{i} {state}")
+
+
+@pytest.mark.fault(15)
+@pytest.mark.parametrize("seconds", [5, pytest.param(100, marks=long)])
+@pytest.mark.parametrize("which", [2, pytest.param(0, marks=long)], ids=["pod", "host"])
+def test_a_link_that_is_down_for_a_while(job, measured, which, seconds):
+    """A short cut is waited for or costs one life; after a long one the pod joins again."""
+    job.steady()
+    name = "the rendezvous' host" if which == 0 else "a pod"
+    down = time.monotonic()
+    if seconds > 60 and which:
+        with job.fault(3) as fault:
+            link(which, "down")
+        measured(f"the link of {name} is down", fault, "its peers' collective times out (60 s)")
+        assert fault.redone == 0
+    link(which, "down")
+    job.wait(max(0, down + seconds - time.monotonic()))
+    with job.fault(new_life=False) as fault:
+        link(which, "up")
+    measured(f"the link of {name} is up again after {seconds} s", fault, "counted from then on")
+    assert fault.redone == 0
+
+
+@pytest.mark.fault(17)
+@long
+def test_a_pod_that_hears_and_is_not_heard(job, measured):
+    """An asymmetric partition is one world less that pod, and no deadlock."""
+    job.steady()
+    with job.fault(3) as fault:
+        inside(2, f"iptables -A OUTPUT -d {PREFIX}.0/24 -j DROP")
+    measured("a pod hears the others and is not heard", fault, "its peers' collective times out")
+    assert fault.redone == 0
+    with job.fault() as fault:
+        inside(2, "iptables -F OUTPUT")
+    measured("it is heard again", fault, "it joins again")
+    assert fault.redone == 0
+
+
+@pytest.mark.fault(17)
+@long
+def test_two_pods_that_do_not_hear_each_other(job, measured):
+    """Both see the rendezvous: the world goes on when the network does, with one view."""
+    job.steady()
+    inside(2, f"iptables -A OUTPUT -d {PREFIX}.103 -j DROP")
+    job.wait(75)
+    with job.fault() as fault:
+        inside(2, "iptables -F OUTPUT")
+    measured("two pods do not hear each other for 75 s", fault, "counted from the healing")
+    assert fault.redone == 0
+
+
+LOSS = "iptables -A INPUT -m statistic --mode random --probability {} -j DROP"
+TROUBLES = [
+    ("1 % of the packets lost", LOSS.format(0.01), "iptables -F INPUT"),
+    ("20 % of the packets lost", LOSS.format(0.2), "iptables -F INPUT"),
+    (
+        "1 Mbit/s", "tc qdisc add dev eth0 root tbf rate 1mbit burst 8k latency 200ms",
+        "tc qdisc del dev eth0 root",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.fault(16)
+@pytest.mark.parametrize(("trouble", "on", "off"), TROUBLES, ids=["loss-1", "loss-20", "slow"])
+def test_a_bad_line_is_slow_and_nobody_is_evicted(job, measured, trouble, on, off):
+    """Steps take longer; no life ends."""
+    job.steady()
+    with job.fault(new_life=False) as fault:
+        inside(3, on)
+        before = time.monotonic()
+        job.steady(steps=8)
+        step_s = (time.monotonic() - before) / 8
+        inside(3, off)
+        job.began = time.time()
+    measured(f"{trouble} at one pod", fault, f"steps of {step_s:.1f} s; counted from the healing")
+    assert fault.lives == 0
+
+
+@pytest.mark.fault(33)
+def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
+    """A pod that comes back when the name of the rendezvous is unknown waits for it."""
+    job.steady()
+    seconds = 5 if SHORT else 30
+    hosts.write_text("127.0.0.1 localhost\n")
+    job.kill(2)
+    job.wait(seconds)
+    with job.fault() as fault:
+        hosts.write_text(HOSTS)
+    measured(f"the rendezvous' name is unknown for {seconds} s", fault, "tried again until known")
+    assert fault.redone == 0
+
+
+def test_the_run_is_the_undisturbed_one(job, undisturbed):
+    """After all of the above."""
+    job.finish()
+    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
