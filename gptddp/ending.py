@@ -1,5 +1,6 @@
 """The end of a life: no rank leaves before the last state is safe, however long the disk takes."""
 
+import errno
 import logging
 import threading
 import time
@@ -27,8 +28,8 @@ def save_last(
     """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
 
     The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
-    lets the attempt in flight finish and allows no other. Raises RuntimeError after ten minutes:
-    the next life tries again, with the state from memory where it could be left.
+    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes: the
+    next life tries again, with the state from memory where it could be left.
     """
     work: Any = (tensors, progress, cause)
     thread = threading.Thread(target=recorder.end, args=work, daemon=True) if recorder else None
@@ -60,4 +61,4 @@ def save_last(
             return False
         if not waits:
             why = recorder.trouble if recorder else "rank 0 says why"
-            raise RuntimeError(f"the last checkpoint cannot be written: {why}")
+            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")

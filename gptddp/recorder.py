@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptddp import __version__
+from gptddp import __version__, faults
 from gptddp.dist import Dist
 from gptddp.errors import Superseded
 from gptddp.lease import Lease
@@ -109,7 +109,8 @@ class Recorder:
         last = self._last = last_life(events, newest, fault)
         if last and last.cause:
             at = last.failed_time or last.step_time
-            self.ledger.event("end", last.generation, step=last.step, cause=last.cause, at=at)
+            cause = faults.first(Path(self.config.run_dir), last.generation) or last.cause
+            self.ledger.event("end", last.generation, step=last.step, cause=cause, at=at)
 
     def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Log the steps that the run has done but that rank 0 took with it unwritten."""
@@ -149,15 +150,23 @@ class Recorder:
             m.loss.labels("train").set(line["loss"])
             m.grad_norm.set(line["grad_norm"])
         if "val_loss" in line:
-            m.loss.labels("val").set(line["val_loss"])
-            log.info(
-                "step %d: validation loss %.4f, %.4f bits a byte",
-                progress.step, line["val_loss"], line["val_bpb"],
-            )  # fmt: skip
+            self._validated(line)
         if progress.step % self.config.log_every == 0:
             self._print(line, step_s)
         m.add_phases(self.clock)
         self.watch()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """Log again the step that this life began with: the life before had no time to evaluate."""
+        self.log.append(line)
+        self._validated(line)
+
+    def _validated(self, line: dict[str, Any]) -> None:
+        self.metrics.loss.labels("val").set(line["val_loss"])
+        log.info(
+            "step %d: validation loss %.4f, %.4f bits a byte",
+            line["step"], line["val_loss"], line["val_bpb"],
+        )  # fmt: skip
 
     def _print(self, line: dict[str, Any], step_s: float) -> None:
         left = int((self.config.steps - line["step"]) * step_s)

@@ -46,6 +46,7 @@ class Life:
     source: str  # the checkpoint's name, "memory" or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
     last_line: dict[str, Any] | None  # of the log, by any life
+    line: dict[str, Any] | None  # of `step`, there
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
     holder: int | None  # the rank whose snapshot this life goes on from
@@ -106,9 +107,10 @@ def open_run(
     source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
     if holder is not None:
         step, source, parent = left[holder][2], "memory", newest  # type: ignore[index]
-    redo, last_line = 0, None
+    redo, last_line, line = 0, None, None
     for last_line in history(run):
         redo += last_line["step"] > step
+        line = last_line if last_line["step"] == step else line
     life = Life(
         config=config,
         generation=generation,
@@ -117,6 +119,7 @@ def open_run(
         source=source,
         redo=redo,
         last_line=last_line,
+        line=line,
         run_id=run_id,
         parent=parent,
         holder=holder,
