@@ -124,6 +124,19 @@ class Launcher:
         ):  # fmt: skip
             raise final
 
+    def rescue(self, memory: Path | None) -> None:
+        """Save what a worker has left in memory, before that goes with the pod."""
+        if memory is None:
+            return
+        from gptddp.rescue import rescue
+
+        self.last_worker_s = self.limit_s  # the whole grace period may be used
+        try:
+            if name := rescue(self.config, memory):
+                _say(f"stopped between two lives of the run: checkpoint {name} is saved")
+        except (OSError, GptddpError) as error:
+            _say(f"the state left in memory is not saved: {error}")
+
     def heed_verdict(self) -> None:
         """Say a worker's final error, which the worker has not done, and leave with its code."""
         if verdict := read_json(self.verdict):
@@ -186,6 +199,7 @@ class Launcher:
             except SignalException as stop:
                 rendezvous.leave()
                 self.heed_verdict()  # one that came after the signal
+                self.rescue(memory)
                 return 128 + stop.sigval
             except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
                 longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s

@@ -17,7 +17,7 @@ from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.quarantine import Decision
 from gptddp.recovery import Last, last_life, last_save_time, seconds
 from gptddp.rundir import Life, finish
-from gptddp.runlog import RETRY_S, Ledger, RunLog, history, read_ledger
+from gptddp.runlog import RETRY_S, Ledger, RunLog, complete, read_ledger
 from gptddp.state import Diverged, Progress
 from gptddp.writer import Saved, Writer
 
@@ -63,7 +63,7 @@ class Recorder:
 
         `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
         """
-        self._complete(lines)
+        complete(self.config.run_dir, self.log, lines, self.life.step)
         events = read_ledger(self.config.run_dir)
         self._end_of_last(events, [*filter(None, [self.life.last_line]), *lines], fault)
         if self.life.source == "memory":  # lives that are short must not put off the save for ever
@@ -111,15 +111,6 @@ class Recorder:
             at = last.failed_time or last.step_time
             cause = faults.first(Path(self.config.run_dir), last.generation) or last.cause
             self.ledger.event("end", last.generation, step=last.step, cause=cause, at=at)
-
-    def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Log the steps that the run has done but that rank 0 took with it unwritten."""
-        if not lines:  # the usual start: spare it the reading of the whole history
-            return
-        known = {line["step"] for line in history(self.config.run_dir)}
-        for line in lines:
-            if line["step"] not in known and line["step"] <= self.life.step:
-                self.log.append(line)
 
     def due(self) -> bool:
         """Is it time for a checkpoint, and is none being written?"""

@@ -81,7 +81,7 @@ def open_run(
     belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    run_id = _run_id(run)
+    run_id = id_of(run)
     # a life on a full disk has left its traces in memory alone
     own = [it[1] for it in left if it is not None and it[0] == run_id]
     generation = max(next_generation(run), 1 + max(own, default=0))
@@ -152,8 +152,7 @@ def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[L
     A rank that differs has spoilt the gradients of all: what the majority holds is no better. So
     ranks that bring different states of one step are a divergence too, with the same outcome.
     """
-    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
-    void = max((event["generation"] for event in events), default=0)
+    void = void_generation(run)
     states: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for rank, it in enumerate(left):
         if it is not None and it[0] == run_id and it[1] > void:
@@ -168,6 +167,12 @@ def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[L
     return [it if it is not None and it[0] == run_id and it[1] > void else None for it in left]
 
 
+def void_generation(run: Path) -> int:
+    """The last generation in which ranks have diverged: no memory up to it is gone on from."""
+    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
+    return max((event["generation"] for event in events), default=0)
+
+
 def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
@@ -178,7 +183,7 @@ def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -
     return best if best is not None and own[best] > (newest or (0, 0)) else None
 
 
-def _run_id(run: Path) -> str:
+def id_of(run: Path) -> str:
     """The id of the run directory's content; a new one where it has none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str((read_json(run / "config.json") or {})["run_id"])

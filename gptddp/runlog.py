@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,18 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             with contextlib.suppress(ValueError):
                 if isinstance(obj := json.loads(line), dict):
                     yield line, obj
+
+
+def complete(
+    run_dir: str | Path, log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log the steps up to `step` that the run has done but that rank 0 took with it unwritten."""
+    if not lines:  # the usual start: spare it the reading of the whole history
+        return
+    known = {line["step"] for line in history(run_dir)}
+    for line in lines:
+        if line["step"] not in known and line["step"] <= step:
+            log.append(line)
 
 
 def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
