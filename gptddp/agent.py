@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,22 @@ from gptddp.files import is_locked
 from gptddp.rendezvous import Rendezvous
 
 EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
+# Who dies of these has not been killed. SIGABRT may be NCCL's answer to the loss of a peer.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 HOPELESS_S = 2  # for the workers of a broken world to end by themselves; torch: 30
 STACK_S = 0.2  # for one that did not to tell where it is
 
 
-def install(rendezvous: Rendezvous, verdict: Path, memory: Path | None) -> None:
+def install(
+    rendezvous: Rendezvous,
+    verdict: Path,
+    memory: Path | None,
+    crashed: Callable[[int, int], None],
+) -> Callable[[], list[int]]:
     """Have torchrun use this agent in this process; where there is a verdict, it logs nothing.
+
+    Returns a function that lists the pids of its living workers. `crashed` is told the rank and
+    the number of the signal of a worker that has died of its own fault.
 
     A worker of a world that has lost another has nothing left to agree on or to save together. It
     mostly fails within milliseconds; but gloo forgets to wake some (in `UnboundBuffer::waitSend`,
@@ -36,9 +46,19 @@ def install(rendezvous: Rendezvous, verdict: Path, memory: Path | None) -> None:
     pod's grace period, to finish its step and save.
     """
 
+    agents: list[Any] = []  # at most one
+
     class Agent(LocalElasticAgent):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
+            agents[:] = [self]
+
+        def _monitor_workers(self, worker_group: server.WorkerGroup) -> server.RunResult:
+            result: server.RunResult = super()._monitor_workers(worker_group)
+            for rank, failure in result.failures.items():
+                if -failure.exitcode in CRASHES:
+                    crashed(rank, -failure.exitcode)
+            return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             workers: Any = getattr(self._pcontext, "_pc", None)
@@ -65,6 +85,12 @@ def install(rendezvous: Rendezvous, verdict: Path, memory: Path | None) -> None:
 
     for logger in (server.logger, multiprocessing.logger):
         logger.addFilter(keep)
+
+    def workers() -> list[int]:
+        pids = agents[0]._pcontext.pids().values() if agents and agents[0]._pcontext else []
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    return workers
 
 
 def wait_for_state(memory: Path | None, limit_s: float) -> None:

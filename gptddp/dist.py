@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -110,6 +111,11 @@ class Dist:
         return f"rank {rank} ({self.pods[rank]})" if self.pods[rank] else f"rank {rank}"
 
 
+def is_launched() -> bool:
+    """Did torchrun or Slurm start this process, beside others?"""
+    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
 def place() -> tuple[int, int, int, int]:
     """Rank, local rank, world size and local world size: torchrun's, Slurm's, or one process.
 
@@ -166,7 +172,7 @@ def connect(device: str | None) -> Iterator[Dist]:
             local_world_size=local_world_size,
             device=where,
             nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-            restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            restarts=restarts(),
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
             job=job(),
@@ -218,10 +224,33 @@ def job() -> str | None:
     return f"{run_id} at {endpoint}" if run_id and endpoint else None
 
 
+def grace_s() -> float | None:
+    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where nobody has told."""
+    text = os.environ.get("GPTDDP_GRACE_S", "")
+    return float(text) if text.isdigit() else None
+
+
+def restarts() -> int:
+    """How often this pod's agent has started its workers again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def verdict() -> Path | None:
+    """Where our launcher looks for a final error of its workers; the folder is the pod's own."""
+    return Path(os.environ["GPTDDP_VERDICT"]) if os.environ.get("GPTDDP_VERDICT") else None
+
+
+def pod() -> str:
+    """The name of the pod or machine, for messages."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
-    backend = isinstance(error, td.DistError)
-    return backend or "gloo" in str(error) or "Connection closed by peer" in str(error)
+    if isinstance(error, td.DistError):
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return "gloo" in text or "Connection closed by peer" in text
 
 
 def report(error: errors.GptddpError) -> None:
@@ -231,10 +260,10 @@ def report(error: errors.GptddpError) -> None:
     and the reason. It says what it finds there, as the last line of the pod's log.
     """
     rank = place()[0]
-    if path := os.environ.get("GPTDDP_VERDICT"):
-        verdict = {"code": error.exit_code, "rank": rank, "message": str(error)}
+    if path := verdict():
+        final = {"code": error.exit_code, "rank": rank, "message": str(error)}
         with contextlib.suppress(OSError):  # a full disk: then it has to be said here
-            write_json_atomic(Path(path), verdict)
+            write_json_atomic(path, final)
             return
     if rank == 0 or not error.shared:
         where = f"[rank {rank}] " if rank else ""

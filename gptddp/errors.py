@@ -5,6 +5,7 @@ GptddpError               2   any mistake in what the user gave
 ├── DataError             2   a source, a dataset or a tokenizer
 ├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
 ├── CheckpointError       4   checkpoints exist and none of them is valid
+├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
 ├── Stopped             143   a signal asked for the stop; the run can be continued
 └── Superseded            1   a later life of the run, or another job, goes on with it
 """
@@ -35,6 +36,12 @@ class CheckpointError(GptddpError):
     """Checkpoints exist, and none of them is valid."""
 
     exit_code = 4
+
+
+class CrashLoopError(GptddpError):
+    """The same step has failed in three lives by the trainer's own error."""
+
+    exit_code = 5
 
 
 class Stopped(GptddpError):

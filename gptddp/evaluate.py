@@ -1,6 +1,7 @@
 """Loss and bits per byte on the validation split, shared out over all ranks."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,11 @@ def evaluate(
     tokenizer: "Tokenizer",
     config: Config,
     dist: Dist,
-) -> Evaluation:
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
     """All ranks: each takes every W-th row; nats, bytes and tokens are summed before dividing.
+
+    None, on all ranks alike, where `stop` says on one of them that there is no time for it.
 
     `rows` are (tokens (n, T+1), valid (n, T)) as `loader.eval_rows` gives them, the same on every
     rank. Targets of no bytes (special tokens) count for the loss, not for the bits per byte.
@@ -40,7 +44,15 @@ def evaluate(
     length_of = torch.from_numpy(tokenizer.token_bytes).to(dist.device)
     sums = torch.zeros(4, dtype=torch.float64)  # nats, targets, nats of text, bytes
     net.eval()
-    for x, y, positions in micro_batches(tokens, valid, tokenizer.bos, config, dist.device):
+    share = micro_batches(tokens, valid, tokenizer.bos, config, dist.device)
+    rounds = -(-len(rows[0]) // (dist.world_size * config.micro_batch))  # of the longest share
+    for _ in range(rounds):
+        if dist.all_reduce(torch.tensor(int(stop()))).item():  # all ranks
+            net.train()
+            return None
+        if (part := next(share, None)) is None:
+            continue
+        x, y, positions = part
         with autocast(config, dist.device):
             logits = net(x, positions=positions)
         y = y.flatten()

@@ -10,6 +10,19 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+_FIXES = {
+    errno.ENOSPC: "free space on the volume, or lower --keep",
+    errno.EDQUOT: "raise the quota, or lower --keep",
+    errno.EROFS: "mount the volume writable",
+    errno.EACCES: "let this user write to the run directory",
+}
+
+
+def explain(error: OSError) -> str:
+    """The error in one line with, where we know it, the fix."""
+    fix = _FIXES.get(error.errno or 0)
+    return f"{error}: {fix}" if fix else str(error)
+
 
 def fsync(path: str | Path) -> None:
     """Make a file's content durable, or the names in a directory, such as a rename's new one."""

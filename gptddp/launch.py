@@ -7,10 +7,11 @@ machine. torchrun's own `main` runs in this process, again and again: when the r
 (its host was killed) every agent fails, and the next round starts here at once, where an exit of
 the container would cost the kubelet's back-off. Recovery from single faults is torchrun's.
 
-Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 143 or 130 stopped by a
-signal, 200 anything unexpected: 128 and above may be retried, below must not.
+Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 128 + n stopped by signal
+n, 200 anything unexpected: 128 and above may be retried, below must not.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -18,19 +19,22 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
+from gptddp import faults
 from gptddp.config import Config, check_world_size, differences, from_args, with_preset
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.pod import pod_from, torchrun_args
+from gptddp.runlog import highest_generation, history
 from gptddp.warm import start_server
+from gptddp.watchdog import LAUNCHER_S, Watchdog, limit_s
 from gptddp.worker import leave
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 UNEXPECTED = 200
+LEAVE_S = 3.0  # after a signal, without workers: then the rendezvous does not answer
 LOOK_S = 1.0  # between two looks for the marker of the finished run
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
@@ -77,21 +81,25 @@ class Launcher:
     """The loop around torchrun, and everything that ends it."""
 
     def __init__(self) -> None:
-        self.stopped_by = 0  # the number of the first signal
         self.in_torchrun = False  # is there anything that a signal has to put in order?
         self.config = Config()
         self.verdict = Path(os.devnull)
         self.next_look_s = 0.0  # at the run directory, which may be far away
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                signal.signal(number, self._on_signal)
+        self.workers: Callable[[], list[int]] = list  # the pids of those that live
+        self.limit_s = self.last_worker_s = 0.0
+        self.signals = Watchdog(self._over, self._pass_on, hurried=True)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note the signal: `check` acts on it, at a point that can be left in good order."""
-        again = self.stopped_by == number == signal.SIGINT
-        self.stopped_by = self.stopped_by or number
-        if again or not self.in_torchrun:  # the workers die with the launcher
-            os._exit(128 + number)
+    def _pass_on(self) -> None:
+        """Tell the workers: the main thread may wait for a rendezvous that does not answer."""
+        for pid in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, self.signals.number)
+
+    def _over(self, waited_s: float) -> bool:
+        """`check` leaves in good order, where the main thread comes to it; else this."""
+        if self.workers():  # they die with the launcher
+            self.last_worker_s = waited_s
+        return not self.in_torchrun or waited_s > min(self.limit_s, self.last_worker_s + LEAVE_S)
 
     def check(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
@@ -100,11 +108,34 @@ class Launcher:
             self.next_look_s = time.monotonic() + LOOK_S
             if finished(self.config):
                 raise Leave(0)
-        if self.stopped_by:
+        if self.signals.number:
             from torch.distributed.elastic.multiprocessing import SignalException
 
-            number = signal.Signals(self.stopped_by)
+            number = signal.Signals(self.signals.number)
             raise SignalException(f"stopped by {number.name}", number)
+
+    def _crashed(self, rank: int, number: int) -> None:
+        """Count a worker that has died of its own fault: it cannot do so. Raises CrashLoopError."""
+        run = Path(self.config.run_dir)
+        error = RuntimeError(f"its process has died of {signal.Signals(number).name}")
+        if final := faults.final(
+            error, run, step=1 + max((line["step"] for line in history(run)), default=0),
+            generation=highest_generation(run), rank=rank, pod=os.environ.get("POD_NAME", ""),
+        ):  # fmt: skip
+            raise final
+
+    def rescue(self, memory: Path | None) -> None:
+        """Save what a worker has left in memory, before that goes with the pod."""
+        if memory is None:
+            return
+        from gptddp.rescue import rescue
+
+        self.last_worker_s = self.limit_s  # the whole grace period may be used
+        try:
+            if name := rescue(self.config, memory):
+                _say(f"stopped between two lives of the run: checkpoint {name} is saved")
+        except (OSError, GptddpError) as error:
+            _say(f"the state left in memory is not saved: {error}")
 
     def heed_verdict(self) -> None:
         """Say a worker's final error, which the worker has not done, and leave with its code."""
@@ -116,6 +147,8 @@ class Launcher:
         self.config = from_args(args, prog="python -m gptddp.launch")
         os.environ.update(ENVIRONMENT)
         pod = pod_from(os.environ)
+        os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
+        self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this needs no look at the hardware.
         check_world_size(with_preset(self.config, accelerator=False), pod.largest_world)
         if finished(self.config):
@@ -154,17 +187,19 @@ class Launcher:
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
         left = os.environ.get("GPTDDP_MEMORY")
-        agent.install(rendezvous, self.verdict, Path(left) if left else None)
+        memory = Path(left) if left else None
+        self.workers = agent.install(rendezvous, self.verdict, memory, self._crashed)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:
                 rendezvous.pause(pause_s)
                 torchrun(args)
-                rendezvous.see_off(lambda: bool(self.stopped_by))
+                rendezvous.see_off(lambda: bool(self.signals.number))
                 return 0
             except SignalException as stop:
                 rendezvous.leave()
                 self.heed_verdict()  # one that came after the signal
+                self.rescue(memory)
                 return 128 + stop.sigval
             except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
                 longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s

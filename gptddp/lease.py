@@ -11,6 +11,7 @@ Who was only silent may come back: a holder looks again before each commit.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -37,8 +38,9 @@ _Look = tuple[bytes, int]  # content, time of change in ns
 class Lease:
     """The holder's end, made by `acquire`: touches the file until it is released or lost."""
 
-    def __init__(self, path: Path, me: dict[str, Any]) -> None:
+    def __init__(self, path: Path, me: dict[str, Any], old: bytes = b"") -> None:
         self.path, self.me = path, me
+        self.old = old  # what is still to be put away
         self.lost = ""  # why the run is another's
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
@@ -46,7 +48,10 @@ class Lease:
     def check(self) -> None:
         """Raise Superseded where the run is another's now; OSError where that cannot be told."""
         if not self.lost:
-            if (seen := _look(self.path)) is None:  # removed by hand
+            seen = _look(self.path)
+            if seen and seen[0] == self.old and _put_away(self.path, seen):
+                seen = None
+            if seen is None:  # or removed by hand
                 _create(self.path, self.me)
                 seen = _look(self.path)
             other = _parse(seen[0]) if seen else None
@@ -81,23 +86,30 @@ class Lease:
                 warned = True
 
 
-def acquire(run: Path, job: str | None) -> Lease:
+def acquire(run: Path, job: str | None, known: bool = False) -> Lease:
     """Rank 0 only: have the run to oneself, at once or after EXPIRY_S.
 
     `job` names the job for as long as it lives, whatever its processes; None: it is this process.
-    Raises ConfigError where another job has the run, OSError where the directory is unusable.
+    A run that is `known` goes on when the disk is full or read-only: its lease is written when the
+    disk works again, and before that nothing is committed. Raises ConfigError where another job has
+    the run, OSError where the directory is unusable.
     """
     me = _myself(job)
     path = run / NAME
     while True:
         seen = _wait(path, me)
-        if (seen is None or _put_away(path, seen)) and _create(path, me):
-            for rest in run.glob(f".{NAME}.*"):  # of a process killed in `_put_away`
-                rest.unlink(missing_ok=True)
-            _create(path, me)  # again, if one in `_put_away` had just moved ours by mistake
-            lease = _parse((_look(path) or (b"", 0))[0])
-            if lease and lease["holder"] == me["holder"]:
-                return Lease(path, me)
+        try:
+            if (seen is None or _put_away(path, seen)) and _create(path, me):
+                for rest in run.glob(f".{NAME}.*"):  # of a process killed in `_put_away`
+                    rest.unlink(missing_ok=True)
+                _create(path, me)  # again, if one in `_put_away` had just moved ours by mistake
+                lease = _parse((_look(path) or (b"", 0))[0])
+                if lease and lease["holder"] == me["holder"]:
+                    return Lease(path, me)
+        except OSError as error:
+            if not known or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            return Lease(path, me, seen[0] if seen else b"")
 
 
 def _wait(path: Path, me: dict[str, Any]) -> _Look | None:

@@ -71,7 +71,11 @@ class Metrics:
         self.nodes = gauge("nodes", "Pods in the present world.")
         self.incarnation = gauge("incarnation", "Lives of the run so far: its generation.")
         self.checkpoint_step = gauge("last_checkpoint_step", "Step of the last durable checkpoint.")
-        self.checkpoint_time = gauge("last_checkpoint_timestamp_seconds", "When it was committed.")
+        self.checkpoint_time = gauge(
+            "last_checkpoint_timestamp_seconds",
+            "When it was committed; until then, when this life began.",
+        )
+        self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
         self.step_s = prom.Histogram(
             "gptddp_step_duration_seconds", "Wall time of a step.", registry=registry,
             buckets=(.01, .025, .05, .1, .2, .35, .5, .75, 1, 1.5, 2.5, 5, 10, 30, 60),

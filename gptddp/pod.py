@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gptddp.errors import ConfigError
+from gptddp.watchdog import KILL_S, limit_s
 
 # c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
 # Measured on torch 2.13: last_call is what a smaller world waits for one more agent; interval x
@@ -105,7 +106,7 @@ def torchrun_args(pod: Pod, script: str, args: Sequence[str]) -> list[str]:
         f"--local-addr={pod.address}",
         "--max-restarts=1000",
         "--monitor-interval=0.1",
-        f"--shutdown-timeout={max(1, pod.grace_s - 5)}",
+        f"--shutdown-timeout={max(1, int(limit_s(pod.grace_s, KILL_S)))}",
         "--signals-to-handle=SIGQUIT",  # the others are ours, from the first moment on
         f"--log-dir={os.devnull}",  # workers write to the pod's own output
         "--start-method=forkserver",

@@ -22,7 +22,10 @@ NAMES = {
         )),
     ],
     _ELASTIC + "agent.server.api": ["SimpleElasticAgent._shutdown_timeout"],
-    _ELASTIC + "agent.server.local_elastic_agent": ["LocalElasticAgent._shutdown"],
+    _ELASTIC + "agent.server.local_elastic_agent": [
+        *("LocalElasticAgent._shutdown", "LocalElasticAgent._pcontext"),
+        "LocalElasticAgent._monitor_workers",
+    ],
     "torch.distributed.launcher.api": ["LocalElasticAgent"],
     "torch.distributed.elastic.multiprocessing.api": ["MultiprocessContext._pc"],
     "torch.multiprocessing.spawn": ["ProcessContext._join_procs_with_timeout"],

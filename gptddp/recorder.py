@@ -1,14 +1,15 @@
 """Rank 0's books: the log, the ledger, the metrics and the checkpoints of one life of a run."""
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from gptddp import __version__
+from gptddp import __version__, faults
 from gptddp.dist import Dist
 from gptddp.errors import Superseded
 from gptddp.lease import Lease
@@ -16,7 +17,7 @@ from gptddp.metrics import Metrics, PhaseClock, serve
 from gptddp.quarantine import Decision
 from gptddp.recovery import Last, last_life, last_save_time, seconds
 from gptddp.rundir import Life, finish
-from gptddp.runlog import Ledger, RunLog, history, read_ledger
+from gptddp.runlog import RETRY_S, Ledger, RunLog, complete, read_ledger
 from gptddp.state import Diverged, Progress
 from gptddp.writer import Saved, Writer
 
@@ -30,7 +31,8 @@ class Recorder:
         c = self.config = life.config
         self.life, self.lease, self.world, self.clock = life, lease, world, clock
         run = Path(c.run_dir)
-        self.log, self.ledger = RunLog(run, life.generation), Ledger(run)
+        self.ledger = Ledger(run)
+        self.log = RunLog(run, life.generation, self.ledger)
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
             run, life.generation, parent=life.parent, keep=c.keep, before_commit=self.log.sync,
@@ -39,6 +41,11 @@ class Recorder:
         self.metrics = Metrics(
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
+        self.give_up = threading.Event()  # asked at the end, where the disk takes nothing
+        self.ended = False
+        self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
+        self.trouble: str | None = None  # with the storage, as told
+        self._watching = threading.Lock()
         self._saved_at = time.monotonic()
         self._batch_fp: str | None = None  # of the last step
         self._last: Last | None = None  # the life before, until this one has done a step
@@ -56,7 +63,7 @@ class Recorder:
 
         `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
         """
-        self._complete(lines)
+        complete(self.config.run_dir, self.log, lines, self.life.step)
         events = read_ledger(self.config.run_dir)
         self._end_of_last(events, [*filter(None, [self.life.last_line]), *lines], fault)
         if self.life.source == "memory":  # lives that are short must not put off the save for ever
@@ -89,6 +96,8 @@ class Recorder:
             "life %d: from %s, step %d of %d%s",
             life.generation, life.source, life.step, c.steps, redo,
         )  # fmt: skip
+        m.checkpoint_time.set_to_current_time()  # so that its age is known to be no less
+        self.ledger.settle(5.0)  # a late writer of an older life looks for it
         self._ready = time.time()
 
     def _end_of_last(
@@ -100,16 +109,8 @@ class Recorder:
         last = self._last = last_life(events, newest, fault)
         if last and last.cause:
             at = last.failed_time or last.step_time
-            self.ledger.event("end", last.generation, step=last.step, cause=last.cause, at=at)
-
-    def _complete(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Log the steps that the run has done but that rank 0 took with it unwritten."""
-        if not lines:  # the usual start: spare it the reading of the whole history
-            return
-        known = {line["step"] for line in history(self.config.run_dir)}
-        for line in lines:
-            if line["step"] not in known and line["step"] <= self.life.step:
-                self.log.append(line)
+            cause = faults.first(Path(self.config.run_dir), last.generation) or last.cause
+            self.ledger.event("end", last.generation, step=last.step, cause=cause, at=at)
 
     def due(self) -> bool:
         """Is it time for a checkpoint, and is none being written?"""
@@ -140,15 +141,23 @@ class Recorder:
             m.loss.labels("train").set(line["loss"])
             m.grad_norm.set(line["grad_norm"])
         if "val_loss" in line:
-            m.loss.labels("val").set(line["val_loss"])
-            log.info(
-                "step %d: validation loss %.4f, %.4f bits a byte",
-                progress.step, line["val_loss"], line["val_bpb"],
-            )  # fmt: skip
+            self._validated(line)
         if progress.step % self.config.log_every == 0:
             self._print(line, step_s)
         m.add_phases(self.clock)
-        self._poll()
+        self.watch()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """Log again the step that this life began with: the life before had no time to evaluate."""
+        self.log.append(line)
+        self._validated(line)
+
+    def _validated(self, line: dict[str, Any]) -> None:
+        self.metrics.loss.labels("val").set(line["val_loss"])
+        log.info(
+            "step %d: validation loss %.4f, %.4f bits a byte",
+            line["step"], line["val_loss"], line["val_bpb"],
+        )  # fmt: skip
 
     def _print(self, line: dict[str, Any], step_s: float) -> None:
         left = int((self.config.steps - line["step"]) * step_s)
@@ -179,23 +188,29 @@ class Recorder:
         self._saving[progress.step] = self._fingerprints(progress)
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
-    def _poll(self) -> None:
-        """Record the save that ended since the last look, if one did.
+    def watch(self) -> None:
+        """Record the saves that have ended, and tell once when the storage fails or works again.
 
         Raises Superseded where this life has been found to be over.
         """
-        if self.lease.lost:
-            raise Superseded(self.lease.lost)
-        if saved := self.writer.poll():
-            self._record(saved)
+        with self._watching:
+            while saved := self.writer.poll():
+                self._record(saved)
+            books = (self.writer, self.ledger, self.log)
+            trouble = next(filter(None, (it.trouble(self._patience_s) for it in books)), None)
+            self.metrics.storage_trouble.set(trouble is not None)
+            if trouble and not self.trouble:
+                log.error("STORAGE: %s; training goes on, and tries again", trouble)
+            elif self.trouble and not trouble:
+                log.warning("STORAGE: it works again")
+            self.trouble = trouble
+        if self.lease.lost or isinstance(self.writer.failure, Superseded):
+            raise Superseded(self.lease.lost or str(self.writer.failure))
 
     def _record(self, saved: Saved) -> None:
-        if saved.superseded:
-            raise Superseded(str(saved.error))
         m, fingerprints = self.metrics, self._saving.pop(saved.step, {})
         if saved.error:
             m.saves.labels("failure").inc()
-            log.error("checkpoint of step %d failed: %s", saved.step, saved.error)
             self._event("checkpoint", step=saved.step, error=saved.error)
             return
         m.saves.labels("success").inc()
@@ -207,26 +222,48 @@ class Recorder:
         )  # fmt: skip
 
     def end(self, tensors: Mapping[str, Tensor], progress: Progress, cause: str) -> None:
-        """Have the last state on disk, then say how this life ended.
+        """Have the last state on disk, then say how this life ended; in a thread, as it may hang.
 
-        Raises RuntimeError when a finished run's last state cannot be written.
+        Tries again until the disk takes it or `give_up` is set. `ended` says if it did.
         """
-        where = "no step was done"
+
+        def save() -> None:
+            self.writer.wait()
+            if not self.writer.has(progress.step):
+                self.save(tensors, progress)
+                self.writer.wait()
+            self.watch()
+            if self.writer.failure:
+                raise self.writer.failure
+
+        def say() -> None:
+            self.log.sync()
+            if cause != "stopped":
+                finish(self.life, progress.step, cause)
+
+        where, error = "no step was done", None
         if progress.step > self.life.step or self.life.source == "memory":
-            self._saving[progress.step] = self._fingerprints(progress)
-            saved = self.writer.save(progress.step, tensors, progress.to_meta())
-            self._poll()  # of the save before, if it was still in flight
-            self._record(saved)
-            where = saved.error or f"checkpoint {saved.name} is saved"
-            if saved.error and cause != "stopped":
-                raise RuntimeError(f"the last checkpoint cannot be written: {saved.error}")
-        self._event("stop", step=progress.step, cause=cause, **self._fingerprints(progress))
-        if cause == "stopped":
-            log.info("stopped after step %d: %s", progress.step, where)
-        else:
-            finish(self.life, progress.step, cause)
-            log.info("finished after step %d (%s): %s", progress.step, cause, where)
-        self.lease.release()
+            error = self._insist(save)
+            where = error or f"checkpoint {self.writer.parent} is saved"
+        if error is None or cause == "stopped":
+            self._event("stop", step=progress.step, cause=cause, **self._fingerprints(progress))
+            error = self._insist(say) or error
+            self.lease.release()
+            verb, why = ("stopped", "") if cause == "stopped" else ("finished", f" ({cause})")
+            log.info("%s after step %d%s: %s", verb, progress.step, why, where)
+        self.ended = error is None
+
+    def _insist(self, work: Callable[[], None]) -> str | None:
+        """Do it until the disk lets us; the error if we are told to give up."""
+        while True:
+            try:
+                work()
+                return None
+            except OSError as error:
+                if self.give_up.wait(RETRY_S):
+                    return str(error)
+            except Exception as error:  # no disk will mend it
+                return str(error)
 
     def _fingerprints(self, progress: Progress) -> dict[str, str | None]:
         """Of the rows of the last step; batch_fp is null before this life's first."""

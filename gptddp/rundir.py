@@ -18,11 +18,13 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import read_json, write_json_atomic
+from gptddp.files import explain, read_json, write_json_atomic
 from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
 from gptddp.runlog import Ledger, history, next_generation, read_ledger
 from gptddp.state import Diverged
+
+log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Life:
     source: str  # the checkpoint's name, "memory" or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
     last_line: dict[str, Any] | None  # of the log, by any life
+    line: dict[str, Any] | None  # of `step`, there
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
     holder: int | None  # the rank whose snapshot this life goes on from
@@ -59,11 +62,13 @@ def claim(config: Config, dist: Dist) -> Lease:
     run = Path(config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, dist.job)
+        return acquire(run, dist.job, known=(run / "config.json").exists())
     except OSError as error:
         if error.errno in store.TRANSIENT:
             raise
-        raise ConfigError(f"run {run}: cannot be used ({error}): use --run-dir") from error
+        raise ConfigError(
+            f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
+        ) from error
 
 
 def open_run(
@@ -76,11 +81,13 @@ def open_run(
     belongs to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    generation = next_generation(run)
+    run_id = id_of(run)
+    # a life on a full disk has left its traces in memory alone
+    own = [it[1] for it in left if it is not None and it[0] == run_id]
+    generation = max(next_generation(run), 1 + max(own, default=0))
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
     _check_data(run, dataset)
-    run_id = _run_id(run) if generation > 1 else uuid.uuid4().hex
     newest = next(filter(store.is_candidate, store.names(run)), None)
     left = _trusted(left, run, run_id, dist)
     holder = _holder(left, run_id, store.order(newest) if newest else None)
@@ -93,14 +100,17 @@ def open_run(
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / _DATA, data)
     except OSError as error:
-        raise ConfigError(f"run {run}: cannot be written ({error.strerror})") from error
+        if generation == 1:
+            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
+        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
     step = loaded.step if loaded else 0
     source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
     if holder is not None:
         step, source, parent = left[holder][2], "memory", newest  # type: ignore[index]
-    redo, last_line = 0, None
+    redo, last_line, line = 0, None, None
     for last_line in history(run):
         redo += last_line["step"] > step
+        line = last_line if last_line["step"] == step else line
     life = Life(
         config=config,
         generation=generation,
@@ -109,6 +119,7 @@ def open_run(
         source=source,
         redo=redo,
         last_line=last_line,
+        line=line,
         run_id=run_id,
         parent=parent,
         holder=holder,
@@ -141,8 +152,7 @@ def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[L
     A rank that differs has spoilt the gradients of all: what the majority holds is no better. So
     ranks that bring different states of one step are a divergence too, with the same outcome.
     """
-    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
-    void = max((event["generation"] for event in events), default=0)
+    void = void_generation(run)
     states: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for rank, it in enumerate(left):
         if it is not None and it[0] == run_id and it[1] > void:
@@ -157,6 +167,12 @@ def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[L
     return [it if it is not None and it[0] == run_id and it[1] > void else None for it in left]
 
 
+def void_generation(run: Path) -> int:
+    """The last generation in which ranks have diverged: no memory up to it is gone on from."""
+    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
+    return max((event["generation"] for event in events), default=0)
+
+
 def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
@@ -167,7 +183,7 @@ def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -
     return best if best is not None and own[best] > (newest or (0, 0)) else None
 
 
-def _run_id(run: Path) -> str:
+def id_of(run: Path) -> str:
     """The id of the run directory's content; a new one where it has none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return str((read_json(run / "config.json") or {})["run_id"])

@@ -5,90 +5,159 @@
 
 import contextlib
 import json
-import logging
 import math
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import fsync
+from gptddp.files import explain, fsync
 
 LEDGER = "ledger.jsonl"
 _LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
 
-log = logging.getLogger(__name__)
+WAIT_S = 0.05  # for a line to be written; no more than once an outage
+RETRY_S = 1.0  # after an error of the disk
 
 
 class _Lines:
-    """A file of JSON lines that only grows; safe to use from several threads.
+    """A file of JSON lines that only grows; a thread of its own writes them.
 
-    A line goes out in one write, so writers of one file do not mix theirs. While the disk
-    refuses, lines wait in memory and go out with a later one: nothing is raised but by `sync`.
+    The caller of `append` touches no disk: whatever the volume does, lines wait in memory, in
+    order, and go out when it works again. Lines whose fsync has failed are written again, since
+    the system may have dropped them: such a line may be there twice.
     """
 
-    def __init__(self, path: Path) -> None:
+    sync_every = 1000  # lines; until then they are kept in memory too
+
+    def __init__(self, path: Path, after: "_Lines | None" = None) -> None:
         self.path = path
-        self._waiting = b""
+        self._after = after  # all that it has been given is durable before any of ours is written
+        self._lines: list[bytes] = []  # not yet written in full
+        self._unsynced: list[bytes] = []
+        self._changed = threading.Condition()  # guards the two lists
+        self._disk = threading.Lock()  # `append` never takes it: its owner may hang
         self._fd: int | None = None
-        self._lock = threading.Lock()
-        self._warned = False
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._error: str | None = None
+        self._since = 0.0  # monotonic: since when the disk owes us something
 
     def append(self, obj: Mapping[str, Any]) -> None:
+        """Have a line written: at once, or in its time where the disk is behind already.
+
+        A disk that keeps up is waited for, so that a kill right after this loses no line.
+        """
         line = json.dumps({key: _finite(value) for key, value in obj.items()})
-        with self._lock:
-            self._waiting += line.encode() + b"\n"
-            try:
-                self._flush()
-                self._warned = False
-            except OSError as error:
-                if not self._warned:  # once for each outage
-                    log.warning("%s; its lines are kept in memory until it can be written", error)
-                self._warned = True
+        with self._changed:
+            if keeps_up := self._settled():
+                self._since = time.monotonic()
+            self._lines.append(line.encode() + b"\n")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.path.name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            if keeps_up:
+                self._changed.wait_for(self._settled, WAIT_S)
 
     def sync(self) -> None:
-        """Make every line so far durable. Raises OSError where it cannot."""
-        with self._lock:
-            self._flush()
-            if self._fd is None:
-                return
-            fd = os.dup(self._fd)
-        try:
-            os.fsync(fd)  # without the lock: it can take long, and the training loop appends
-        finally:
-            os.close(fd)
+        """Make every line so far durable. Raises OSError where it cannot; takes what it takes."""
+        self._put(sync=True)
 
-    def close(self) -> None:
-        """Write what waits, if the disk allows."""
-        with self._lock, contextlib.suppress(OSError):
-            self._flush()
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until every line is written; False where that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(self._settled, timeout_s)
+
+    def trouble(self, patience_s: float) -> str | None:
+        """What keeps lines from the disk: its error, or that it has hung for so long."""
+        waited_s = time.monotonic() - self._since
+        if self._error is None and not self._settled() and waited_s > patience_s:
+            return f"{self.path} has taken nothing for {waited_s:.0f} s"
+        return self._error
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what waits, if the disk takes it in time."""
+        settled = self.settle(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if settled and self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _settled(self) -> bool:
+        return not self._lines and len(self._unsynced) < self.sync_every
+
+    # -- where it may hang: in our thread, or in the caller of `sync`
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or not self._settled())
+            try:
+                self._put()
+            except OSError:  # `trouble` tells
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+        with self._disk:
             self._close()
 
-    def _flush(self) -> None:
-        """Write what waits. After an error that is the lines not yet written in full."""
-        written = 0
+    def _put(self, sync: bool = False) -> None:
+        with self._disk:
+            try:
+                if self._after is not None:
+                    self._after.sync()
+                self._write()
+                if sync or len(self._unsynced) >= self.sync_every:
+                    self._sync()
+                self._error = None
+            except OSError as error:
+                self._error = explain(OSError(error.errno, error.strerror, str(self.path)))
+                self._close()  # the next try opens anew: a stale handle never recovers
+                raise
+
+    def _write(self) -> None:
+        data, done = b"".join(self._lines), 0
         try:
-            while written < len(self._waiting):
-                fd = self._fd if self._fd is not None else self._open()
-                written += os.write(fd, self._waiting[written:])
+            while done < len(data):
+                done += os.write(self._open(), data[done:])
+        finally:
+            whole = data.count(b"\n", 0, done)
+            with self._changed:
+                self._unsynced += self._lines[:whole]
+                del self._lines[:whole]
+                self._since = time.monotonic()
+                self._changed.notify_all()
+
+    def _sync(self) -> None:
+        if not self._unsynced:
+            return
+        try:
+            os.fsync(self._open())
         except OSError:
-            self._close()  # the next try opens anew: a stale handle never recovers
+            with self._changed:
+                self._lines[:0] = self._unsynced
             raise
         finally:
-            self._waiting = self._waiting[self._waiting.rfind(b"\n", 0, written) + 1 :]
+            with self._changed:
+                self._unsynced = []
+                self._changed.notify_all()
 
     def _open(self) -> int:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size == 0:
-            fsync(self.path.parent)
-        elif os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
+        if self._fd is None:
+            self._fd = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
+            size = os.fstat(self._fd).st_size
+            if size == 0:
+                fsync(self.path.parent)
+            elif os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
         return self._fd
 
     def _close(self) -> None:
@@ -104,23 +173,28 @@ def _finite(value: Any) -> Any:
 
 
 class RunLog(_Lines):
-    """The log of one generation: `append` an object for each step. Rank 0 only."""
+    """The log of one generation: `append` an object for each step. Rank 0 only.
 
-    def __init__(self, run_dir: str | Path, generation: int) -> None:
-        super().__init__(Path(run_dir) / f"log.{generation}.jsonl")
+    No step is logged before the events that came `before` it are durable.
+    """
+
+    def __init__(
+        self, run_dir: str | Path, generation: int, before: "Ledger | None" = None
+    ) -> None:
+        super().__init__(Path(run_dir) / f"log.{generation}.jsonl", before)
 
 
 class Ledger(_Lines):
     """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
 
+    sync_every = 1
+
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
 
     def event(self, event: str, generation: int, **fields: Any) -> None:
-        """Append an event with the time (unix seconds), durably where the disk allows."""
+        """Append an event with the time (unix seconds), durable as soon as the disk allows."""
         self.append({"event": event, "time": time.time(), "generation": generation, **fields})
-        with contextlib.suppress(OSError):  # said by append
-            self.sync()
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -133,6 +207,18 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             with contextlib.suppress(ValueError):
                 if isinstance(obj := json.loads(line), dict):
                     yield line, obj
+
+
+def complete(
+    run_dir: str | Path, log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log the steps up to `step` that the run has done but that rank 0 took with it unwritten."""
+    if not lines:  # the usual start: spare it the reading of the whole history
+        return
+    known = {line["step"] for line in history(run_dir)}
+    for line in lines:
+        if line["step"] not in known and line["step"] <= step:
+            log.append(line)
 
 
 def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
@@ -161,8 +247,8 @@ def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The run's events in the order in which they were written."""
-    return [obj for _, obj in _read(Path(run_dir) / LEDGER)]
+    """The run's events in the order in which they were written, each once."""
+    return list({line: obj for line, obj in _read(Path(run_dir) / LEDGER)}.values())
 
 
 def highest_generation(run_dir: str | Path) -> int:

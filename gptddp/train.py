@@ -10,36 +10,50 @@ checkpoint through the loop to its last one.
 
 import logging
 import math
-import signal
 import statistics
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, lanes, model, optim, peers, quarantine, restore, snapshot, worker
+from gptddp import (
+    dist,
+    faults,
+    lanes,
+    model,
+    optim,
+    peers,
+    quarantine,
+    restore,
+    snapshot,
+    worker,
+)  # fmt: skip
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
 from gptddp.corpus import open_dataset
+from gptddp.ending import save_last
 from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped, Superseded
 from gptddp.evaluate import evaluate
 from gptddp.loader import Batch, Loader, eval_rows
 from gptddp.metrics import PhaseClock
 from gptddp.recorder import Recorder
 from gptddp.state import CHECK_EVERY, Diverged, Progress, agree, check_replicas, copy_into
+from gptddp.stop import StopFlag
 
 log = logging.getLogger("gptddp")
 
 PEER_LOST = 1  # the exit code of a rank whose peer is gone or differs: torchrun starts it again
 
 
-def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
+def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
@@ -55,6 +69,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
     progress = Progress.from_meta(life.meta)
     recorder = Recorder(life, start.lease, world, clock) if start.lease else None  # rank 0
     memory = snapshot.Memory(start.place, life)
+    stop.holds, stop.last_words = life.source == "memory", lambda: memory.leave(stop.cause)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
     cache = open_cache(c.cache_dir)
@@ -89,12 +104,30 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         memory.hold(tensors, progress)
         if recorder:
             recorder.begin(tensors, net.n_params(), progress, start.lines, start.fault)
+        lines = {line["step"]: line for line in start.lines}
+        line = life.line or lines.get(life.step, {})
         del start  # a memory that is still mapped would leave no room for the next
 
+        def is_due() -> bool:
+            return progress.step % c.eval_every == 0 or progress.step == c.steps
+
+        def validate(line: dict[str, Any]) -> bool:
+            """All ranks: evaluate the step of this line; False if a stop came between."""
+            clock.enter("eval")
+            result = evaluate(net, val_rows, tokenizer, c, world, lambda: stop.asked)
+            line |= dict(val_loss=result.loss, val_bpb=result.bpb) if result else {}
+            return result is not None
+
         # -- the loop -----------------------------------------------------------------------------
-        cause = "steps"
+        stop.holds, cause = True, "steps"
+        if verdict := dist.verdict():
+            faults.forget(verdict.parent)
+        if line and "val_loss" not in line and is_due():  # the life before did not come to it
+            cause = cause if validate(line) else "stopped"
+            if recorder and cause == "steps":
+                recorder.evaluated(line)
         recent: deque[float] = deque(maxlen=64)  # seconds of steps
-        while progress.step < c.steps:
+        while cause == "steps" and progress.step < c.steps:
             clock.enter("data_wait")
             batch = quarantine.next_batch(loader, c.on_bad, life.quarantine.get(progress.step, ()))
             clock.enter("step" if progress.step > life.step else "warmup")
@@ -122,6 +155,7 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
             # The same on every rank, since both come out of a sum over all of them.
             finite = math.isfinite(loss) and math.isfinite(norm)
+            memory.release()
             if finite:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=False)
@@ -139,12 +173,9 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
                 world_size=world.world_size, time=time.time(),
             )  # fmt: skip
             memory.lines.append(line)
-            if progress.step % c.eval_every == 0 or progress.step == c.steps:
-                clock.enter("eval")
-                world.set_timeout(patience_s * len(val_rows[0]) / c.batch)  # as so many steps
-                result = evaluate(net, val_rows, tokenizer, c, world)  # all ranks
-                world.set_timeout(patience_s)
-                line |= dict(val_loss=result.loss, val_bpb=result.bpb)
+            memory.hold(tensors, progress)
+            if is_due() and not validate(line):
+                cause = "stopped"  # the next life evaluates this step
             clock.enter("other")
             if recorder:
                 recorder.step(line, progress, step_s)
@@ -162,13 +193,14 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
         # -- the end: the last state is on disk before any rank leaves ----------------------------
         clock.enter("checkpoint")
         check_replicas(tensors, progress.step, world)  # all ranks
-        if recorder:
-            recorder.end(tensors, progress, cause)
+        saved = save_last(recorder, memory, world, lambda: stop.asked, tensors, progress, cause)
         world.part()  # all ranks
-        if cause == "stopped":
-            raise Stopped(f"stopped by {stop.signal_name} after step {progress.step}")
+        if cause == "stopped" or not saved:
+            raise Stopped(f"{stop.cause} after step {progress.step}")
         memory.clear()
-    except RuntimeError as error:
+    except GptddpError:
+        raise
+    except Exception as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
             blame = f"after step {progress.step}: {peers.blame(error, world)}"
             memory.leave(blame)
@@ -177,6 +209,11 @@ def train(config: Config, world: dist.Dist, stop: "StopFlag") -> None:
             memory.clear()
             if recorder:
                 recorder.diverged(error, progress)
+        elif final := faults.final(
+            error, Path(c.run_dir), step=progress.step + 1, generation=life.generation,
+            rank=world.rank, pod=dist.pod(),
+        ):  # fmt: skip
+            raise final from error
         raise
     finally:
         loader.close()
@@ -223,18 +260,6 @@ def forward_backward(
     return nats
 
 
-class StopFlag:
-    """SIGTERM and SIGINT set a flag and nothing else; the ranks agree on it at the next step."""
-
-    def __init__(self) -> None:
-        self.asked, self.signal_name = False, "another rank's signal"
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: object) -> None:
-        self.asked, self.signal_name = True, signal.Signals(number).name
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -246,20 +271,30 @@ def main(args: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
         with dist.connect(config.device) as world:
             train(config, world, stop)
-    except Stopped as error:
-        return error.exit_code  # rank 0 has said what was saved
+    except Stopped:
+        return stop.exit_code  # rank 0 has said what was saved
     except Superseded as error:  # its peers, if it still has any, will start again with it
         log.error("gptddp train: %s", error)
         return error.exit_code
     except GptddpError as error:
         dist.report(error)
         return error.exit_code
-    except RuntimeError as error:
-        if not dist.is_lost_peer(error) and not isinstance(error, Diverged):
-            raise
-        what = "" if isinstance(error, Diverged) else "lost a peer: "
-        log.warning("[rank %s] %s%s", dist.place()[0], what, str(error).splitlines()[0])
-        return PEER_LOST
+    except Exception as error:
+        rank = dist.place()[0]
+        if dist.is_lost_peer(error) or isinstance(error, Diverged):
+            what = "" if isinstance(error, Diverged) else "lost a peer: "
+            log.warning("[rank %s] %s%s", rank, what, str(error).splitlines()[0])
+            return stop.exit_code if stop.asked else PEER_LOST
+        if (verdict := dist.verdict()) and (
+            final := faults.final(
+                error, verdict.parent, step=0, generation=dist.restarts(), rank=rank, pod=dist.pod()
+            )
+        ):
+            dist.report(final)
+            return final.exit_code
+        raise
+    finally:
+        stop.close()
     return 0
 
 

@@ -1,4 +1,9 @@
-"""Save in the background: a copy of the tensors is all that training waits for."""
+"""Save in the background: a copy of the tensors is all that training waits for.
+
+A thread, not a process: both need the copy, nearly all of a commit is in calls that release the
+GIL, and a thread needs no shared memory and has no life of its own. `benchmarks/checkpoint.py`
+measures both, and what a save costs.
+"""
 
 import errno
 import json
@@ -14,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gptddp import retention, store
 from gptddp.checkpoint import Staging
 from gptddp.errors import GptddpError, Superseded
+from gptddp.files import explain
 from gptddp.runlog import highest_generation
 
 if TYPE_CHECKING:
@@ -22,12 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FIXES = {
-    errno.ENOSPC: "free space on the volume, or lower --keep",
-    errno.EDQUOT: "raise the quota, or lower --keep",
-    errno.EROFS: "mount the volume writable",
-    errno.EACCES: "let this user write to the run directory",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Saved:
     stall_s: float  # taken from training
     write_s: float  # in the background
     error: str | None
-    superseded: bool = False  # this life is over: another has begun
 
 
 class Writer:
@@ -71,6 +70,8 @@ class Writer:
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
+        self._began = 0.0  # monotonic: the save in flight
+        self.failure: Exception | None = None  # of the last save
 
     @property
     def busy(self) -> bool:
@@ -91,8 +92,9 @@ class Writer:
         `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and
         dtype) may change as soon as this returns.
         """
-        if self.busy or self._has(step):
+        if self.busy or self.has(step):
             return False
+        self._began = time.monotonic()
         begin = time.perf_counter()
         staging = self.prepare(tensors)
         data = staging.fill(tensors)
@@ -120,29 +122,27 @@ class Writer:
         return not self.busy
 
     def save(
-        self,
-        step: int,
-        tensors: Mapping[str, "torch.Tensor"],
-        meta: Mapping[str, Any],
-        timeout_s: float | None = None,
+        self, step: int, tensors: Mapping[str, "torch.Tensor"], meta: Mapping[str, Any]
     ) -> Saved:
-        """Save this step, after the save in flight, and wait for the commit: before an exit.
+        """Save this step, after the save in flight, and wait for the commit.
 
         A step that is committed already is not saved again. The results of earlier saves stay
-        with `poll`; that of a save which takes longer than `timeout_s` comes there too.
+        with `poll`.
         """
-        begin = time.perf_counter()
-        if self.wait(timeout_s):
-            if not self.submit(step, tensors, meta):
-                return Saved(step, str(self.parent), 0, 0.0, 0.0, None)
-            waited_s = time.perf_counter() - begin
-            if self.wait(None if timeout_s is None else max(0.0, timeout_s - waited_s)):
-                return self._results.pop()
-        waited_s = time.perf_counter() - begin
-        error = f"the volume has not taken the checkpoint within {waited_s:.1f} s"
-        return Saved(step, store.name_of(step, self.generation), 0, waited_s, 0.0, error)
+        self.wait()
+        if not self.submit(step, tensors, meta):
+            return Saved(step, str(self.parent), 0, 0.0, 0.0, None)
+        self.wait()
+        return self._results.pop()
 
-    def _has(self, step: int) -> bool:
+    def trouble(self, patience_s: float) -> str | None:
+        """Why the last save has failed, or that one is in flight for so long."""
+        waited_s = time.monotonic() - self._began
+        if self.busy and waited_s > patience_s:
+            return f"a checkpoint has been in the writing for {waited_s:.0f} s"
+        return _explain(self.failure) if self.failure else None
+
+    def has(self, step: int) -> bool:
         """Is this step the one last committed, or the one that this life was restored from."""
         newest = store.order(self.parent) if self.parent else None
         return newest is not None and newest[1] == step
@@ -150,7 +150,7 @@ class Writer:
     # -- in the thread
 
     def _write(self, manifest: dict[str, Any], data: memoryview, stall_s: float) -> None:
-        begin, error, superseded = time.perf_counter(), None, False
+        begin, failure = time.perf_counter(), None
         try:
             try:
                 self._commit(manifest, data)
@@ -160,12 +160,13 @@ class Writer:
                 retention.prune(self.run_dir, min(self.keep, 2))
                 self._commit(manifest, data)
         except Exception as exception:
-            error, superseded = _explain(exception), isinstance(exception, Superseded)
+            failure = exception
+            if not isinstance(exception, OSError | GptddpError | store.Unusable):
+                log.error("checkpoint writer: unexpected error", exc_info=exception)
+        self.failure, error = failure, _explain(failure) if failure else None
         name = store.name_of(manifest["step"], manifest["generation"])
         write_s = time.perf_counter() - begin
-        self._results.append(
-            Saved(manifest["step"], name, len(data), stall_s, write_s, error, superseded)
-        )
+        self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
         retention.remove_stale(self.run_dir, self.generation)
@@ -191,8 +192,6 @@ class Writer:
 
 def _explain(error: Exception) -> str:
     """One line for the log: what failed and, where we know it, the fix."""
-    if not isinstance(error, OSError | GptddpError | store.Unusable):
-        log.error("checkpoint writer: unexpected error", exc_info=error)
-        return repr(error)
-    fix = _FIXES.get(error.errno or 0) if isinstance(error, OSError) else None
-    return f"{error}: {fix}" if fix else str(error)
+    if isinstance(error, OSError):
+        return explain(error)
+    return str(error) if isinstance(error, GptddpError | store.Unusable) else repr(error)

@@ -1,8 +1,8 @@
 """Saves checkpoints in processes that are killed: `saver.py` reads one JSON command a line.
 
 Imports torch once and forks a child for each command, so that a kill costs milliseconds.
-{"run", "generation", "step", "crash": n}: save that step, SIGKILL itself at the n-th system
-call (a write is done by half); answers with the child's wait status.
+{"run", "generation", "step", "crash": n}: a life that does that step and saves it, SIGKILLed at
+its n-th system call (a write is done by half); answers with the child's wait status.
 {"run", "generation", "step", "forever": true}: answers with the child's pid; the child saves step
 after step, and answers with each that is committed, until it is killed.
 """
@@ -11,9 +11,12 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
+from gptddp.files import write_json_atomic
+from gptddp.runlog import Ledger, RunLog
 from gptddp.writer import Writer
 
 CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlink", "rmdir"]
@@ -45,10 +48,26 @@ def crash_at(number):
         patch(call)
 
 
+def life(run, generation, step, crash):
+    """All that rank 0 writes in one life: configuration, events, log, checkpoint, marker."""
+    run, ledger = Path(run), Ledger(run)
+    log = RunLog(run, generation, ledger)
+    crash_at(crash)
+    write_json_atomic(run / "config.json", {"generation": generation})
+    ledger.event("start", generation)
+    log.append({"step": step})
+    assert log.settle(60)
+    saved = Writer(run, generation, keep=1, before_commit=log.sync).save(step, state(step), {})
+    ledger.event("stop", generation)
+    log.sync()
+    write_json_atomic(run / "finished.json", {"step": step})
+    return saved.error
+
+
 def child(run, generation, step, crash=0, forever=False):
-    writer = Writer(run, generation, keep=1 + forever)
     if crash:
-        crash_at(crash)
+        return life(run, generation, step, crash)
+    writer = Writer(run, generation, keep=1 + forever)
     while True:
         saved = writer.save(step, state(step), {"step": step})
         if not forever:

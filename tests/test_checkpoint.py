@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptddp import retention, store
+from gptddp import retention, snapshot, store
 from gptddp.checkpoint import load_newest
 from gptddp.errors import CheckpointError
 from gptddp.writer import Writer
@@ -141,20 +141,47 @@ def test_damage_is_found_set_aside_and_the_one_before_is_loaded(
     assert not newest.exists() and newest.with_name(newest.name + ".bad.1").exists()
 
 
-def test_every_flipped_bit_is_found(tmp_path, small_chunks):
-    """Of 300 random single-bit flips in manifest and shard, no one passes verification."""
-    path = save(tmp_path, 5, size=4000)
-    rng = random.Random(0)
-    for _ in range(300):
-        file = path / rng.choice(["manifest.json", "shard-0-of-1.bin"])
+def spoil(data, rng):
+    """A flipped bit, 4 KB of zeros, a lost end, or two parts that have changed places."""
+    block = min(4096, len(data) // 3)
+    one, two = sorted((rng.randrange(len(data) - block), rng.randrange(len(data) - block)))
+    kind = rng.choice(["flip", "flip", "flip", "hole", "cut", "swap"])
+    if kind == "flip":
+        return data[:one] + bytes([data[one] ^ 1 << rng.randrange(8)]) + data[one + 1 :]
+    if kind == "hole":
+        return data[:one] + bytes(block) + data[one + block :]
+    if kind == "cut":
+        return data[:one]
+    middle = max(one + block, two)
+    return (
+        data[:one] + data[middle : middle + block] + data[one + block : middle]
+        + data[one : one + block] + data[middle + block :]
+    )  # fmt: skip
+
+
+def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
+    """1000 random flipped bits, holes, truncations and swaps over manifest, shard and what was
+    left in memory: not one passes, and what is put back does."""
+    caplog.set_level(logging.ERROR)
+    path, memory = save(tmp_path, 5, size=20_000), tmp_path / "memory"
+    state = dict(run_id="run", generation=1, meta={"step": 5}, lines=[], fault={})
+    assert snapshot.write(memory, {"weights": weights(5, 20_000)}, **state)
+    good = {
+        path / "manifest.json": lambda: retention.verify(path).ok,
+        path / "shard-0-of-1.bin": lambda: retention.verify(path).ok,
+        memory: lambda: snapshot.read(memory) is not None,
+    }
+    rng, found = random.Random(0), dict.fromkeys(good, 0)
+    while sum(found.values()) < 1000:
+        file = rng.choice(list(good))
         data = file.read_bytes()
-        bit = rng.randrange(8 * len(data))
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(flipped)
-        assert retention.verify(path).state == "invalid", (file.name, bit)
+        if (bad := spoil(data, rng)) == data:
+            continue
+        file.write_bytes(bad)
+        assert not good[file](), (file.name, sum(found.values()))
         file.write_bytes(data)
-    assert retention.verify(path).state == "verified"
+        found[file] += 1
+    assert min(found.values()) > 300 and all(is_good() for is_good in good.values())
 
 
 def test_several_shards(tmp_path):

@@ -15,6 +15,7 @@ from localjobs import until
 
 from gptddp import lease, store
 from gptddp.checkpoint import load_newest
+from gptddp.errors import Superseded
 from gptddp.runlog import history
 from gptddp.writer import Writer
 
@@ -46,9 +47,10 @@ def test_nothing_is_committed_without_the_lease(tmp_path):
     def taken():
         held.append(lease.acquire(tmp_path, "job"))
 
-    saved = Writer(tmp_path, 1, before_commit=taken, fence=mine.check).save(1, state(1), {})
+    writer = Writer(tmp_path, 1, before_commit=taken, fence=mine.check)
+    saved = writer.save(1, state(1), {})
     held[0].close()
-    assert saved.superseded and "has taken over the run" in saved.error
+    assert isinstance(writer.failure, Superseded) and "has taken over the run" in saved.error
     assert load_newest(tmp_path) is None
 
 

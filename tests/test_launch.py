@@ -39,7 +39,7 @@ def test_torchrun_understands_the_command_line():
     args = parsed(ENV, "--run-dir", "/runs/demo", "--run", "x", "--log", "y")
     assert (args.nnodes, args.nproc_per_node, args.rdzv_id) == ("2:4", "1", "demo-1a2b3c4d")
     assert (args.rdzv_endpoint, args.local_addr) == ("demo-worker-0:23456", "demo-worker-1")
-    assert (args.max_restarts, args.monitor_interval, args.shutdown_timeout) == (1000, 0.1, 55)
+    assert (args.max_restarts, args.monitor_interval, args.shutdown_timeout) == (1000, 0.1, 56)
     assert (args.start_method, args.run_path, args.training_script) == (
         "forkserver", True, "worker.py",
     )  # fmt: skip

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from gptddp import runlog
 from gptddp.runlog import (
     Ledger,
     RunLog,
@@ -24,6 +25,12 @@ def write(run_dir, generation, steps, **fields):
     for step in steps:
         log.append({"step": step, "loss": 0.1 * step, "generation": generation, **fields})
     log.close()
+
+
+def event(run_dir, *args, **fields):
+    ledger = Ledger(run_dir)
+    ledger.event(*args, **fields)
+    ledger.close()
 
 
 def generations(run_dir):
@@ -61,22 +68,23 @@ def test_torn_lines_are_left_out(tmp_path, tail):
     assert [step for step, _ in generations(tmp_path)] == [0, 1, 2, 8]
 
 
-def test_every_line_of_a_killed_process_is_there(tmp_path):
-    """SIGKILL right after `append` loses nothing: the line was handed to the system."""
+def test_a_line_is_with_the_system_at_once(tmp_path):
+    """SIGKILL a moment after `append` loses nothing, though no `sync` was called."""
     code = (
-        "import os, sys; from gptddp.runlog import RunLog; log = RunLog(sys.argv[1], 1)\n"
+        "import os, sys, time; from gptddp.runlog import RunLog; log = RunLog(sys.argv[1], 1)\n"
         "for step in range(100): log.append({'step': step})\n"
-        "os.kill(os.getpid(), 9)"
+        "assert log.settle(30); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
     assert done.returncode == -9
     assert [line["step"] for line in history(tmp_path)] == list(range(100))
 
 
-def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatch, caplog):
-    """Lines wait in memory through an outage, one warning; all follow in order when it ends."""
+def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatch):
+    """Lines wait in memory through an outage, which has a name; all follow in order after it."""
     log = RunLog(tmp_path, 1)
     log.append({"step": 0})
+    assert log.settle(30)
     write_some = os.write
     room = 17  # bytes left: one line and a part of the next
 
@@ -94,20 +102,68 @@ def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         log.sync()
     assert [line["step"] for line in history(tmp_path)] == [0, 1]
-    assert caplog.text.count("No space left") == 1
+    assert "No space left" in log.trouble(60)
     monkeypatch.undo()
     log.append({"step": 5})
     log.sync()
     assert [line["step"] for line in history(tmp_path)] == list(range(6))
+    assert log.trouble(60) is None
 
 
-def test_unwritable_directory_does_not_raise(tmp_path, caplog):
-    """A run directory that has vanished is a warning, not the end of training."""
+def test_lines_that_an_fsync_has_lost_are_written_again(tmp_path, monkeypatch):
+    """A network file system takes lines, fails their fsync and drops them: they come again."""
+    log = RunLog(tmp_path, 1)
+    log.append({"step": 1})
+    log.sync()
+    real = os.fsync
+
+    def drop(fd):
+        monkeypatch.setattr(os, "fsync", real)
+        os.ftruncate(fd, 12)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", drop)
+    log.append({"step": 2})
+    with pytest.raises(OSError, match="quota"):
+        log.sync()
+    log.sync()
+    assert [line["step"] for line in history(tmp_path)] == [1, 2]
+
+
+def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
+    """`append` and `close` return while a write hangs; a step waits for the events before it."""
+    monkeypatch.setattr(runlog, "RETRY_S", 0.01)
+    opened, real = threading.Event(), os.fsync
+
+    def hang(fd):
+        assert opened.wait(60)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    ledger = Ledger(tmp_path)
+    log = RunLog(tmp_path, 1, ledger)
+    ledger.event("quarantine", 1)
+    for step in range(100):
+        log.append({"step": step})
+    log.close(0.1)
+    assert not ledger.settle(0.1) and list(history(tmp_path)) == []
+    assert "has taken nothing" in log.trouble(0.05) and log.trouble(60) is None
+    opened.set()
+    log.sync()
+    assert len(list(history(tmp_path))) == 100 and len(read_ledger(tmp_path)) == 1
+    ledger.close()
+
+
+def test_a_directory_that_vanishes_may_come_back(tmp_path):
+    """Without its directory the log raises nothing but from `sync`, and goes on when it is back."""
     log = RunLog(tmp_path / "absent", 1)
     log.append({"step": 1})
-    assert "No such file" in caplog.text
+    with pytest.raises(FileNotFoundError):
+        log.sync()
+    assert "No such file" in log.trouble(60)
     (tmp_path / "absent").mkdir()
     log.append({"step": 2})
+    log.close(30)
     assert [line["step"] for line in history(tmp_path / "absent")] == [1, 2]
 
 
@@ -126,15 +182,16 @@ def test_threads_do_not_mix_their_lines(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
+    log.close(30)
     assert len(list(history(tmp_path))) == 400
 
 
 def test_ledger(tmp_path):
     """Events come back in order, with their time and fields, over several lives."""
-    Ledger(tmp_path).event("start", 1, world_size=4)
+    event(tmp_path, "start", 1, world_size=4)
     with open(tmp_path / "ledger.jsonl", "ab") as file:
         file.write(b'{"event": "torn')
-    Ledger(tmp_path).event("fault", 2, cause="rank 3: killed", seconds=1.5)
+    event(tmp_path, "fault", 2, cause="rank 3: killed", seconds=1.5)
     first, second = read_ledger(tmp_path)
     assert first["event"] == "start" and first["world_size"] == 4 and first["time"] > 1.7e9
     assert (second["event"], second["generation"], second["seconds"]) == ("fault", 2, 1.5)
@@ -154,7 +211,7 @@ def test_next_generation(tmp_path):
     for number, trace in enumerate(traces):
         (tmp_path / trace).mkdir(parents=True)
         assert highest_generation(tmp_path) == number + 2
-    Ledger(tmp_path).event("start", 9)
+    event(tmp_path, "start", 9)
     for foreign in ("log.77", "log.x.jsonl", "checkpoints/step-7.88x"):
         (tmp_path / foreign).mkdir()
     assert next_generation(tmp_path) == 10

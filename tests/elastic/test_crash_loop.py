@@ -1,0 +1,119 @@
+"""A rank that fails by an error of its own: started again, but not for ever (faults 18 and 19)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+from patching import patched
+
+from gptddp import train
+from gptddp.runlog import history, read_ledger
+
+STEPS = 24
+# `broken(step, rank)` is the test's; a step is counted from 0 here.
+PLACES = {
+    "forward": """
+_forward_backward = forward_backward
+def forward_backward(ddp, batch, targets, step, c, world):
+    if broken(step, world.rank):
+        raise ValueError("the test's own error")
+    return _forward_backward(ddp, batch, targets, step, c, world)
+""",
+    "backward": """
+_forward_backward = forward_backward
+def fail(grad):
+    raise ValueError("the test's own error")
+def forward_backward(ddp, batch, targets, step, c, world):
+    if broken(step, world.rank):
+        next(ddp.parameters()).register_hook(fail)
+    return _forward_backward(ddp, batch, targets, step, c, world)
+""",
+    "optimizer": """
+_build = optim.build
+class Optim:
+    def __getattr__(self, name):
+        return getattr(_optim, name)
+    def build(self, net, c):
+        optimizer = _build(net, c)
+        _step, first = optimizer.step, []
+        def step():
+            if broken(int(PROGRESS[-1].step), int(os.environ["RANK"])):
+                raise ValueError("the test's own error")
+            _step()
+        optimizer.step = step
+        return optimizer
+_optim, optim = optim, Optim()
+PROGRESS = []
+class Progress(Progress):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        PROGRESS.append(self)
+""",
+    "segfault": """
+_forward_backward = forward_backward
+def forward_backward(ddp, batch, targets, step, c, world):
+    if broken(step, world.rank):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return _forward_backward(ddp, batch, targets, step, c, world)
+""",
+    "start": """
+def warm_up(*args):
+    if broken(0, int(os.environ["RANK"])):
+        raise ValueError("the test's own error")
+""",
+}
+
+
+def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:
+    """Run a local job of two pods with this in its trainer: exit code, stderr, its folder."""
+    env = os.environ | patched(folder / "patch", code) | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
+    command += ["--replicas", "2", "--local", "--local-dir", str(folder / "local")]
+    command += ["--volume", f"data={corpus}", "--", *SMALL, "--steps", str(STEPS)]
+    command += ["--eval-every", "1000"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr, folder / "local"
+
+
+@pytest.mark.parametrize("place", ["forward", "optimizer", "segfault", "start"])
+def test_an_error_for_ever_ends_the_job(corpus, tmp_path, place):
+    """Failed with exit code 5 and the words of the rank that fails, whatever its peers see."""
+    at = "== 10" if place in ("forward", "segfault") else ">= 0"
+    code = f"def broken(step, rank): return step {at} and rank == 1\n" + PLACES[place]
+    exit_code, err, folder = job(tmp_path, corpus, code)
+    assert exit_code == 100
+    what = "its process has died of SIGSEGV" if place == "segfault" else "the test's own error"
+    assert "gptddp-worker-1 exited with 5" in err and "closed by peer" not in err
+    assert "failed in 3 lives by an error of the trainer's own" in err
+    assert "on rank 1 (gptddp-worker-1): " in err and what in err
+    status = json.loads((folder / "jobs/gptddp/status.json").read_text())
+    assert status["conditions"][-1]["type"] == "Failed"
+    assert status["pods"]["gptddp-worker-1"]["exitCode"] == 5
+    run = folder / "volumes/runs/gptddp"
+    if place == "forward":
+        assert [line["step"] for line in history(run)] == list(range(1, 11))
+        assert sorted(path.name for path in (run / "faults").iterdir()) == [
+            f"11.{life}.1.json" for life in (1, 2, 3)
+        ]
+        causes = [e["cause"] for e in read_ledger(run) if e["event"] == "end"]
+        assert causes == ["rank 1 (gptddp-worker-1): ValueError: the test's own error"] * 2
+
+
+@pytest.mark.usefixtures("train_here")
+def test_an_error_that_passes_costs_no_step(corpus, tmp_path):
+    """In the backward hook of one rank, twice at one step: the undisturbed run, exit code 0."""
+    code = "def broken(step, rank): return step == 10 and rank == 1 and times('broken', 2)\n"
+    exit_code, err, folder = job(tmp_path, corpus, code + PLACES["backward"])
+    assert exit_code == 0, err
+    run, whole = folder / "volumes/runs/gptddp", tmp_path / "whole"
+    assert len(list((run / "faults").iterdir())) == 2
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(whole), "--steps", str(STEPS)]
+    assert train.main([*flags, "--eval-every", "1000"]) == 0
+    for key in ("step", "batch_fp", "chain_fp"):
+        assert [line[key] for line in history(run)] == [line[key] for line in history(whole)]
+    starts = [event for event in read_ledger(run) if event["event"] == "start"]
+    assert [(start["step"], start["redo"]) for start in starts] == [(0, 0), (10, 0), (10, 0)]

@@ -1,0 +1,177 @@
+"""A disk that is full, read-only, broken, slow or hangs in the middle of a run is no end of it."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from disks import Disk
+from helpers import SMALL
+
+from gptddp import runlog, train
+from gptddp.checkpoint import load_newest
+from gptddp.runlog import history, read_ledger
+
+DISKS = str(Path(__file__).parents[1] / "disks.py")
+
+
+def check(run: Path, steps: int) -> list[dict]:
+    """The log has every step, the newest checkpoint is the last step's; the checkpoint events."""
+    assert [line["step"] for line in history(run)] == list(range(1, steps + 1))
+    assert load_newest(run).step == steps
+    return [event for event in read_ledger(run) if event["event"] == "checkpoint"]
+
+
+def start(corpus: Path, run: Path, world: int, steps: int, plan: dict, **env: str):
+    """A trainer, or several under torchrun, on a disk with this plan."""
+    command = [sys.executable]
+    if world > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command += [DISKS, *SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
+    command += ["--checkpoint-every", "0.2", "--eval-every", "1000"]
+    env = os.environ | env | {"OMP_NUM_THREADS": "1", "DISK_PLAN": json.dumps(plan)}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, code: int) -> str:
+    """Its stderr, after the end with this exit code."""
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return err
+
+
+@pytest.fixture
+def trained(corpus, tmp_path, monkeypatch, train_here):
+    """Train in this process on a disk with a plan: (the disk, the run)."""
+
+    def begin(plan: dict[int, str | None], steps: int) -> tuple[Disk, Path]:
+        monkeypatch.setattr(runlog, "RETRY_S", 0.02)
+        disk, run = Disk(tmp_path / "run", monkeypatch.setattr), tmp_path / "run"
+        disk.plan(plan, setattr=monkeypatch.setattr)
+        flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
+        assert train.main([*flags, "--checkpoint-every", "0.05", "--eval-every", "1000"]) == 0
+        return disk, run
+
+    return begin
+
+
+def test_training_goes_on_through_errors(trained, caplog):
+    """Whatever the error: training goes on, one alarm and one all-clear, the metric is 1 between
+    them; saves fail and work again, and no line is lost."""
+    codes = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE]
+    plan = {}
+    for n, code in enumerate(codes):
+        plan |= {20 + 60 * n: errno.errorcode[code], 28 + 60 * n: None}
+    disk, run = trained(plan, 320)
+    saves = check(run, 320)
+    told = re.findall(r"STORAGE: (.*)", caplog.text)
+    assert len(told) == 10 and set(told[1::2]) == {"it works again"}
+    for n, code in enumerate(codes):
+        assert os.strerror(code) in told[2 * n]
+        begin = 20 + 60 * n
+        assert dict(disk.seen)[begin - 1] == 0 and dict(disk.seen)[begin + 7] == 1
+        assert any(os.strerror(code) in save.get("error", "") for save in saves)
+        assert any("name" in save and begin + 8 < save["step"] < begin + 60 for save in saves)
+
+
+def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, caplog):
+    """The hang ends because training goes on; it is told once, and when it is over. A volume of
+    200 kB/s makes saves rare, and no step waits for one."""
+    disk, run = trained({20: "hang", 40: None, 80: "slow", 110: None}, 140)
+    saves = check(run, 140)
+    assert all("error" not in save for save in saves)
+    told = [text for text in re.findall(r"STORAGE: (.*)", caplog.text) if "works" not in text]
+    assert re.search(r"\d+ s; training goes on", told[0])
+    assert dict(disk.seen)[39] == 1 and dict(disk.seen)[75] == 0
+    times = [line["time"] for line in history(run)]
+    assert max(b - a for a, b in pairwise(times[79:109])) < 1  # a save takes two seconds
+    assert len([save for save in saves if 80 < save["step"] <= 110]) < 5
+
+
+def test_the_end_waits_for_the_disk(corpus, tmp_path):
+    """Three ranks: full from the middle on, hung at the end, mended after the last step: exit 0,
+    though the wait is longer than a collective may take, and it is told."""
+    run = tmp_path / "run"
+    plan = {10: "ENOSPC", 20: "hang"}
+    err = finish(start(corpus, run, 3, 30, plan, DISK_HEAL_S="6"), 0)
+    assert any("error" in save for save in check(run, 30))
+    assert err.count("waiting for the storage") == 1 and err.count("finished after step 30") == 1
+    assert err.count("STORAGE: ") == 2 and (run / "finished.json").exists()
+
+
+def test_what_the_disk_never_takes_is_in_memory(corpus, tmp_path):
+    """The wait has an end: exit 1 on all ranks. The next life has it all from memory, trains on
+    though the disk is still full at its start, and loses no line."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
+    env = {"GPTDDP_MEMORY": str(memory), "DISK_WAIT_S": "2"}
+    err = finish(start(corpus, run, 3, 30, {10: "EROFS"}, **env), 1)
+    assert err.count("the last checkpoint cannot be written") >= 3
+    assert "Read-only file system" in err and "mount the volume writable" in err
+    assert not (run / "finished.json").exists()
+    err = finish(start(corpus, run, 3, 60, {0: "ENOSPC", 45: None}, **env), 0)
+    assert "the run goes on, but its directory cannot be written" in err
+    check(run, 60)
+    starts = [event for event in read_ledger(run) if event["event"] == "start"]
+    assert [(event["source"], event["step"]) for event in starts] == [
+        ("scratch", 0),
+        ("memory", 30),
+    ]
+    assert [event["generation"] for event in starts] == [1, 2]
+
+
+def test_a_stop_ends_the_wait(corpus, tmp_path):
+    """SIGTERM while the end waits for a full disk: 143 at once, and the run is not finished."""
+    run = tmp_path / "run"
+    process = start(corpus, run, 1, 20, {10: "EDQUOT"})
+    for line in process.stderr:
+        if "waiting for the storage" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    finish(process, 128 + signal.SIGTERM)
+    assert not (run / "finished.json").exists()
+
+
+def test_a_new_run_needs_a_disk(corpus, tmp_path):
+    """A new run on a full or read-only disk is refused with the fix."""
+    (tmp_path / "run").mkdir()
+    for mode, fix in (("ENOSPC", "free space"), ("EROFS", "mount the volume writable")):
+        err = finish(start(corpus, tmp_path / "run", 1, 5, {0: mode}), 2)
+        assert fix in err and "Traceback" not in err
+
+
+def test_a_full_file_system(corpus, tmp_path):
+    """A real one, of 3 MB: alarm, all-clear when there is room, and no line is lost."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "gptddp-test", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
+    try:
+        process = start(corpus, disk / "run", 1, 10**6, {})
+        deadline = time.monotonic() + 60
+        while not list(disk.glob("run/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with contextlib.suppress(OSError), open(disk / "ballast", "wb") as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        told = iter(process.stderr)
+        assert any("No space left on device" in line for line in told)
+        (disk / "ballast").unlink()
+        assert any("it works again" in line for line in told)
+        process.send_signal(signal.SIGTERM)
+        assert "is saved" in finish(process, 143)
+        check(disk / "run", max(line["step"] for line in history(disk / "run")))
+    finally:
+        process.kill()
+        process.communicate()
+        subprocess.run(["umount", "-l", str(disk)], check=True)

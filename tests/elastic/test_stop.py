@@ -1,0 +1,194 @@
+"""Signals to pods and workers of a real job: who leaves, with which code, and what is not lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL
+from localjobs import alive, until
+from patching import patched
+
+from gptddp import snapshot
+from gptddp.runlog import history, read_ledger
+
+PODS = 3
+GRACE_S = 6
+# Slow enough to be hit; each worker says in a file which process it is.
+SLOW = """
+_forward_backward = forward_backward
+def forward_backward(ddp, batch, targets, step, c, world):
+    (HERE / os.environ["POD_NAME"]).write_text(str(os.getpid()))
+    time.sleep(0.05)
+    return _forward_backward(ddp, batch, targets, step, c, world)
+"""
+LOAD = """
+_warm_up = warm_up
+def warm_up(*args):
+    gate("load-" + os.environ["POD_NAME"])
+    _warm_up(*args)
+"""
+EVALUATION = """
+_evaluate = evaluate
+def evaluate(net, rows, tokenizer, c, world, stop):
+    gate("evaluation-" + os.environ["POD_NAME"])
+    return _evaluate(net, rows, tokenizer, c, world, stop)
+"""
+
+
+# Rank 0 is killed in the middle of the save that ends the run.
+LAST_SAVE = """
+from gptddp import store
+_commit = store.commit
+def commit(*args):
+    if times("last_save", 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _commit(*args)
+store.commit = commit
+"""
+
+
+class Job:
+    """Launchers as the operator starts them, at 127.8.`slot`.100 upwards; exits are the test's."""
+
+    def __init__(self, folder: Path, corpus: Path, slot: int, code: str, flags: tuple[str, ...]):
+        self.folder, self.slot, self.patch, self.run = (
+            folder,
+            slot,
+            folder / "patch",
+            folder / "run",
+        )
+        self.env = os.environ | patched(self.patch, code) | {"OMP_NUM_THREADS": "1"}
+        self.flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), *flags]
+        self.pods: dict[int, subprocess.Popen] = {}
+
+    def start(self, *pods: int) -> None:
+        for i in pods:
+            memory = self.folder / f"memory-{i}"
+            memory.mkdir(exist_ok=True)
+            env = {
+                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"127.8.{self.slot}.{100 + i}",
+                "PET_NNODES": f"2:{PODS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ID": "job",
+                "PET_RDZV_ENDPOINT": f"127.8.{self.slot}.100:23112",
+                "GPTDDP_GRACE_S": str(GRACE_S), "GPTDDP_MEMORY": str(memory),
+            }  # fmt: skip
+            command = [sys.executable, "-m", "gptddp.launch", *self.flags]
+            with open(self.folder / f"{i}.log", "ab") as out:
+                self.pods[i] = subprocess.Popen(command, env=self.env | env, stdout=out, stderr=out)
+
+    def steps(self, world_size: int) -> int:
+        """How many steps are done, if the last was done by that many."""
+        lines = list(history(self.run)) if self.run.exists() else []
+        return lines[-1]["step"] if lines and lines[-1]["world_size"] == world_size else 0
+
+    def goes_on(self, world_size: int) -> int:
+        """Wait for two more steps, by that many."""
+        begin = max([line["step"] for line in history(self.run)], default=0)
+        return until(lambda: (n := self.steps(world_size)) > begin + 1 and n, timeout_s=60)
+
+    def worker(self, i: int) -> int:
+        return int((self.patch / f"pod-{i}").read_text())
+
+    def close(self, gate: str) -> None:
+        (self.patch / f"{gate}.reached").unlink(missing_ok=True)
+        (self.patch / f"{gate}.closed").touch()
+
+    def open(self, gate: str) -> None:
+        (self.patch / f"{gate}.closed").unlink()
+
+    def reached(self, gate: str) -> None:
+        until((self.patch / f"{gate}.reached").exists, timeout_s=60)
+
+    def log(self, i: int) -> str:
+        return (self.folder / f"{i}.log").read_text()
+
+    def stops(self, i: int) -> float:
+        """Seconds until this pod, told to stop, has exited with 143."""
+        begin = time.monotonic()
+        self.pods[i].terminate()
+        assert self.pods[i].wait(30) == 143, self.log(i)
+        return time.monotonic() - begin
+
+    def check(self) -> None:
+        """No step was lost: each is logged once, and no life began with steps to do again."""
+        starts = [event for event in read_ledger(self.run) if event["event"] == "start"]
+        assert [start["redo"] for start in starts] == [0] * len(starts)
+
+
+@pytest.fixture
+def job(corpus, tmp_path):
+    jobs = []
+
+    def begin(slot: int, *flags: str, code: str = SLOW) -> Job:
+        jobs.append(Job(tmp_path, corpus, slot, code, flags))
+        return jobs[-1]
+
+    yield begin
+    for it in jobs:
+        for pod in it.pods.values():
+            pod.kill()
+            pod.wait()
+
+
+def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
+    """A pod, a worker, a pod in a re-form, a pod whose host and peer hang: all in one job."""
+    it = job(1, "--steps", "100000", "--eval-every", "100000", code=SLOW + LOAD)
+    it.start(0, 1, 2)
+    until(lambda: it.steps(3) > 3, timeout_s=60)
+
+    assert it.stops(2) < GRACE_S / 2
+    it.goes_on(2)  # the others, without it
+
+    os.kill(it.worker(1), signal.SIGTERM)  # a worker alone: its pod starts another
+    it.goes_on(2)
+    it.start(2)
+    it.goes_on(3)
+
+    it.close("load-pod-0")  # the next life begins slowly, with a state that is in memory alone
+    os.kill(it.worker(0), signal.SIGKILL)
+    it.reached("load-pod-0")
+    time.sleep(0.5)
+    it.pods[2].terminate()
+    time.sleep(0.5)
+    it.open("load-pod-0")
+    assert it.pods[2].wait(30) == 143
+    it.goes_on(2)
+    assert it.pods[0].poll() is None and it.pods[1].poll() is None
+    it.check()
+
+    worker = it.worker(1)
+    for pid in (it.pods[0].pid, it.worker(0)):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1)  # the launcher waits for the store's answer, the worker for its peer
+    assert it.stops(1) < GRACE_S and not alive(worker)
+    left = snapshot.read(snapshot.path_of(it.folder / "memory-1", it.run))
+    assert left and left.step >= max(line["step"] for line in history(it.run)) - 1
+
+
+def test_the_end_comes_once_with_everything_done(job):
+    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0."""
+    code = SLOW + LOAD + EVALUATION + LAST_SAVE
+    it = job(2, "--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600", code=code)
+    it.close("load-pod-1")
+    it.close("evaluation-pod-1")
+    it.start(0, 1, 2)
+    it.reached("load-pod-1")
+    assert it.stops(2) < GRACE_S / 2
+    it.open("load-pod-1")
+    it.start(2)
+
+    it.reached("evaluation-pod-1")
+    time.sleep(0.5)
+    os.kill(it.worker(1), signal.SIGKILL)
+    it.open("evaluation-pod-1")
+
+    assert [it.pods[i].wait(60) for i in range(PODS)] == [0] * PODS, it.log(0)
+    assert (it.patch / "last_save.0").exists()
+    lines = list(history(it.run))
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12]
+    assert list((it.run / "checkpoints").glob("step-000000000012.*/manifest.json"))
+    it.check()

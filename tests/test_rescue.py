@@ -1,0 +1,71 @@
+"""A pod that is stopped while the world forms again saves what its worker has left in memory."""
+
+import itertools
+import json
+
+import pytest
+from helpers import SMALL
+
+from gptddp import train
+from gptddp.config import from_args
+from gptddp.rescue import rescue
+from gptddp.runlog import Ledger, history, read_ledger
+
+
+@pytest.fixture
+def run(corpus, tmp_path, monkeypatch):
+    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
+    run.flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    return lambda *flags: train.main([*run.flags, *flags])
+
+
+@pytest.fixture
+def left(run, tmp_path, monkeypatch):
+    """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
+    calls, agree = itertools.count(1), train.agree
+
+    def failing(*args):
+        if next(calls) == 4:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return agree(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "agree", failing)
+        assert run("--steps", "6") == train.PEER_LOST
+    log = tmp_path / "run/log.1.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    return lambda: rescue(from_args(["--run-dir", str(tmp_path / "run")]), tmp_path / "memory")
+
+
+def test_what_is_left_becomes_a_checkpoint(run, left, tmp_path):
+    """Once, with the log complete; the next life goes on from it without the memory."""
+    assert left() == "step-000000000003.1"
+    assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
+    assert left() is None
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    assert run("--steps", "6") == 0
+    starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
+    assert (starts[-1]["source"], starts[-1]["redo"]) == ("step-000000000003.1", 0)
+
+
+def test_a_state_that_a_later_life_has_gone_on_from_is_not_saved(run, left, tmp_path):
+    """The run is that life's: neither while it trains nor when it has saved."""
+    Ledger(tmp_path / "run").event("start", 2)
+    assert left() is None
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):
+    """What was left before the divergence was found is void."""
+    Ledger(tmp_path / "run").event("diverged", 1)
+    assert left() is None
+
+
+def test_the_state_of_another_run_is_not_saved(left, tmp_path):
+    """The run directory was removed and made again under the same name."""
+    config = tmp_path / "run/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
+    assert left() is None
