@@ -72,7 +72,7 @@ def write(
     path: Path, tensors: Mapping[str, torch.Tensor], *, run_id: str, generation: int,
     meta: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any],
 ) -> bool:  # fmt: skip
-    """Leave this state; False where another rank of the pod is at it. Raises OSError.
+    """Leave this state; False where another rank of the pod does or has. Raises OSError.
 
     The older file goes first: there may not be room for two. The room is taken before the first
     byte is written, because a full tmpfs is SIGBUS for who writes to a mapping.
@@ -89,10 +89,13 @@ def write(
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.ftruncate(fd, 0)
         try:
+            if _holds(path, (run_id, generation, meta["step"])):
+                os.unlink(part)
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.ftruncate(fd, 0)
             os.posix_fallocate(fd, 0, nbytes + len(text) + _FOOTER.size)
             with mmap.mmap(fd, nbytes) as memory:
                 digest = _fill(memory, entries, tensors)
@@ -141,7 +144,19 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def _parse(memory: mmap.mmap) -> Snapshot:
+def _holds(path: Path, state: tuple[str, int, int]) -> bool:
+    """Is this state (run id, generation, step) in the file already?"""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with memory:
+            head, _ = _description(memory)
+            return state == (head["run_id"], head["generation"], head["meta"]["step"])
+    return False
+
+
+def _description(memory: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """The JSON and the hash that the tensors should have; ValueError for what is torn."""
     magic, text_bytes, digest, text_digest = _FOOTER.unpack(memory[-_FOOTER.size :])
     end = len(memory) - _FOOTER.size
     if magic != _MAGIC or text_bytes > end:
@@ -150,22 +165,20 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     if xxhash.xxh3_64_intdigest(text) != text_digest:
         raise ValueError("its description does not have its hash")
     head = json.loads(text)
+    if head["nbytes"] != end - text_bytes:
+        raise ValueError(f"it should hold {head['nbytes']} bytes")
+    return head, digest
+
+
+def _parse(memory: mmap.mmap) -> Snapshot:
+    head, digest = _description(memory)
     nbytes = head["nbytes"]
-    if nbytes != end - text_bytes:
-        raise ValueError(f"it should hold {nbytes} bytes")
     buffer = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
     if xxhash.xxh3_64_intdigest(buffer.numpy().data) != digest:
         raise ValueError("its tensors do not have their hash")
     tensors = {name: view([buffer], entry) for name, entry in head["tensors"].items()}
-    return Snapshot(
-        head["run_id"],
-        head["generation"],
-        head["meta"],
-        head["lines"],
-        head["fault"],
-        tensors,
-        digest,
-    )
+    own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
+    return Snapshot(**own, tensors=tensors, digest=digest)
 
 
 class Memory:

@@ -45,6 +45,17 @@ def test_what_is_left_is_what_is_found(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
+def test_a_state_that_is_there_is_left_alone(tmp_path):
+    """The second rank of a pod does not remove what the first has left to write the same again."""
+    path = leave(tmp_path / "s")
+    inode = path.stat().st_ino
+    assert not snapshot.write(path, TENSORS, lines=[], **HEAD)
+    assert [p.name for p in tmp_path.iterdir()] == ["s"] and path.stat().st_ino == inode
+    path.write_bytes(path.read_bytes()[:-1])
+    assert snapshot.write(path, TENSORS, lines=[], **HEAD)
+    assert snapshot.write(path, TENSORS, lines=[], **HEAD | {"generation": 4})
+
+
 def test_no_file_is_no_state(tmp_path, caplog):
     """The usual case says nothing."""
     assert snapshot.read(tmp_path / "none") is None
