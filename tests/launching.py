@@ -116,12 +116,12 @@ def launch(code: str, folder: Path, env: dict[str, str], *flags: str, script: Pa
 
 
 class Training(Job):
-    """The trainer itself, with the faults that files order: see `elastic/faulty_worker.py`."""
+    """The trainer itself, with the faults that files order: see `faults/faulty_worker.py`."""
 
     def __init__(
         self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
     ) -> None:
-        script = TOY.with_name("faulty_worker.py")
+        script = Path(__file__).parent / "faults/faulty_worker.py"
         fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL)
         super().__init__(folder, pods, slot, fewest, script, *fixed, *flags)
 

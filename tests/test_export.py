@@ -23,7 +23,6 @@ def run(corpus, tmp_path_factory):
     flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "4", "--lr", "0.1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gptddp.dist.cpu_quota", lambda: 1)
-        patch.setattr("gptddp.train.StopFlag", lambda: type("Stop", (), {"asked": False})())
         assert train.main([*SMALL, *flags]) == 0
     return folder
 

@@ -22,7 +22,7 @@ ranks has never changed. Seconds are medians where a fault was tried more than o
 OTHERS = """
 ## Tested in parts
 
-These need no whole job, or one of their own; `make test` has them.
+These need no whole job, or one of their own, in `make test` or `make test-faults`.
 
 | # | fault | tests |
 |--:|---|---|
@@ -40,27 +40,27 @@ ELSEWHERE = {
         "test_writer.py::test_killed_at_every_system_call",
         "test_writer.py::test_killed_at_random_moments"]),
     10: ("SIGTERM of one pod", [
-        "elastic/test_stop.py::test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step"]),
+        "faults/test_stop.py::test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step"]),
     11: ("SIGTERM of all pods, and too short a grace period", [
         "elastic/test_job.py::test_ctrl_c_commits_and_the_same_command_continues",
         "test_watchdog.py::test_it_leaves_although_the_main_thread_is_in_c"]),
     12: ("SIGTERM in import, rendezvous, load, evaluation and save", [
-        "elastic/test_stop.py::test_the_end_comes_once_with_everything_done"]),
+        "faults/test_stop.py::test_the_end_comes_once_with_everything_done"]),
     14: ("a loop that holds the GIL", [
-        "elastic/test_silent.py::test_a_rank_that_hangs_is_named_with_its_stack_and_replaced"]),
-    18: ("a rank raises, at one step again and again", ["elastic/test_crash_loop.py"]),
+        "faults/test_silent.py::test_a_rank_that_hangs_is_named_with_its_stack_and_replaced"]),
+    18: ("a rank raises, at one step again and again", ["faults/test_crash_loop.py"]),
     20: ("NaN on one rank, once and for ever", [
-        "elastic/test_divergence.py::"
+        "faults/test_divergence.py::"
         "test_a_nan_on_one_rank_is_skipped_by_all_and_for_ever_is_exit_code_3"]),
     21: ("a flipped bit in one rank's parameters", [
-        "elastic/test_divergence.py::"
+        "faults/test_divergence.py::"
         "test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace"]),
     22: ("ENOSPC, EDQUOT anywhere in a save", [
         "test_writer.py::test_every_call_may_fail", "test_writer.py::test_full_disk",
-        "elastic/test_disk.py::test_a_full_file_system"]),
+        "faults/test_disk.py::test_a_full_file_system"]),
     23: ("EROFS, EIO, ESTALE, a slow and a hanging volume", [
-        "elastic/test_disk.py::test_training_goes_on_through_errors",
-        "elastic/test_disk.py::test_training_goes_on_while_the_disk_hangs_or_is_slow"]),
+        "faults/test_disk.py::test_training_goes_on_through_errors",
+        "faults/test_disk.py::test_training_goes_on_while_the_disk_hangs_or_is_slow"]),
     24: ("truncated and deleted shards and manifests", [
         "test_checkpoint.py::test_damage_is_found_set_aside_and_the_one_before_is_loaded"]),
     25: ("flipped bits, holes, swapped shards", [
