@@ -84,6 +84,10 @@ class Dataset:
 
     def tokenizer(self) -> tokens.Tokenizer:
         """The tokenizer that the dataset was prepared with; raises DataError if it has changed."""
+        return self._tokenizer
+
+    @cached_property  # reading one of 50,000 tokens takes a part of a second
+    def _tokenizer(self) -> tokens.Tokenizer:
         said = self.manifest["tokenizer"]
         if said["kind"] == "bytes":
             return tokens.byte_tokenizer()

@@ -8,6 +8,7 @@ Read it downwards: `main` parses and connects, `train` is one life of a run, fro
 checkpoint through the loop to its last one.
 """
 
+import functools
 import logging
 import math
 import statistics
@@ -19,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -81,9 +83,14 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             threads=min(8, torch.get_num_threads()), pack=c.pack, cache=cache,
         )  # fmt: skip
 
+    @functools.cache
+    def val_rows() -> tuple[np.ndarray, np.ndarray]:
+        return eval_rows(dataset, c.seq_len, c.eval_tokens, c.pack)
+
     loader = open_loader()
     try:
-        val_rows = eval_rows(dataset, c.seq_len, c.eval_tokens, c.pack)
+        if not life.step:  # a mistake in them is told at once; a recovery must not wait for them
+            val_rows()
 
         # -- the model, from the same seed on every rank ------------------------------------------
         if c.precision == "fp32":
@@ -114,7 +121,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         def validate(line: dict[str, Any]) -> bool:
             """All ranks: evaluate the step of this line; False if a stop came between."""
             clock.enter("eval")
-            result = evaluate(net, val_rows, tokenizer, c, world, lambda: stop.asked)
+            result = evaluate(net, val_rows(), tokenizer, c, world, lambda: stop.asked)
             line |= dict(val_loss=result.loss, val_bpb=result.bpb) if result else {}
             return result is not None
 
