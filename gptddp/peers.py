@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as td
 
+from gptddp import dist
 from gptddp.dist import Dist
 
 ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
@@ -24,16 +25,18 @@ class LostPeer(td.DistError):
     """A collective has failed, and who is to blame has been found out as far as may be."""
 
 
-def blame(error: BaseException, world: Dist) -> str:
+def blame(error: BaseException, world: Dist, waited_s: float) -> str:
     """Each rank whose collective has failed: which peer is silent, for how long, and in what.
 
-    Takes ROLL_CALL_S after a timeout, and no time where a connection was closed.
+    Takes ROLL_CALL_S after a timeout, and no time where a connection was closed: but for one that
+    is closed `waited_s` after the last step, when a peer in an earlier collective has timed out.
     """
     with contextlib.suppress(td.DistError):  # a store that is gone cannot tell either
         _store().set(f"here {world.rank}", "")
     text = str(error).splitlines()[0]
-    waited = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
-    if waited is None:  # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ..."
+    timeout = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
+    if timeout is None and waited_s < 0.9 * dist.TIMEOUT_S:
+        # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ..."
         text = re.sub(r"^\[\S+\] ", "", text).split(". ")[0]
         return f"{text} in {_place(error)}"
     here: set[int] = set()
@@ -45,7 +48,8 @@ def blame(error: BaseException, world: Dist) -> str:
         time.sleep(0.5)
     who = ", ".join(map(world.name, silent)) or "a peer"
     have = "have" if len(silent) > 1 else "has"
-    return f"{who} {have} not answered for {int(waited[1]) / 1000:g} s in {_place(error)}"
+    seconds = int(timeout[1]) / 1000 if timeout else int(waited_s)
+    return f"{who} {have} not answered for {seconds:g} s in {_place(error)}"
 
 
 def _listen(here: set[int], world: Dist) -> None:

@@ -87,7 +87,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
     def val_rows() -> tuple[np.ndarray, np.ndarray]:
         return eval_rows(dataset, c.seq_len, c.eval_tokens, c.pack)
 
-    loader = open_loader()
+    loader, since = open_loader(), time.monotonic()  # the second: the last step's end
     try:
         if not life.step:  # a mistake in them is told at once; a recovery must not wait for them
             val_rows()
@@ -168,6 +168,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             optimizer.zero_grad(set_to_none=False)
             step_s = time.monotonic() - started
             progress.advance(agreed, finite, step_s, loader.state(agreed.cursors))
+            since = time.monotonic()
             recent.append(step_s)
             patience_s = 8 * statistics.median(recent)
             world.set_timeout(patience_s)
@@ -209,7 +210,8 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         raise
     except Exception as error:
         if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
-            blame = f"after step {progress.step}: {peers.blame(error, world)}"
+            waited_s = time.monotonic() - since
+            blame = f"after step {progress.step}: {peers.blame(error, world, waited_s)}"
             memory.leave(blame)
             raise peers.LostPeer(blame) from error
         if isinstance(error, Diverged):

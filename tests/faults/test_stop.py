@@ -90,7 +90,7 @@ class Job:
         return until(lambda: (n := self.steps(world_size)) > begin + 1 and n, timeout_s=60)
 
     def worker(self, i: int) -> int:
-        return int((self.patch / f"pod-{i}").read_text())
+        return int(until((self.patch / f"pod-{i}").read_text))  # it is just being written
 
     def close(self, gate: str) -> None:
         (self.patch / f"{gate}.reached").unlink(missing_ok=True)
