@@ -1,8 +1,9 @@
 """Save in the background: a copy of the tensors is all that training waits for.
 
 A thread, not a process: both need the copy, nearly all of a commit is in calls that release the
-GIL, and a thread needs no shared memory and has no life of its own. `benchmarks/checkpoint.py`
-measures both, and what a save costs.
+GIL, and a thread needs no shared memory and has no life of its own. What a save costs the training,
+on two cores that both train (`benchmarks/checkpoint.py`): 9 ms for 13 MB and 0.97 s for 1.5 GB, of
+which 0.1 s is the copy; from a process of its own 8 ms and 0.91 s.
 """
 
 import errno
