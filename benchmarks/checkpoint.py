@@ -1,14 +1,16 @@
-"""What a save costs the training: the copy that it waits for, and the commit that runs beside it.
+"""What a save costs the training: check and copy that it waits for, the commit that runs beside it.
 
     python benchmarks/checkpoint.py [--saves 5] [--folder DIR]
 
 Steps of the model `tiny` alone and beside a save take turns, so that a noisy machine is noisy for
-both. A save costs its copy and what the steps beside it take longer. The commit runs in a thread,
-as in `gptddp.writer`, or in a process of its own, which needs the same copy in shared memory. The
-bars: the copy at 10 GB/s, all of it 1 % of the default interval of 60 s.
+both. A save costs the hash by which the ranks are compared before, its copy, and what the steps
+beside it take longer. The commit runs in a thread, as in `gptddp.writer`, or in a process of its
+own, which needs the same copy in shared memory. The bars: the copy at 10 GB/s, beside what one
+memmove of the same bytes takes here; all of it 1 % of the default interval of 60 s.
 """
 
 import argparse
+import ctypes
 import mmap
 import select
 import statistics
@@ -16,17 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from gptddp import model, retention, store
 from gptddp.config import Config, with_preset
+from gptddp.state import check_replicas
 from gptddp.writer import Writer
 
 INTERVAL_S, COPY_BYTES_S = 60.0, 10e9
 QUIET = 8  # steps before each save
 SIZES = {"13 MB": 13_000_000, "1.5 GB": 1_500_000_000}
+ALONE: Any = SimpleNamespace(rank=0, world_size=1, all_reduce=lambda tensor: tensor)
 
 
 class Steps:
@@ -106,22 +114,31 @@ def serve(path: str, folder: Path) -> None:
         print(flush=True)
 
 
+def timed(work: Callable[..., Any], *args: Any) -> float:
+    begin = time.perf_counter()
+    work(*args)
+    return time.perf_counter() - begin
+
+
 def measure(
     saver: InThread | InProcess, steps: Steps, saves: int, tensors: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Medians over the saves, in seconds: the copy, the commit, what a save costs in all."""
-    copies, commits, costs = [], [], []
+    """Medians over the saves, in seconds: each part, and what a save costs in all."""
+    found: dict[str, list[float]] = defaultdict(list)
+    flat = torch.zeros(2, sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
     for number in range(1, saves + 1):
+        places = [row.data_ptr() for row in flat]
+        found["memmove"].append(timed(ctypes.memmove, *places, flat.shape[1]))
         quiet = statistics.median(steps.step() for _ in range(QUIET))
+        found["check"].append(timed(check_replicas, tensors, number, ALONE))
         begin = time.perf_counter()
-        saver.submit(number, tensors)
-        copies.append(time.perf_counter() - begin)
+        found["copy"].append(timed(saver.submit, number, tensors))
         beside = []
         while saver.busy:
             beside.append(steps.step())
-        commits.append(time.perf_counter() - begin - copies[-1])
-        costs.append(copies[-1] + sum(beside) - len(beside) * quiet)
-    found = {"copy": copies, "commit": commits, "cost": costs}
+        found["commit"].append(time.perf_counter() - begin - found["copy"][-1])
+        waited = found["check"][-1] + found["copy"][-1]
+        found["cost"].append(waited + sum(beside) - len(beside) * quiet)
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -143,8 +160,10 @@ def main() -> None:
                 it = measure(saver, steps, options.saves, tensors)
                 saver.close()
             print(
-                f"{size:>6} {kind.__name__:9} copy {it['copy'] * 1e3:7.1f} ms, "
-                f"{it['copy'] / (SIZES[size] / COPY_BYTES_S):4.2f} of the bar; "
+                f"{size:>6} {kind.__name__:9} check {it['check'] * 1e3:6.1f} ms; "
+                f"copy {it['copy'] * 1e3:6.1f} ms, "
+                f"{it['copy'] / (SIZES[size] / COPY_BYTES_S):4.2f} of the bar, "
+                f"{it['copy'] / it['memmove']:4.2f} of a memmove; "
                 f"commit {it['commit']:6.2f} s; cost {it['cost'] * 1e3:7.1f} ms, "
                 f"{it['cost'] / INTERVAL_S:.2%} of the interval",
                 flush=True,

@@ -5,6 +5,7 @@
 
 import errno
 import logging
+import mmap
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Staging:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.layout, nbytes = layout(tensors)
         self.cuda = any(tensor.is_cuda for tensor in tensors.values())
-        self.buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.cuda)
+        room = torch.empty(nbytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=self.cuda)
+        self.buffer = room[-room.data_ptr() % mmap.PAGESIZE :][:nbytes]  # for `bypass_cache`
         self.buffer.zero_()  # touches every page now, not in the first copy
         self.views = {name: view([self.buffer], entry) for name, entry in self.layout.items()}
 

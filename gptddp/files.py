@@ -18,6 +18,9 @@ _FIXES = {
 }
 
 
+_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
+
+
 def explain(error: OSError) -> str:
     """The error in one line with, where we know it, the fix."""
     fix = _FIXES.get(error.errno or 0)
@@ -40,7 +43,25 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write every byte: one `write` may take only a part, on a nearly full disk for instance."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not bypass_cache(fd, False):
+                raise
+
+
+def bypass_cache(fd: int, bypass: bool = True) -> bool:
+    """Have writes go from memory to the device (O_DIRECT), or not; True if that is a change.
+
+    It spares the copy to the page cache, and that cache. Where the file system cannot, nothing
+    changes; bytes that lie at no multiple of its blocks are EINVAL, and `write_all` goes on with
+    the cache then.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    wanted = flags | _DIRECT if bypass else flags & ~_DIRECT
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETFL, wanted)
+    return wanted != flags
 
 
 def write_new(path: str | Path, data: bytes) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError
-from gptddp.files import fsync, write_all, write_new
+from gptddp.files import bypass_cache, fsync, write_all, write_new
 
 FORMAT = 1
 CHUNK_BYTES = 16 << 20  # hashed and written at once
@@ -231,6 +231,7 @@ def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:
     hashes = []
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
+        bypass_cache(fd)
         for begin in range(0, len(data), CHUNK_BYTES):
             chunk = data[begin : begin + CHUNK_BYTES]
             hashes.append(xxh3_128_hexdigest(chunk))

@@ -1,11 +1,15 @@
 """Files that are whole or absent."""
 
 import errno
+import fcntl
+import mmap
 import os
 
 import pytest
 
 from gptddp import files
+
+PAGE = mmap.PAGESIZE
 
 
 def test_json_round_trip_leaves_one_file(tmp_path):
@@ -48,6 +52,25 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:3])))
     files.write_atomic(tmp_path / "x", b"0123456789")
     assert (tmp_path / "x").read_bytes() == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "bypasses"),
+    [(0, 8 * PAGE, True), (0, 5 * PAGE + 7, False), (3, PAGE, False)],
+)
+def test_writing_past_the_page_cache(tmp_path, offset, nbytes, bypasses):
+    """Blocks go to the device; what is none, by its place in memory or its end, arrives as well."""
+    memory = mmap.mmap(-1, 9 * PAGE)
+    memory[:] = os.urandom(9 * PAGE)
+    data = memoryview(memory)[offset : offset + nbytes]
+    fd = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
+    can = files.bypass_cache(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+    for begin in range(0, nbytes, 2 * PAGE):
+        files.write_all(fd, data[begin : begin + 2 * PAGE])
+    if can:
+        assert bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT) == bypasses
+    os.close(fd)
+    assert (tmp_path / "x").read_bytes() == data
 
 
 def test_a_directory_that_cannot_be_synced_is_passed_over(tmp_path, monkeypatch):
