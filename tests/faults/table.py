@@ -77,7 +77,6 @@ ELSEWHERE = {
         "test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
 NOT_TESTED = {
-    16: ("200 ms of delay", "needs the kernel's netem; loss and rate limits are tested"),
     32: (
         "clocks that jump or differ",
         "needs libfaketime; by design: agents give a peer up when its stamps are older than"

@@ -1,9 +1,12 @@
 """Pods in network namespaces of their own, on a bridge: cut off, slow, lossy, without names."""
 
+import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from harness import SHORT, check_same_run
@@ -167,6 +170,49 @@ def test_a_bad_line_is_slow_and_nobody_is_evicted(job, measured, trouble, on, of
         job.began = time.time()
     measured(f"{trouble} at one pod", fault, f"steps of {step_s:.1f} s; counted from the healing")
     assert fault.lives == 0
+
+
+@contextlib.contextmanager
+def far_away(i: int, seconds: float):
+    """Each frame between a pod and the bridge is so late, in both directions."""
+    link = f"ip -n {NAME} link"
+    sh(f"{link} add near type veth peer name far && {link} set near up && {link} set far up")
+    delay = [sys.executable, Path(__file__).with_name("delay.py"), f"pod{i}", "near", str(seconds)]
+    try:
+        with subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{NAME}", *delay],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as relay:  # fmt: skip
+            assert relay.stdout.readline()
+            sh(f"{link} set pod{i} nomaster && {link} set far master bridge")
+            yield
+            assert relay.poll() is None
+    finally:
+        sh(f"{link} del far && {link} set pod{i} master bridge")
+
+
+@pytest.mark.fault(16)
+def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
+    """Steps take longer while its frames are 200 ms late each way, and then no more."""
+
+    def step_s(steps: int) -> float:
+        before = time.monotonic()
+        job.steady(steps=steps)
+        return (time.monotonic() - before) / steps
+
+    job.steady()
+    with job.fault(new_life=False) as fault:
+        with far_away(3, 0.2):
+            far_s = step_s(4 if SHORT else 8)
+        job.began = time.time()
+    near_s = step_s(8)
+    measured(
+        "each frame 200 ms late, to and from one pod", fault,
+        f"steps of {far_s:.1f} s, then of {near_s:.1f} s again; counted from the healing",
+    )  # fmt: skip
+    assert fault.lives == 0
+    assert far_s > 0.2  # a step needs all ranks' gradients, and these are so late
+    assert near_s < far_s
 
 
 @pytest.mark.fault(33)
