@@ -1,13 +1,13 @@
 """Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
 
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers import SMALL, training_here
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +36,21 @@ def books(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train_here(monkeypatch):
+def train_here():
     """Train in this process: one thread, and pytest's signal handlers are put back."""
-    monkeypatch.setattr("gptddp.dist.cpu_quota", lambda: 1)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with training_here():
+        yield
+
+
+@pytest.fixture
+def run(corpus, tmp_path, monkeypatch, train_here):
+    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
+    from gptddp import train
+
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
+    fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    return lambda *flags: train.main([*fixed, *flags])
 
 
 @pytest.fixture

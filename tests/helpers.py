@@ -1,5 +1,13 @@
 """What several test files use."""
 
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from gptddp.watchdog import STOPS
+
 # A model of 30 k parameters: a step of 8 rows takes milliseconds.
 SMALL = [
     *("--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--seq-len", "32"),
@@ -7,3 +15,14 @@ SMALL = [
     *("--precision", "fp32", "--device", "cpu", "--eval-tokens", "512"),
     *("--cache-dir", "none"),
 ]
+
+
+@contextlib.contextmanager
+def training_here() -> Iterator[None]:
+    """Train in this process: one thread, and pytest's signal handlers are put back."""
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("gptddp.dist.cpu_quota", lambda: 1)
+        for number in STOPS:
+            stack.callback(signal.signal, number, signal.getsignal(number))
+        yield

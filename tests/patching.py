@@ -1,7 +1,12 @@
 """Faults inside the trainer without a hook in it: code that runs after the import of a module."""
 
+import itertools
 import os
 from pathlib import Path
+
+import pytest
+
+from gptddp import train
 
 SITE = """
 import importlib.util, sys
@@ -50,3 +55,17 @@ def patched(folder: Path, code: str) -> dict[str, str]:
     checkout = str(Path(__file__).parents[1])
     path = filter(None, [str(folder), checkout, os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def lose_a_peer(run, *flags: str, at: int = 4) -> None:
+    """A life in this process whose collective fails at its n-th step, as when a peer is gone."""
+    agree, calls = train.agree, itertools.count(1)
+
+    def failing(*args):
+        if next(calls) == at:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return agree(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "agree", failing)
+        assert run(*flags) == train.PEER_LOST

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import SMALL
+from helpers import SMALL, training_here
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -21,8 +21,7 @@ def run(corpus, tmp_path_factory):
     """A run of four steps."""
     folder = tmp_path_factory.mktemp("export") / "run"
     flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "4", "--lr", "0.1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gptddp.dist.cpu_quota", lambda: 1)
+    with training_here():
         assert train.main([*SMALL, *flags]) == 0
     return folder
 

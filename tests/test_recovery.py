@@ -1,6 +1,5 @@
 """The ledger says how each life ended, and where the seconds of a recovery went."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -9,45 +8,19 @@ import time
 
 import pytest
 from helpers import SMALL
+from patching import lose_a_peer
 
-from gptddp import recovery, train
+from gptddp import recovery
 from gptddp.runlog import history, read_ledger
-
-
-@pytest.fixture
-def run(corpus, tmp_path, monkeypatch):
-    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
-
-    def start(*flags: str) -> int:
-        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
-        return train.main([*SMALL, *fixed, *flags])
-
-    return start
 
 
 def events(tmp_path, *kinds):
     return [event for event in read_ledger(tmp_path / "run") if event["event"] in kinds]
 
 
-def lose_a_peer(monkeypatch, run, *flags):
-    """A life whose collective fails at its fourth step."""
-    calls, agree = itertools.count(1), train.agree
-
-    def failing(*args):
-        if next(calls) == 4:
-            raise RuntimeError("gloo: Connection closed by peer")
-        return agree(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "agree", failing)
-        assert run(*flags) == train.PEER_LOST
-
-
-def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path, monkeypatch):
+def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
     """The next life records the end of this one, and four parts that add up to the whole."""
-    lose_a_peer(monkeypatch, run, "--steps", "6")
+    lose_a_peer(run, "--steps", "6")
     assert run("--steps", "6") == 0
     (end,) = events(tmp_path, "end")
     assert (end["generation"], end["step"]) == (1, 3)
@@ -97,10 +70,10 @@ def test_a_stop_is_an_end_in_itself(run, tmp_path):
 
 
 @pytest.mark.parametrize(("ago_s", "saved"), [(3590, [6]), (3610, [4, 6])])
-def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, monkeypatch, ago_s, saved):
+def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, ago_s, saved):
     """A life from memory saves when the run's last save is an hour old, not when the life is."""
     flags = ("--steps", "6", "--checkpoint-every", "3600")
-    lose_a_peer(monkeypatch, run, *flags)
+    lose_a_peer(run, *flags)
     ledger = tmp_path / "run/ledger.jsonl"
     (start,) = read_ledger(tmp_path / "run")
     ledger.write_text(json.dumps(start | {"time": time.time() - ago_s}) + "\n")

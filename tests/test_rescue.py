@@ -1,39 +1,19 @@
 """A pod that is stopped while the world forms again saves what its worker has left in memory."""
 
-import itertools
 import json
 
 import pytest
-from helpers import SMALL
+from patching import lose_a_peer
 
-from gptddp import train
 from gptddp.config import from_args
 from gptddp.rescue import rescue
 from gptddp.runlog import Ledger, history, read_ledger
 
 
 @pytest.fixture
-def run(corpus, tmp_path, monkeypatch):
-    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
-    run.flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
-    return lambda *flags: train.main([*run.flags, *flags])
-
-
-@pytest.fixture
-def left(run, tmp_path, monkeypatch):
+def left(run, tmp_path):
     """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
-    calls, agree = itertools.count(1), train.agree
-
-    def failing(*args):
-        if next(calls) == 4:
-            raise RuntimeError("gloo: Connection closed by peer")
-        return agree(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "agree", failing)
-        assert run("--steps", "6") == train.PEER_LOST
+    lose_a_peer(run, "--steps", "6")
     log = tmp_path / "run/log.1.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
     return lambda: rescue(from_args(["--run-dir", str(tmp_path / "run")]), tmp_path / "memory")

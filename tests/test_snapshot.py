@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import SMALL
+from patching import lose_a_peer
 
 from gptddp import agent, rundir, snapshot, state, train
 from gptddp.runlog import Ledger, history, read_ledger
@@ -166,36 +166,9 @@ def test_two_ranks_cannot_tell_which_is_wrong():
     assert "no majority to tell which of rank 0 (pod-0) and rank 1 (pod-1) is wrong" in str(error)
 
 
-@pytest.fixture
-def run(corpus, tmp_path, monkeypatch, train_here):
-    """Train in this process with a memory of its own: run(*flags) -> exit code."""
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
-
-    def start(*flags: str) -> int:
-        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--eval-every", "100"]
-        return train.main([*SMALL, *fixed, *flags])
-
-    return start
-
-
-def lose_a_peer(monkeypatch, at: int) -> None:
-    """Have the first collective of step `at` fail as it does when a peer is gone."""
-    agree, calls = train.agree, iter(range(1, 1000))
-
-    def failing(*args):
-        if next(calls) == at:
-            raise RuntimeError("gloo: Connection closed by peer")
-        return agree(*args)
-
-    monkeypatch.setattr(train, "agree", failing)
-
-
-def test_a_lost_peer_costs_only_the_step_in_flight(run, tmp_path, monkeypatch):
+def test_a_lost_peer_costs_only_the_step_in_flight(run, tmp_path):
     """The next life goes on from memory, with the losses of an undisturbed run, bit for bit."""
-    with monkeypatch.context() as patch:
-        lose_a_peer(patch, at=6)
-        assert run("--steps", "9") == train.PEER_LOST
+    lose_a_peer(run, "--steps", "9", at=6)
     log = tmp_path / "run/log.1.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # rank 0 went as well
     assert run("--steps", "9") == 0
@@ -211,9 +184,7 @@ def test_a_lost_peer_costs_only_the_step_in_flight(run, tmp_path, monkeypatch):
 
 def test_a_memory_that_was_taken_up_makes_room(run, tmp_path, monkeypatch):
     """Its file is not held open by the life that came from it: the next has to fit in its place."""
-    with monkeypatch.context() as patch:
-        lose_a_peer(patch, at=4)
-        run("--steps", "9")
+    lose_a_peer(run, "--steps", "9", at=4)
     (left,) = (tmp_path / "memory").iterdir()
     mapped = []
     agree = train.agree
@@ -227,24 +198,20 @@ def test_a_memory_that_was_taken_up_makes_room(run, tmp_path, monkeypatch):
     assert mapped == [False] * 3
 
 
-def test_memory_of_an_earlier_content_of_the_run_directory_is_foreign(run, tmp_path, monkeypatch):
+def test_memory_of_an_earlier_content_of_the_run_directory_is_foreign(run, tmp_path):
     """A run directory that was removed begins anew, whatever a pod still remembers."""
-    with monkeypatch.context() as patch:
-        lose_a_peer(patch, at=4)
-        run("--steps", "9")
+    lose_a_peer(run, "--steps", "9", at=4)
     (tmp_path / "run").rename(tmp_path / "gone")
     assert run("--steps", "5") == 0
     (start,) = [e for e in read_ledger(tmp_path / "run") if e["event"] == "start"]
     assert (start["source"], start["step"]) == ("scratch", 0)
 
 
-def test_a_damaged_memory_falls_back_to_the_checkpoint(run, tmp_path, monkeypatch, caplog):
+def test_a_damaged_memory_falls_back_to_the_checkpoint(run, tmp_path, caplog):
     """With a warning; the steps since are done again."""
     caplog.set_level(logging.WARNING)
     assert run("--steps", "2") == 0
-    with monkeypatch.context() as patch:
-        lose_a_peer(patch, at=3)
-        run("--steps", "9")
+    lose_a_peer(run, "--steps", "9", at=3)
     (left,) = (tmp_path / "memory").iterdir()
     left.write_bytes(left.read_bytes()[:-1])
     assert run("--steps", "9") == 0
@@ -256,9 +223,7 @@ def test_a_damaged_memory_falls_back_to_the_checkpoint(run, tmp_path, monkeypatc
 def test_diverged_ranks_leave_nothing(run, tmp_path, monkeypatch):
     """Their states are not to be trusted: the next life goes back, whatever an absent pod has."""
     assert run("--steps", "2") == 0
-    with monkeypatch.context() as patch:
-        lose_a_peer(patch, at=3)
-        run("--steps", "9")
+    lose_a_peer(run, "--steps", "9", at=3)
     with monkeypatch.context() as patch:
         check, calls = train.check_replicas, iter(range(9))
         (left,) = (tmp_path / "memory").iterdir()

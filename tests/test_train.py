@@ -16,17 +16,6 @@ from gptddp.runlog import history, read_ledger
 pytestmark = pytest.mark.usefixtures("train_here")
 
 
-@pytest.fixture
-def run(corpus, tmp_path):
-    """Train in this process: run(*flags) -> exit code; the run directory is tmp_path / "run"."""
-
-    def start(*flags: str) -> int:
-        fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
-        return train.main([*SMALL, *fixed, *flags])
-
-    return start
-
-
 def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
     """Steps 1 to n are in the log once each, the last one evaluated and in a checkpoint."""
     assert run("--steps", "6", "--eval-every", "4") == 0
