@@ -54,6 +54,21 @@ def run(corpus, tmp_path, monkeypatch, train_here):
 
 
 @pytest.fixture
+def spawn():
+    """subprocess.Popen; none of its processes outlives the test."""
+    started = []
+
+    def begin(*args, **kwargs):
+        started.append(subprocess.Popen(*args, **kwargs))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
 def start(tmp_path):
     """Start a runner as a process of its own; whatever is left at the end is killed."""
     from localjobs import RUN

@@ -67,23 +67,17 @@ sys.exit(train.main(sys.argv[1:]))
 
 
 @pytest.fixture
-def training(corpus, tmp_path):
+def training(corpus, tmp_path, spawn):
     """training(*flags, code, job) -> a training process on the run directory `run`."""
-    started = []
 
     def begin(*flags, code="", job=""):
         command = [sys.executable, *(["-c", code] if code else ["-m", "gptddp.train"]), *SMALL]
         command += ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), *flags]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         env |= {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
+        return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
 
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    return begin
 
 
 def stopped(process):

@@ -48,22 +48,11 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def holder(tmp_path):
-    """holder(job) -> a process that asks for the run; none outlives the test."""
-    started = []
-
-    def begin(job=""):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(tmp_path), job], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+def holder(tmp_path, spawn):
+    """holder(job) -> a process that asks for the run."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    return lambda job="": spawn([*command, job], text=True, **pipes)
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ def stuck(what):
     (HERE / f"{what}.reached").touch()
     lock(mutex)
 """
-FORWARD = """
-_forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
-    if step == 5 and times("forward", 1):
-        stuck("here")
-    return _forward_backward(ddp, batch, targets, step, c, world)
-"""
 LOAD = """
 def warm_up(*args):
     stuck("here")
@@ -51,6 +44,7 @@ def forward_backward(ddp, batch, targets, step, c, world):
         gate("here")
     return _forward_backward(ddp, batch, targets, step, c, world)
 """
+FORWARD = STEP.replace("gate", "stuck")
 EVALUATION = """
 _evaluate = evaluate
 def evaluate(net, rows, tokenizer, c, world, stop):
