@@ -5,6 +5,8 @@ Imports torch once and forks a child for each command, so that a kill costs mill
 its n-th system call (a write is done by half); answers with the child's wait status.
 {"run", "generation", "step", "forever": true}: answers with the child's pid; the child saves step
 after step, and answers with each that is committed, until it is killed.
+
+For the tests of the writer: what is saved, and a look at what can be loaded.
 """
 
 import json
@@ -15,16 +17,25 @@ from pathlib import Path
 
 import torch
 
+from gptddp.checkpoint import load_newest
 from gptddp.files import write_json_atomic
 from gptddp.runlog import Ledger, RunLog
 from gptddp.writer import Writer
 
+NBYTES = 2_000_000
 CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlink", "rmdir"]
 
 
-def state(step):
-    """2 MB that depend on the step alone."""
-    return {"x": torch.full((500_000,), float(step)), "step": torch.tensor(step)}
+def state(step, nbytes=4000):
+    """A tensor that depends on the step alone."""
+    return {"x": torch.full((nbytes // 4,), float(step))}
+
+
+def loaded_step(run_dir):
+    """The step of the newest checkpoint, whose every element must say so too."""
+    loaded = load_newest(run_dir)
+    assert (loaded.tensors["x"] == loaded.step).all()
+    return loaded.step
 
 
 def crash_at(number):
@@ -57,7 +68,8 @@ def life(run, generation, step, crash):
     ledger.event("start", generation)
     log.append({"step": step})
     assert log.settle(60)
-    saved = Writer(run, generation, keep=1, before_commit=log.sync).save(step, state(step), {})
+    writer = Writer(run, generation, keep=1, before_commit=log.sync)
+    saved = writer.save(step, state(step, NBYTES), {})
     ledger.event("stop", generation)
     log.sync()
     write_json_atomic(run / "finished.json", {"step": step})
@@ -69,7 +81,7 @@ def child(run, generation, step, crash=0, forever=False):
         return life(run, generation, step, crash)
     writer = Writer(run, generation, keep=1 + forever)
     while True:
-        saved = writer.save(step, state(step), {"step": step})
+        saved = writer.save(step, state(step, NBYTES), {"step": step})
         if not forever:
             return saved.error
         print(saved.error or step, flush=True)

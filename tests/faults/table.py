@@ -37,8 +37,8 @@ T = "tests/"
 # Faults with tests of their own: what they are, file::test.
 ELSEWHERE = {
     9: ("a kill at every system call of a save", [
-        "test_writer.py::test_killed_at_every_system_call",
-        "test_writer.py::test_killed_at_random_moments"]),
+        "test_writer_crashes.py::test_killed_at_every_system_call",
+        "test_writer_crashes.py::test_killed_at_random_moments"]),
     10: ("SIGTERM of one pod", [
         "faults/test_stop.py::test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step"]),
     11: ("SIGTERM of all pods, and too short a grace period", [
