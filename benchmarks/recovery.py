@@ -44,8 +44,9 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def memory(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+def worker_of(pid: int) -> int:
+    """The training process of a pod: of all below its main process, the one with most memory."""
+    return max(tree(pid)[1:], key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
 
 
 class Job:
@@ -94,7 +95,7 @@ class Job:
             path.unlink()  # a new pod has a new memory
 
     def kill_worker(self, i: int) -> None:
-        kill(max(tree(self.pods[i].pid)[1:], key=memory))
+        kill(worker_of(self.pods[i].pid))
 
     def close(self) -> None:
         for pid in [pid for pod in self.pods.values() for pid in tree(pod.pid)]:

@@ -20,23 +20,14 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from recovery import worker_of
+
 from gptddp.demo import prepare
 from gptddp.files import read_json
 from gptddp.runlog import history, read_ledger
 
 PODS = 4
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
-
-
-def worker_of(pid: int) -> int:
-    """The training process of a pod: of all below its main process, the one with most memory."""
-    found, pending = [], [pid]
-    while pending:
-        parent = pending.pop()
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        found += (below := [int(child) for child in children])
-        pending += below
-    return max(found, key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
 
 
 def kill_one(folder: Path, rng: random.Random) -> str:
