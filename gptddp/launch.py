@@ -181,13 +181,12 @@ class Launcher:
         from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.run import main as torchrun
 
-        from gptddp import agent
+        from gptddp import agent, dist
         from gptddp.rendezvous import Rendezvous
 
         rendezvous = Rendezvous(self.check, _say)
         rendezvous.register()
-        left = os.environ.get("GPTDDP_MEMORY")
-        memory = Path(left) if left else None
+        memory = dist.shared_memory()
         self.workers = agent.install(rendezvous, self.verdict, memory, self._crashed)
         self.in_torchrun, pause_s = True, 0.0
         while True:
