@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gptddp import rundir, snapshot, store
 from gptddp.config import Config
-from gptddp.runlog import RunLog, complete
+from gptddp.runlog import RunLog, complete, read_ledger
 from gptddp.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def rescue(config: Config, folder: Path) -> str | None:
         left is None
         or left.run_id != rundir.id_of(run)
         or (left.generation, left.step) <= (order or (0, 0))
-        or left.generation <= rundir.void_generation(run)
+        or left.generation <= rundir.void_generation(read_ledger(run))
     ):
         return None
     lines = RunLog(run, left.generation)

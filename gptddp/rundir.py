@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,13 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain, read_json, write_json_atomic
 from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
-from gptddp.runlog import Ledger, history, next_generation, read_ledger
+from gptddp.runlog import Ledger, highest_generation, history, read_ledger
 from gptddp.state import Diverged
-
-log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
-
-
 _DATA = "dataset.json"  # which files the run began with
 
 
@@ -55,6 +51,7 @@ class Life:
 
 # What a rank has left in memory: run id, generation, step, digest; None for nothing.
 Left = tuple[str, int, int, int] | None
+Own = dict[int, tuple[int, int, int]]  # generation, step, digest by rank
 
 
 def claim(config: Config, dist: Dist) -> Lease:
@@ -82,15 +79,16 @@ def open_run(
     """
     run = Path(config.run_dir)
     run_id = id_of(run)
+    events, own = read_ledger(run), _own(left, run_id)
     # a life on a full disk has left its traces in memory alone
-    own = [it[1] for it in left if it is not None and it[0] == run_id]
-    generation = max(next_generation(run), 1 + max(own, default=0))
+    lives = [generation for generation, *_ in own.values()]
+    generation = 1 + max(highest_generation(run, events), *lives, 0)
     config = resolve(config, dist, continued=generation > 1)
     check_world_size(config, dist.world_size)
     _check_data(run, dataset)
     newest = next(filter(store.is_candidate, store.names(run)), None)
-    left = _trusted(left, run, run_id, dist)
-    holder = _holder(left, run_id, store.order(newest) if newest else None)
+    own = _trusted(own, events, run, dist)
+    holder = _holder(own, store.order(newest) if newest else None)
     loaded = checkpoint.load_newest(run) if holder is None else None
     values = dataclasses.asdict(config)
     try:
@@ -106,7 +104,7 @@ def open_run(
     step = loaded.step if loaded else 0
     source, parent = ("scratch", None) if loaded is None else (loaded.name, loaded.name)
     if holder is not None:
-        step, source, parent = left[holder][2], "memory", newest  # type: ignore[index]
+        step, source, parent = own[holder][1], "memory", newest
     redo, last_line, line = 0, None, None
     for last_line in history(run):
         redo += last_line["step"] > step
@@ -123,7 +121,7 @@ def open_run(
         run_id=run_id,
         parent=parent,
         holder=holder,
-        quarantine=decided(read_ledger(run), step),
+        quarantine=decided(events, step),
     )
     return life, loaded
 
@@ -146,17 +144,22 @@ def _check_data(run: Path, dataset: Dataset) -> None:
         )
 
 
-def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[Left]:
-    """This run's memories, but those of a generation in which ranks have diverged, or older.
+def _own(left: Sequence[Left], run_id: str) -> Own:
+    """What ranks have left of this run: another's is foreign."""
+    return {rank: it[1:] for rank, it in enumerate(left) if it is not None and it[0] == run_id}
+
+
+def _trusted(own: Own, events: Sequence[Mapping[str, Any]], run: Path, dist: Dist) -> Own:
+    """The memories but those of a generation in which ranks have diverged, or older.
 
     A rank that differs has spoilt the gradients of all: what the majority holds is no better. So
     ranks that bring different states of one step are a divergence too, with the same outcome.
     """
-    void = void_generation(run)
+    void = void_generation(events)
     states: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-    for rank, it in enumerate(left):
-        if it is not None and it[0] == run_id and it[1] > void:
-            states[it[1], it[2]][rank] = it[3]
+    for rank, (generation, step, digest) in own.items():
+        if generation > void:
+            states[generation, step][rank] = digest
     for (generation, step), digests in sorted(states.items()):
         if len(set(digests.values())) > 1:
             error = Diverged(digests, step, dist)
@@ -164,23 +167,21 @@ def _trusted(left: Sequence[Left], run: Path, run_id: str, dist: Dist) -> list[L
             names = {"step": step, "ranks": error.ranks, "names": error.names}
             Ledger(run).event("diverged", generation, **names)
             void = generation
-    return [it if it is not None and it[0] == run_id and it[1] > void else None for it in left]
+    return {rank: it for rank, it in own.items() if it[0] > void}
 
 
-def void_generation(run: Path) -> int:
+def void_generation(events: Sequence[Mapping[str, Any]]) -> int:
     """The last generation in which ranks have diverged: no memory up to it is gone on from."""
-    events = (e for e in read_ledger(run) if e.get("event") == "diverged")
-    return max((event["generation"] for event in events), default=0)
+    return max((e["generation"] for e in events if e.get("event") == "diverged"), default=0)
 
 
-def _holder(left: Sequence[Left], run_id: str, newest: tuple[int, int] | None) -> int | None:
+def _holder(own: Own, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
     By generation, then step, as with checkpoints: a life that begins decides what the run is.
     """
-    own = {rank: it[1:3] for rank, it in enumerate(left) if it is not None and it[0] == run_id}
-    best = max(own, key=lambda rank: (own[rank], -rank), default=None)
-    return best if best is not None and own[best] > (newest or (0, 0)) else None
+    best = max(own, key=lambda rank: (own[rank][:2], -rank), default=None)
+    return best if best is not None and own[best][:2] > (newest or (0, 0)) else None
 
 
 def id_of(run: Path) -> str:

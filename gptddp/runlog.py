@@ -251,8 +251,11 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return list({line: obj for line, obj in _read(Path(run_dir) / LEDGER)}.values())
 
 
-def highest_generation(run_dir: str | Path) -> int:
-    """The highest generation that has left anything in the run directory; 0 for a new run."""
+def highest_generation(run_dir: str | Path, events: Sequence[Mapping[str, Any]] = ()) -> int:
+    """The highest generation that has left anything in the run directory; 0 for a new run.
+
+    `events`: those of its ledger, if they have been read.
+    """
     found = [0]
     for name in _names(run_dir):
         if match := _LOG.fullmatch(name):
@@ -260,13 +263,9 @@ def highest_generation(run_dir: str | Path) -> int:
     checkpoints = Path(run_dir) / "checkpoints"
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
-    found += [e["generation"] for e in read_ledger(run_dir) if isinstance(e.get("generation"), int)]
+    events = events or read_ledger(run_dir)
+    found += [e["generation"] for e in events if isinstance(e.get("generation"), int)]
     return max(found)
-
-
-def next_generation(run_dir: str | Path) -> int:
-    """The generation of a life that begins now: 1 for a new run. Rank 0 asks and broadcasts."""
-    return highest_generation(run_dir) + 1
 
 
 def _names(directory: str | Path) -> list[str]:

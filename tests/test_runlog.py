@@ -15,7 +15,6 @@ from gptddp.runlog import (
     RunLog,
     highest_generation,
     history,
-    next_generation,
     read_ledger,
 )
 
@@ -198,9 +197,9 @@ def test_ledger(tmp_path):
     assert read_ledger(tmp_path / "absent") == []
 
 
-def test_next_generation(tmp_path):
-    """The next generation is above every trace of an earlier one, and 1 for a new run."""
-    assert next_generation(tmp_path / "absent") == next_generation(tmp_path) == 1
+def test_highest_generation(tmp_path):
+    """That of every trace which a life may have left, and 0 for a new run."""
+    assert highest_generation(tmp_path / "absent") == highest_generation(tmp_path) == 0
     traces = [
         "log.2.jsonl",
         "checkpoints/step-000000000007.3",
@@ -214,5 +213,5 @@ def test_next_generation(tmp_path):
     event(tmp_path, "start", 9)
     for foreign in ("log.77", "log.x.jsonl", "checkpoints/step-7.88x"):
         (tmp_path / foreign).mkdir()
-    assert next_generation(tmp_path) == 10
+    assert highest_generation(tmp_path) == 9
     assert json.loads((tmp_path / "ledger.jsonl").read_text())["generation"] == 9

@@ -120,7 +120,7 @@ def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
 )
 def test_the_newest_state_of_this_run_wins(left, newest, holder):
     """By generation, then step; another run's is foreign, a checkpoint as new is preferred."""
-    assert rundir._holder(left, "run", newest) == holder
+    assert rundir._holder(rundir._own(left, "run"), newest) == holder
 
 
 A, B = 11, 12  # digests
@@ -149,8 +149,8 @@ def test_no_memory_of_a_diverged_generation_is_trusted(tmp_path, diverged, left,
         Ledger(tmp_path).event("diverged", diverged, step=40, ranks=[1], names=["rank 1"])
     world = SimpleNamespace(name=lambda rank: f"rank {rank}")
     for _ in range(2):  # the second life finds what the first has recorded
-        found = rundir._trusted(left, tmp_path, "run", world)
-        assert {rank for rank, it in enumerate(found) if it} == trusted
+        own = rundir._own(left, "run")
+        assert rundir._trusted(own, read_ledger(tmp_path), tmp_path, world).keys() == trusted
         events = [e["names"] for e in read_ledger(tmp_path)][diverged > 0 :]
         assert events == ([names] if names else [])
 
