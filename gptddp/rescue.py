@@ -5,6 +5,7 @@ world forms again: there are no ranks, and the memory goes with the pods.
 """
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 from gptddp import rundir, snapshot, store
@@ -32,10 +33,12 @@ def rescue(config: Config, folder: Path) -> str | None:
         or left.generation <= rundir.void_generation(read_ledger(run))
     ):
         return None
-    lines = RunLog(run, left.generation)
-    complete(run, lines, left.lines, left.step)
-    writer = Writer(run, left.generation, parent=newest, keep=config.keep, before_commit=lines.sync)
-    saved = writer.save(left.step, left.tensors, left.meta)
+    with closing(RunLog(run, left.generation)) as lines:
+        complete(run, lines, left.lines, left.step)
+        writer = Writer(
+            run, left.generation, parent=newest, keep=config.keep, before_commit=lines.sync
+        )
+        saved = writer.save(left.step, left.tensors, left.meta)
     if saved.error and not (run / store.CHECKPOINTS / saved.name).exists():
         log.warning("the state of step %d is not saved: %s", left.step, saved.error)
         return None

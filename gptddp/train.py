@@ -25,18 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import (
-    dist,
-    faults,
-    lanes,
-    model,
-    optim,
-    peers,
-    quarantine,
-    restore,
-    snapshot,
-    worker,
-)  # fmt: skip
+from gptddp import dist, faults, lanes, model, optim, peers, quarantine, restore, snapshot, worker
 from gptddp.batches import autocast, micro_batches
 from gptddp.cache import open_cache
 from gptddp.config import Config, flag, from_args
