@@ -11,11 +11,11 @@ For the tests of the writer: what is saved, and a look at what can be loaded.
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
 import torch
+from crashing import crash_at
 
 from gptddp.checkpoint import load_newest
 from gptddp.files import write_json_atomic
@@ -23,7 +23,6 @@ from gptddp.runlog import Ledger, RunLog
 from gptddp.writer import Writer
 
 NBYTES = 2_000_000
-CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlink", "rmdir"]
 
 
 def state(step, nbytes=4000):
@@ -36,27 +35,6 @@ def loaded_step(run_dir):
     loaded = load_newest(run_dir)
     assert (loaded.tensors["x"] == loaded.step).all()
     return loaded.step
-
-
-def crash_at(number):
-    """Kill this process at its n-th system call from now on."""
-
-    def patch(call):
-        original = getattr(os, call)
-
-        def counted(*args, **kwargs):
-            nonlocal number
-            number -= 1
-            if number == 0:
-                if call == "write":
-                    original(args[0], args[1][: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        setattr(os, call, counted)
-
-    for call in CALLS:
-        patch(call)
 
 
 def life(run, generation, step, crash):

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from crashing import killed
 from localjobs import until
 
 from gptddp import dist, lease
@@ -157,37 +158,17 @@ def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
     assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
 
 
-CRASH = """
-import os, signal, sys
-from pathlib import Path
-from gptddp import lease
-run, left = Path(sys.argv[1]), int(sys.argv[2])
-def patch(call):
-    original = getattr(os, call)
-    def counted(*args, **kwargs):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args, **kwargs)
-    setattr(os, call, counted)
-for call in ("open", "write", "close", "rename", "link", "unlink"):
-    patch(call)
-lease.acquire(run, "job")
-os._exit(0)
-"""
-
-
 def test_killed_at_every_system_call(tmp_path, acquire):
     """A process killed anywhere while it takes over leaves nothing that keeps the next one out."""
+    take = f"acquire(Path({str(tmp_path)!r}), 'job')"
     for point in range(1, 30):
         acquire("job").close()
-        done = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), str(point)])
+        crashed = killed(point, "gptddp.lease", take)
         mine = acquire("job")
         mine.check()
         mine.close()
         assert os.listdir(tmp_path) == [lease.NAME]
-        if done.returncode == 0:
+        if not crashed:
             break
     assert 4 < point < 29
 

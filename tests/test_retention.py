@@ -1,6 +1,7 @@
 """Which checkpoints stay on the disk, and what a user is told of them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 import pytest
 import torch
 from click.testing import CliRunner
+from crashing import killed
 
 from gptddp import retention, store
 from gptddp.checkpoint import load_newest
@@ -113,6 +115,28 @@ def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
     (root / ".tmp" / "else").mkdir()
     retention.remove_stale(tmp_path, 2)
     assert os.listdir(root / ".tmp") == [f"step-000000000009.3.{'ab' * 16}"]
+
+
+def test_killed_at_every_system_call(tmp_path):
+    """Killed anywhere while it sets the newest aside and prunes: those that stay are whole, no
+    other has a checkpoint's name but the bad one, and the next call does the rest."""
+    first, newest = tmp_path / "first", "step-000000000005.1"
+    os.truncate(save(first, *range(1, 6)) / newest / "manifest.json", 10)
+    for point in range(1, 99):
+        root = shutil.copytree(first, run := tmp_path / str(point)) / "checkpoints"
+        code = f"quarantine(Path({str(root / newest)!r})); prune({str(run)!r}, 2)"
+        crashed = killed(point, "gptddp.retention", code)
+        rows = retention.list_checkpoints(run, full=True)
+        assert [row.step for row in rows[:3]] == [5, 4, 3]
+        assert [row.ok for row in rows] == [False, *[True] * (len(rows) - 1)]
+        if (root / newest).exists():
+            retention.quarantine(root / newest)
+        retention.prune(run, 2)
+        assert steps(run) == [(1, 4), (1, 3)] and os.listdir(root / ".trash") == []
+        assert os.listdir(root / f"{newest}.bad.1")
+        if not crashed:
+            break
+    assert 10 < point < 98
 
 
 def test_list_tells_the_state_of_each(tmp_path):
