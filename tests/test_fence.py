@@ -55,11 +55,12 @@ def test_nothing_is_committed_without_the_lease(tmp_path):
 
 
 LATE = """
-import os, signal, sys
+import os, signal, sys, time
 from gptddp import train, writer
 look = writer.Writer._before_rename
 def stopped(self):
     os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+    time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
     look(self)
 writer.Writer._before_rename = stopped
 sys.exit(train.main(sys.argv[1:]))
