@@ -15,9 +15,9 @@ _FIXES = {
     errno.EDQUOT: "raise the quota, or lower --keep",
     errno.EROFS: "mount the volume writable",
     errno.EACCES: "let this user write to the run directory",
+    errno.EISDIR: "move away the directory that is in a file's place",
+    errno.ENOTDIR: "move away the file that is in a directory's place",
 }
-
-
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 
 

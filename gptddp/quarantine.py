@@ -89,6 +89,6 @@ def decided(ledger: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[in
     """What earlier lives decided from `step` finished steps on: {finished steps: row groups}."""
     found: dict[int, list[int]] = {}
     for event in ledger:
-        if event.get("event") == "quarantine" and event["step"] >= step:
+        if event["event"] == "quarantine" and event["step"] >= step:
             found.setdefault(event["step"], []).extend(event["row_groups"])
     return found

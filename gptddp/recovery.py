@@ -27,12 +27,12 @@ def last_life(
     fault: Mapping[str, Any] | None,
 ) -> Last | None:  # fmt: skip
     """From the ledger, the log's last line, and the words of a survivor: None for a new run."""
-    lives = [event["generation"] for event in events if event.get("event") == "start"]
+    lives = [event["generation"] for event in events if event["event"] == "start"]
     if not lives or line is None:
         return None
-    own = [event for event in events if event.get("generation") == lives[-1]]
-    said = any(event.get("event") in ("stop", "end") for event in own)
-    differed = [", ".join(e["names"]) for e in own if e.get("event") == "diverged"]
+    own = [event for event in events if event["generation"] == lives[-1]]
+    said = any(event["event"] in ("stop", "end") for event in own)
+    differed = [", ".join(e["names"]) for e in own if e["event"] == "diverged"]
     unheard = f"the ranks differed: {differed[0]}" if differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
@@ -41,7 +41,7 @@ def last_life(
 
 def last_save_time(events: Sequence[Mapping[str, Any]], now: float) -> float:
     """When the run was last saved, or when it began, in unix seconds; `now` for a new one."""
-    saved = [e["time"] for e in events if e.get("event") == "checkpoint" and not e.get("error")]
+    saved = [e["time"] for e in events if e["event"] == "checkpoint" and not e.get("error")]
     return float((saved or [e["time"] for e in events[:1]] or [now])[-1])
 
 

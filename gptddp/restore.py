@@ -1,6 +1,7 @@
 """Where a life of the run begins: all ranks find the newest state, wherever it is."""
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from gptddp import rundir, snapshot
 from gptddp.config import Config
 from gptddp.corpus import Dataset
 from gptddp.dist import Dist
+from gptddp.errors import ConfigError
+from gptddp.files import explain
 from gptddp.lease import Lease
+
+_MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +52,12 @@ def begin(config: Config, dataset: Dataset, world: Dist) -> Begin:
         lease = rundir.claim(config, world)
         try:
             life, loaded = rundir.open_run(config, dataset, world, all_left)
-        except BaseException:
+        except BaseException as error:
             lease.release()
+            if isinstance(error, OSError) and error.errno in _MISPLACED:
+                raise ConfigError(
+                    f"run {config.run_dir} cannot be used: {explain(error)}"
+                ) from error
             raise
         return life
 

@@ -172,7 +172,7 @@ def _trusted(own: Own, events: Sequence[Mapping[str, Any]], run: Path, dist: Dis
 
 def void_generation(events: Sequence[Mapping[str, Any]]) -> int:
     """The last generation in which ranks have diverged: no memory up to it is gone on from."""
-    return max((e["generation"] for e in events if e.get("event") == "diverged"), default=0)
+    return max((e["generation"] for e in events if e["event"] == "diverged"), default=0)
 
 
 def _holder(own: Own, newest: tuple[int, int] | None) -> int | None:

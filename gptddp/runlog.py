@@ -247,8 +247,14 @@ def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The run's events in the order in which they were written, each once."""
-    return list({line: obj for line, obj in _read(Path(run_dir) / LEDGER)}.values())
+    """The run's events in the order in which they were written, each once; nothing else."""
+
+    def is_event(it: dict[str, Any]) -> bool:
+        event, time, generation = (it.get(key) for key in ("event", "time", "generation"))
+        return isinstance(event, str) and isinstance(time, float) and isinstance(generation, int)
+
+    lines = _read(Path(run_dir) / LEDGER)
+    return list({line: event for line, event in lines if is_event(event)}.values())
 
 
 def highest_generation(run_dir: str | Path, events: Sequence[Mapping[str, Any]] = ()) -> int:
@@ -264,12 +270,12 @@ def highest_generation(run_dir: str | Path, events: Sequence[Mapping[str, Any]] 
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
     events = events or read_ledger(run_dir)
-    found += [e["generation"] for e in events if isinstance(e.get("generation"), int)]
+    found += [event["generation"] for event in events]
     return max(found)
 
 
 def _names(directory: str | Path) -> list[str]:
     try:
         return os.listdir(directory)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -186,9 +186,10 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 
 
 def test_ledger(tmp_path):
-    """Events come back in order, with their time and fields, over several lives."""
+    """Events come back in order, with their time and fields, over several lives; no other line."""
     event(tmp_path, "start", 1, world_size=4)
     with open(tmp_path / "ledger.jsonl", "ab") as file:
+        file.write(b'{"event": "start"}\n7\n{"event": "diverged", "generation": "9"}\n')
         file.write(b'{"event": "torn')
     event(tmp_path, "fault", 2, cause="rank 3: killed", seconds=1.5)
     first, second = read_ledger(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import threading
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from helpers import SMALL
 from preparing import BYTES, flip
 
 from gptddp import blocks, lanes, train
+from gptddp.checkpoint import load_newest
 from gptddp.prepare import prepare
 from gptddp.runlog import history, read_ledger
 
@@ -123,6 +125,34 @@ def test_a_run_directory_that_cannot_be_made_is_refused(corpus, tmp_path, capfd)
     args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "file/run")]
     assert train.main(args) == 2
     assert f"run {tmp_path / 'file/run'}: cannot be used" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "names"),
+    [
+        (lambda run: (run / "log.7.jsonl").mkdir(), "log.7.jsonl': move away the directory"),
+        (lambda run: (run / "checkpoints").write_text(""), "checkpoints': move away the file"),
+    ],
+)
+def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
+    """A file for a folder in the run directory, or the reverse, is exit code 2 and no traceback."""
+    (tmp_path / "run").mkdir()
+    damage(tmp_path / "run")
+    assert run("--steps", "2") == 2
+    err = capfd.readouterr().err
+    assert f"run {tmp_path / 'run'} cannot be used" in err and names in err
+    assert "Traceback" not in err
+
+
+def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(run, tmp_path, caplog):
+    """Training goes on, says what is in the way, and saves when it is gone."""
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/.tmp").write_text("")
+    timer = threading.Timer(3, (tmp_path / "run/checkpoints/.tmp").unlink)
+    timer.start()
+    assert run("--steps", "2") == 0
+    assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
+    assert load_newest(tmp_path / "run").step == 2
 
 
 def test_broken_checkpoints_never_start_the_run_over(run, tmp_path, capfd):
