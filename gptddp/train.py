@@ -94,8 +94,8 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         tensors = optim.state_tensors(net, optimizer)
         if start.tensors is not None:  # one rank only
             copy_into(tensors, start.tensors)
-        for tensor in tensors.values() if life.step else ():
-            world.broadcast(tensor, start.source)  # all ranks
+        if life.step:
+            world.broadcast(tensors.values(), start.source)  # all ranks
         check_replicas(tensors, progress.step, world)  # all ranks
         memory.hold(tensors, progress)
         if recorder:
