@@ -36,8 +36,9 @@ def rescue(config: Config, folder: Path) -> str | None:
     with closing(RunLog(run, left.generation)) as lines:
         complete(run, lines, left.lines, left.step)
         writer = Writer(
-            run, left.generation, parent=newest, keep=config.keep, before_commit=lines.sync
-        )
+            run, left.generation, parent=newest, keep=config.keep, before_commit=lines.sync,
+            alone=False,
+        )  # fmt: skip
         saved = writer.save(left.step, left.tensors, left.meta)
     if saved.error and not (run / store.CHECKPOINTS / saved.name).exists():
         log.warning("the state of step %d is not saved: %s", left.step, saved.error)

@@ -50,7 +50,8 @@ class Writer:
     `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
     thread when all is written but the name; an OSError from it prevents the commit (the run's
     log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run.
+    raises Superseded where another process has taken over the run. Where it is not `alone`, others
+    may be committing the same generation: what they write is left to them.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Writer:
         keep: int = 3,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
+        alone: bool = True,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation = generation
         self.parent = parent
         self.keep = keep
-        self.before_commit, self.fence = before_commit, fence
+        self.before_commit, self.fence, self.alone = before_commit, fence, alone
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -170,7 +172,7 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        retention.remove_stale(self.run_dir, self.generation)
+        retention.remove_stale(self.run_dir, self.generation - (not self.alone))
         name = store.commit(self.run_dir, manifest, [data], self._before_rename)
         store.read_manifest(self.run_dir / store.CHECKPOINTS / name)
         self.parent = name

@@ -49,3 +49,11 @@ def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     config = tmp_path / "run/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
     assert left() is None
+
+
+def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):
+    """All pods save at once: a deletion would go on in a checkpoint that has just got its name."""
+    other = tmp_path / "run/checkpoints/.tmp" / f"step-000000000003.1.{'ab' * 16}"
+    other.mkdir(parents=True)
+    assert left() == "step-000000000003.1"
+    assert other.exists()
