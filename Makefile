@@ -21,9 +21,9 @@ test: venv  ## all tests that need no cluster
 
 # Killed pods, cut networks, full memory: an hour. SHORT=1: some minutes, without the long rows.
 test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
-	@rm -rf .faults && mkdir .faults
+	@mkdir -p .faults && rm -f .faults/measured.jsonl
 	SHORT=$(SHORT) FAULTS_OUT=.faults $(BIN)/python -m pytest tests/faults --timeout 1800
-	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults)
+	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -40,10 +40,13 @@ cluster:  ## a kind cluster with the operator and our image; SOURCE=registry|mod
 cluster-down:  ## remove that cluster; its shared folder and the cache stay
 	tests/cluster/down
 
-# KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident.
+# KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident. Their
+# figures become a section of docs/faults.md, but in .ci/run.
 test-cluster: venv  ## the tests on that cluster, started if need be; KUBECONFIG=... for another one
-	$(BIN)/python -m pytest tests/cluster --timeout 1800 -s \
+	@mkdir -p .faults && rm -f .faults/cluster.jsonl
+	FAULTS_OUT=.faults $(BIN)/python -m pytest tests/cluster --timeout 1800 -s \
 	  $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
+	$(if $(GPTDDP_CI),,$(BIN)/python tests/faults/table.py .faults/cluster.jsonl)
 
 wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -1,11 +1,16 @@
 """What several test files use."""
 
 import contextlib
+import json
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gptddp.runlog import read_ledger
 from gptddp.watchdog import STOPS
 
 # A model of 30 k parameters: a step of 8 rows takes milliseconds.
@@ -26,3 +31,16 @@ def training_here() -> Iterator[None]:
         for number in STOPS:
             stack.callback(signal.signal, number, signal.getsignal(number))
         yield
+
+
+def recovery(run: Path, generation: int) -> dict[str, Any]:
+    """The ledger's event of the first step of a life, with where the seconds went; {} before it."""
+    wanted = ("recovered", generation)
+    return next((e for e in read_ledger(run) if (e["event"], e.get("generation")) == wanted), {})
+
+
+def write_measurement(name: str, **values: Any) -> None:
+    """Add a line to this file of the folder FAULTS_OUT, if there is one: tests/faults/table.py."""
+    if folder := os.environ.get("FAULTS_OUT"):
+        with open(Path(folder, name), "a") as file:
+            file.write(json.dumps(values) + "\n")

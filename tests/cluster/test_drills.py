@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 
 import pytest
+from helpers import recovery, write_measurement
 from jobs import PODS, Job, fingerprints, until
 
 from gptddp.runlog import read_ledger
@@ -55,6 +56,25 @@ def job(prepared, recoveries):
     it.cli("delete", code=None)
 
 
+@pytest.fixture(scope="module")
+def recover(job, recoveries):
+    """recover(what, fault, **of Job.recover): the seconds, noted with where they went."""
+
+    def measure(what, fault, **options):
+        events = len(read_ledger(job.run))
+        seconds = job.recover(fault, **options)
+        recoveries[what].append(seconds)
+        life = max(job.lives())
+        write_measurement(
+            "cluster.jsonl", where="cluster", what=what, seconds=seconds,
+            redone=sum(event.get("redo", 0) for event in read_ledger(job.run)[events:]),
+            recovered=until(lambda: recovery(job.run, life), "the event of the recovery", 30),
+        )  # fmt: skip
+        return seconds
+
+    return measure
+
+
 def kill(job: Job, index: int, what: str) -> None:
     # The container ends with its launcher, and now and then before the killer's own exit is
     # reported: 137 then. Whether it was killed is seen in the recovery that must follow.
@@ -86,36 +106,38 @@ def test_the_pods_are_spread_over_two_nodes(job):
 
 
 @pytest.mark.parametrize("index", [3, 1, 0])
-def test_a_killed_worker_process_costs_seconds(job, recoveries, index):
+def test_a_killed_worker_process_costs_seconds(job, recover, index):
     """SIGKILL of a training process: its container goes on, its agent starts another."""
     before = job.pod(index)["metadata"]["uid"]
-    recoveries["worker process killed"].append(job.recover(lambda: kill(job, index, "worker")))
+    recover("worker process killed", lambda: kill(job, index, "worker"))
     assert job.pod(index)["metadata"]["uid"] == before
 
 
 @pytest.mark.parametrize("index", [2, 1])
-def test_a_killed_container_costs_seconds(job, recoveries, index):
+def test_a_killed_container_costs_seconds(job, recover, index):
     """SIGKILL of a container's main process: the operator replaces the pod without back-off."""
     before = job.pod(index)["metadata"]["uid"]
-    seconds = job.recover(lambda: kill(job, index, "launcher"))
-    recoveries["container killed"].append(seconds)
+    recover("container killed", lambda: kill(job, index, "launcher"))
     assert job.pod(index)["metadata"]["uid"] != before
 
 
 @pytest.mark.parametrize("index", [2, 1, 3])
-def test_a_pod_deleted_by_force_costs_seconds(job, recoveries, index):
+def test_a_pod_deleted_by_force_costs_seconds(job, recover, index):
     """`kubectl delete pod --force`: the operator makes it again at once."""
-    seconds = job.recover(lambda: force_delete(job, index))
-    recoveries["pod force-deleted"].append(seconds)
+    recover("pod force-deleted", lambda: force_delete(job, index))
 
 
-def test_worker_0_may_go_six_times_within_five_minutes(job, recoveries):
-    """The host of the rendezvous is killed and deleted over and over; no back-off grows."""
-    seconds = []
+def test_worker_0_may_go_six_times_within_five_minutes(job, recover):
+    """The host of the rendezvous is killed and deleted over and over; no back-off grows.
+
+    Its name then resolves to another address, and the others find it there: all four train on.
+    """
+    seconds, addresses = [], {job.pod(0)["status"]["podIP"]}
     for i in range(6):
         fault = (lambda: force_delete(job, 0)) if i % 2 else (lambda: kill(job, 0, "launcher"))
-        seconds.append(job.recover(fault))
-    recoveries["worker-0 killed or deleted"] += seconds
+        seconds.append(recover("worker-0 killed or deleted", fault))
+        addresses.add(job.pod(0)["status"]["podIP"])
+    assert len(addresses) > 1
     assert sum(seconds) < 300
     assert max(seconds[3:]) < 3 * max(seconds[:3]), "later recoveries take longer: a back-off"
     for pod in job.pods():
@@ -123,14 +145,13 @@ def test_worker_0_may_go_six_times_within_five_minutes(job, recoveries):
         assert status["restartCount"] == 0 and "running" in status["state"]
 
 
-def test_a_deleted_pod_leaves_in_good_order(job, recoveries):
+def test_a_deleted_pod_leaves_in_good_order(job, recover):
     """`kubectl delete pod` with its grace period: SIGTERM stops the world at a step's end."""
     pod = f"pod/{job.name}-worker-3"
-    seconds = job.recover(lambda: job.namespace.kubectl("delete", pod, "--wait=false"))
-    recoveries["pod deleted"].append(seconds)
+    recover("pod deleted", lambda: job.namespace.kubectl("delete", pod, "--wait=false"))
 
 
-def test_a_silent_node_does_not_stop_the_job(job, recoveries):
+def test_a_silent_node_does_not_stop_the_job(job, recover):
     """A paused node's ranks are given up when their collective times out; its return is noticed.
 
     A silent node that holds worker-0 stops the job until it is back or removed: the store of the
@@ -139,27 +160,26 @@ def test_a_silent_node_does_not_stop_the_job(job, recoveries):
     node = other_node(job)
     docker("pause", node)
     try:
-        recoveries["node silent, to two ranks"].append(
-            job.recover(lambda: None, world_size=2, timeout_s=LONG_S)
-        )
+        recover("node silent, to two ranks", lambda: None, world_size=2, timeout_s=LONG_S)
     finally:
         docker("unpause", node)
     job.reach(job.last_step(), timeout_s=LONG_S)
 
 
-def test_a_dead_node_does_not_stop_the_job(job, recoveries):
+def test_a_dead_node_does_not_stop_the_job(job, recover):
     """The pods of the other node train on; the dead node's come back with it."""
     node = other_node(job)
     try:
-        seconds = job.recover(lambda: docker("kill", node), world_size=2, timeout_s=LONG_S)
-        recoveries["node dead, to two ranks"].append(seconds)
+        recover(
+            "node dead, to two ranks", lambda: docker("kill", node), world_size=2, timeout_s=LONG_S
+        )
     finally:
         docker("start", node)
     job.reach(job.last_step(), timeout_s=LONG_S)
     until(lambda: len(job.pods()) == 4, "four pods", LONG_S)
 
 
-def test_a_drain_takes_one_pod_at_a_time(job, recoveries):
+def test_a_drain_takes_one_pod_at_a_time(job):
     """The PodDisruptionBudget lets one pod go; the next has to wait until that one is back."""
     node = other_node(job)
     before = {pod["metadata"]["uid"] for pod in job.pods()}

@@ -1,10 +1,10 @@
 """Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
 
-import os
 from pathlib import Path
 
 import pytest
-from harness import Fault, Job, write_measurement
+from harness import Fault, Job
+from helpers import write_measurement
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,9 @@ def measured(request):
     marked = request.node.get_closest_marker("fault").args[0]
 
     def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
-        if folder := os.environ.get("FAULTS_OUT"):
-            write_measurement(
-                Path(folder), fault=number, what=what, happens=happens,
-                test=request.node.nodeid.split("[")[0], **vars(fault),
-            )  # fmt: skip
+        write_measurement(
+            "measured.jsonl", fault=number, what=what, happens=happens,
+            test=request.node.nodeid.split("[")[0], **vars(fault),
+        )  # fmt: skip
 
     return note

@@ -6,7 +6,6 @@ their controller. Only its loop is the test's: whatever waits here gives the con
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers import SMALL
+from helpers import SMALL, recovery
 
 from gptddp.checkpoint import load_newest
 from gptddp.k8s import guard, manifest, pods, spec
@@ -40,6 +39,7 @@ class Fault:
     redone: int = 0  # steps that were done before the fault, and again
     lives: int = 0  # of the run that began
     source: str = ""  # of the last one's state
+    recovered: dict[str, Any] = dataclasses.field(default_factory=dict)  # its event in the ledger
 
 
 class Job:
@@ -171,24 +171,26 @@ class Job:
         """
         generation, last = next((g, line["step"]) for g, line in self.lines()[::-1])
         events, fault = len(read_ledger(self.run)), Fault()
-        self.began = time.time()
+        entry = self.began = time.time()
         yield fault
 
-        def first() -> dict[str, Any] | None:
+        def first() -> tuple[int, dict[str, Any]] | None:
             return next(
                 (
-                    line for g, line in self.lines()
+                    (g, line) for g, line in self.lines()
                     if line["step"] > last and line["world_size"] == world
                     and line["time"] > self.began and g >= generation + new_life
                 ),
                 None,
             )  # fmt: skip
 
-        line = self.until(first, timeout_s, f"a new step of {world} ranks")
+        life, line = self.until(first, timeout_s, f"a new step of {world} ranks")
         fault.seconds = line["time"] - self.began
         starts = [e for e in read_ledger(self.run)[events:] if e["event"] == "start"]
         fault.redone, fault.lives = sum(e["redo"] for e in starts), len(starts)
         fault.source = starts[-1]["source"] if starts else ""
+        if life > generation and self.began == entry:  # else it began long before the seconds do
+            fault.recovered = self.until(lambda: recovery(self.run, life), 30, "its event")
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -231,8 +233,3 @@ def check_same_run(job: Job, undisturbed: Path, *, bitwise: bool) -> None:
         )
     else:
         assert abs(lines[-1]["loss"] / wanted[-1]["loss"] - 1) < 1e-3
-
-
-def write_measurement(folder: Path, **values: Any) -> None:
-    with open(folder / "measured.jsonl", "a") as file:
-        file.write(json.dumps(values) + "\n")

@@ -1,7 +1,11 @@
-"""Make docs/faults.md of what the tests have measured: `python tests/faults/table.py FOLDER`."""
+"""Make docs/faults.md of what the tests have measured: `python tests/faults/table.py FILE...`.
+
+A section of which the files have nothing stays as it is on the page.
+"""
 
 import json
 import math
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -19,10 +23,37 @@ ranks has never changed. Seconds are medians where a fault was tried more than o
 | # | fault | what happens | seconds to the next step | steps done again |
 |--:|---|---|--:|--:|
 """
+SECONDS = """
+## Where the seconds go
+
+Of the kills above, as the run's ledger has it: medians, counted from the last finished step. Where
+a fault has cost more than one life of the run, they are those of the last.
+
+- detect: until a survivor's collective failed, the step in flight included; blank where nobody was
+  left to notice, or the old life was stopped in good order: the next part holds it then
+- re-form: until the new ranks were connected: the old workers' end, the start of another pod, the
+  rendezvous, new workers
+- reload: until all ranks had the state
+- first step: until a new step was done
+
+| # | fault | detect | re-form | reload | first step |
+|--:|---|--:|--:|--:|--:|
+"""
+CLUSTER = """
+## On a cluster
+
+Made by `make test-cluster` from its own measurements; `make test-faults` leaves it as it is. Four
+pods train the model `tiny` on a kind cluster of two worker nodes, all on one machine of two cores.
+Medians where a fault was tried more than once; the parts are those of the table above.
+
+| fault | seconds to the next step | detect | re-form | reload | first step | steps done again |
+|---|--:|--:|--:|--:|--:|--:|
+"""
 OTHERS = """
 ## Tested in parts
 
-These need no whole job, or one of their own, in `make test` or `make test-faults`.
+These need no whole job, or one of their own, in `make test`, `make test-faults` or
+`make test-cluster`.
 
 | # | fault | tests |
 |--:|---|---|
@@ -72,6 +103,14 @@ ELSEWHERE = {
         "test_fence.py::test_a_writer_stopped_before_its_rename_ends_by_itself"]),
     29: ("a reader beside the pruner", [
         "test_retention.py::test_pruners_readers_and_a_writer_at_once"]),
+    33: ("a pod's name resolves to another address", [
+        "cluster/test_drills.py::test_worker_0_may_go_six_times_within_five_minutes"]),
+    34: ("the host of the rendezvous lost for good: the operator makes it anew; as long as nothing "
+         "can run it the others wait, say so every minute, and keep the state in memory, which a "
+         "stop saves", [
+        "faults/test_kills.py::test_a_replacement_may_come_later",
+        "faults/test_stop_between.py::test_a_stop_between_two_worlds_saves_what_is_in_memory",
+        "cluster/test_drills.py::test_worker_0_may_go_six_times_within_five_minutes"]),
     37: ("a network file system's late names and repeated renames", [
         "test_checkpoint.py::test_a_name_not_yet_listed_is_found_by_the_hint",
         "test_writer.py::test_a_rename_that_nfs_repeats"]),
@@ -82,36 +121,71 @@ NOT_TESTED = {
         "needs libfaketime; by design: agents give a peer up when its stamps are older than"
         " keep_alive_interval x keep_alive_max_attempt (5 s): clocks must agree to less than that",
     ),
-    33: ("a pod's name resolves to another address", "needs a name server; another address is"),
 }
 
 
-def seconds(values: list[float]) -> str:
-    real = [value for value in values if not math.isnan(value)]
-    return f"{statistics.median(real):.1f}" if real else ""
+KILLS = (1, 2, 3, 4, 6, 8, 35, 38)
+PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
 
 
-def page(measured: list[dict]) -> str:
-    """The whole page, one row for each fault that was done."""
+def seconds(values: list[float | None], digits: int = 1) -> str:
+    real = [value for value in values if value is not None and not math.isnan(value)]
+    return f"{statistics.median(real):.{digits}f}" if real else ""
+
+
+def parts(its: list[dict]) -> str:
+    """The cells of where the seconds of a fault went; "" where no life was recovered."""
+    events = [event for it in its if (event := it.get("recovered"))]
+    return " | ".join(seconds([event[part] for event in events], 2) for part in PARTS if events)
+
+
+def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:
+    """What was measured there, by the fault's number and name: a row each."""
     rows: dict[tuple, list[dict]] = {}
-    for it in sorted(measured, key=lambda it: it["fault"]):
-        rows.setdefault((it["fault"], it["what"]), []).append(it)
+    for it in sorted(measured, key=lambda it: it.get("fault", 0)):
+        if it.get("where") == where:
+            rows.setdefault((it.get("fault"), it["what"]), []).append(it)
+    return rows
+
+
+def page(measured: list[dict], old: str) -> str:
+    """The whole page; sections of which nothing was measured are those of the old one."""
+    here, there = grouped(measured, None), grouped(measured, "cluster")
     lines = [
         f"| {number} | {what} | {its[-1]['happens']} | {seconds([it['seconds'] for it in its])} "
         f"| {max(it['redone'] for it in its)} |\n"
-        for (number, what), its in rows.items()
+        for (number, what), its in here.items()
+    ]
+    went = [
+        f"| {number} | {what} | {cells} |\n"
+        for (number, what), its in here.items()
+        if number in KILLS and (cells := parts(its))
+    ]
+    cluster = [
+        f"| {what} | {seconds([it['seconds'] for it in its])} | {parts(its)} "
+        f"| {max(it['redone'] for it in its)} |\n"
+        for (_, what), its in there.items()
     ]
     others = [
         f"| {number} | {what} | {', '.join(f'`{T}{test}`' for test in tests)} |\n"
         for number, (what, tests) in ELSEWHERE.items()
     ]
     missing = [f"| {n} | {what} | {why} |\n" for n, (what, why) in NOT_TESTED.items()]
-    return "".join([HEAD, *lines, OTHERS, *others, MISSING, *missing])
+    kept = {text.split("\n")[0]: text for text in re.split(r"^(?=#)", old, flags=re.M)}
+    sections = [
+        "".join([head, *made]) if fresh else kept.get(head.strip().split("\n")[0], "")
+        for head, made, fresh in (
+            (HEAD, lines, here), (SECONDS, went, here), (CLUSTER, cluster, there)
+        )
+    ]  # fmt: skip
+    sections += ["".join([OTHERS, *others]), "".join([MISSING, *missing])]
+    return "\n\n".join(text.strip() for text in sections if text) + "\n"
 
 
 def main() -> None:
-    files = Path(sys.argv[1]).glob("*.jsonl")
-    DOCS.write_text(page([json.loads(line) for f in files for line in f.read_text().splitlines()]))
+    files = [path for path in map(Path, sys.argv[1:]) if path.exists()]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    DOCS.write_text(page([json.loads(line) for line in lines], DOCS.read_text()))
 
 
 if __name__ == "__main__":
