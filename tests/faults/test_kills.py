@@ -8,6 +8,8 @@ import time
 import pytest
 from harness import SHORT, check_same_run
 
+from gptddp.rendezvous import PATIENCE_S
+
 STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
 long = pytest.mark.skipif(SHORT, reason="takes minutes")
 MEMORY = "the others leave their state in memory; all go on from the step in flight"
@@ -131,6 +133,9 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
             job.kill(0, back_s=math.inf)
         job.wait(max(0, killed + back_s - time.monotonic()))
         job.began = time.time()
+        if which == 0 and back_s > PATIENCE_S:
+            said = [pod.log.read_text() for pod in job.pods[1:]]
+            assert all("waiting for the rendezvous at" in log for log in said)
         job.bring_back(which)
     measured(
         f"{name} is back after {back_s} s", fault, "all go on with it; counted from its return"

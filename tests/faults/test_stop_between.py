@@ -9,14 +9,15 @@ STEPS = ("--steps", "150", "--eval-every", "5000", "--checkpoint-every", "3600")
 
 
 @pytest.mark.fault(12)
-def test_a_stop_between_two_worlds_saves_what_is_in_memory(jobs, undisturbed):
-    """Pod 2 is gone, the others have left their state: SIGTERM to all commits it, once."""
+@pytest.mark.parametrize("gone", [2, 0], ids=["pod", "host"])
+def test_a_stop_between_two_worlds_saves_what_is_in_memory(jobs, undisturbed, gone):
+    """A pod is gone, the others have left their state: SIGTERM to all commits it, once."""
     job = jobs(*STEPS)
     job.steady()
-    job.hold(2)
-    job.kill(2, back_s=3600)
-    job.until(lambda: list(job.folder.rglob("gptddp-*[0-9a-f]")), what="a memory")
-    job.stop(0, 1, 3)
+    job.hold(gone)
+    job.kill(gone, back_s=3600)
+    job.until(lambda: list(job.folder.rglob("shm/gptddp-*[0-9a-f]")), what="a memory")
+    job.stop(*({0, 1, 2, 3} - {gone}))
     job.until(lambda: not any(pod.process for pod in job.pods), what="the end of all pods")
     last = job.lines()[-1][1]["step"]
     assert [path.name for path in (job.run / "checkpoints").glob("step-*")] == [
