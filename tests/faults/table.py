@@ -77,11 +77,6 @@ ELSEWHERE = {
         "test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
 NOT_TESTED = {
-    32: (
-        "clocks that jump or differ",
-        "needs libfaketime; by design: agents give a peer up when its stamps are older than"
-        " keep_alive_interval x keep_alive_max_attempt (5 s): clocks must agree to less than that",
-    ),
     33: ("a pod's name resolves to another address", "needs a name server; another address is"),
 }
 
