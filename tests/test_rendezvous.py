@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
@@ -44,23 +45,22 @@ def change(backend, how):
     assert backend.set_state(pickle.dumps(state), token)[2]
 
 
-def looked(backend, seen):
-    """The state of an agent that has just begun, and has seen so much before."""
-    holder = rendezvous._StateHolder(backend, SETTINGS, seen)
+def looked(backend):
+    """The state of an agent that has just begun."""
+    holder = rendezvous._StateHolder(backend, SETTINGS, {})
     holder.sync()
     return holder
 
 
 def test_only_who_falls_silent_is_given_up(backend):
-    """Not who is an hour ahead or behind; also by an agent that begins anew; not by a newcomer."""
+    """Not who is an hour ahead or behind, and not by a newcomer."""
 
     def beat(state):
         state.last_heartbeats[ME] = datetime.now(UTC)
         state.last_heartbeats[AHEAD] = datetime.now(UTC) + HOUR
         state.last_heartbeats[BEHIND] = datetime.now(UTC) - HOUR
 
-    seen = {}
-    holder, end = looked(backend, seen), time.monotonic() + 0.9
+    holder, end = looked(backend), time.monotonic() + 0.9
     assert len(holder.state.participants) == 4
     while time.monotonic() < end:
         change(backend, beat)
@@ -68,8 +68,7 @@ def test_only_who_falls_silent_is_given_up(backend):
         holder.sync()
         assert {ME, AHEAD, BEHIND} <= holder.state.participants.keys()
     assert DEAD not in holder.state.participants
-    assert DEAD not in looked(backend, seen).state.participants
-    assert DEAD in looked(backend, {}).state.participants
+    assert DEAD in looked(backend).state.participants
     holder.mark_dirty()
     assert holder.sync()
     written = read(backend)[0].last_heartbeats
@@ -77,12 +76,29 @@ def test_only_who_falls_silent_is_given_up(backend):
     assert written[AHEAD] - written[ME] > HOUR / 2 < written[ME] - written[BEHIND]
 
 
+def test_an_agent_that_begins_anew_does_not_count_anew():
+    """Who has been silent before the agent of a launcher failed is given up by the next at once."""
+    more = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=1)
+    params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 4, "me", **more)
+    launcher = rendezvous.Rendezvous(lambda joining: None, print)
+    agent = launcher._create(params)
+    state = torchs._RendezvousState()
+    state.participants, state.last_heartbeats = {DEAD: 0}, {DEAD: datetime.now(UTC) + HOUR}
+    C10dRendezvousBackend(agent._store, "id").set_state(pickle.dumps(state))
+    agent.look()
+    assert agent.peers == 1
+    time.sleep(1.2)
+    agent = launcher._create(params)
+    agent.look()
+    assert agent.peers == 0
+
+
 @pytest.mark.parametrize("off", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_the_last_call_is_as_long_for_every_clock(backend, off):
     """It is over when we have seen it for that long; who writes keeps it as it was."""
     deadline = datetime.now(UTC) + off
     change(backend, lambda state: setattr(state, "deadline", deadline))
-    holder = looked(backend, {})
+    holder = looked(backend)
 
     def action():
         context = torchs._RendezvousContext(ME, holder.state, SETTINGS)
