@@ -70,7 +70,7 @@ class Recorder:
         if self.life.source == "memory":  # lives that are short must not put off the save for ever
             now = time.time()
             since_s = now - last_save_time(events, now)
-            self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock went back: who knows
+            self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock was put back
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(

@@ -50,8 +50,8 @@ def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[
 
     detect: until a survivor's collective failed, the step in flight included; reform: until this
     life's process group was up (the old workers' end, the rendezvous, new workers); reload: until
-    the state was back on all ranks; first_step: until a step was done. Where the clocks of the
-    hosts differ so do the parts from what they were, but none is negative, nor the sum another.
+    the state was back on all ranks; first_step: until a step was done. Hosts whose clocks
+    differ falsify the parts, but none is negative, and they add up to the total.
     """
     moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
     moments = list(accumulate((min(at, first_step) for at in moments), max))
