@@ -9,7 +9,7 @@ from gptddp.watchdog import KILL_S, limit_s
 
 # c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
 # Measured on torch 2.13: last_call is what a smaller world waits for one more agent; interval x
-# attempts is when a silent agent is given up, and the most that clocks of two nodes may differ.
+# attempts is when a silent agent is given up.
 RDZV_CONF = {
     "join_timeout": 900,  # pods may be minutes apart at the start: image pulls, queues
     "last_call_timeout": 2,

@@ -15,10 +15,12 @@ VERIFIED = "2.13"  # the version of torch that all tests have passed with
 _ELASTIC = "torch.distributed.elastic."
 NAMES = {
     _ELASTIC + "rendezvous.dynamic_rendezvous": [
-        *("_Action", "_NodeDesc", "_delay", "_BackendRendezvousStateHolder._cache_duration"),
+        *("_Action", "_NodeDesc", "_delay", "datetime"),
+        *(f"_BackendRendezvousStateHolder.{name}" for name in (
+            "_sanitize", "_settings", "_state", "mark_dirty",
+        )),
         *(f"DynamicRendezvousHandler.{name}" for name in (
-            "_get_deadline", "_node_desc_generator", "_op_executor", "_settings", "_state_holder",
-            "_stop_heartbeats",
+            "_get_deadline", "_op_executor", "_settings", "_state_holder", "_stop_heartbeats",
         )),
     ],
     _ELASTIC + "agent.server.api": ["SimpleElasticAgent._shutdown_timeout"],

@@ -1,6 +1,7 @@
 """Rank 0's books: the log, the ledger, the metrics and the checkpoints of one life of a run."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,8 @@ class Recorder:
         self._end_of_last(events, [*filter(None, [self.life.last_line]), *lines], fault)
         if self.life.source == "memory":  # lives that are short must not put off the save for ever
             now = time.time()
-            self._saved_at -= max(0.0, now - last_save_time(events, now))
+            since_s = now - last_save_time(events, now)
+            self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock was put back
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
         life, world, m = self.life, self.world, self.metrics
         self._event(

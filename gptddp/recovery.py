@@ -5,7 +5,7 @@ A life that is killed cannot say so: the next one does, from what the survivors 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
@@ -50,9 +50,11 @@ def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[
 
     detect: until a survivor's collective failed, the step in flight included; reform: until this
     life's process group was up (the old workers' end, the rendezvous, new workers); reload: until
-    the state was back on all ranks; first_step: until a step was done.
+    the state was back on all ranks; first_step: until a step was done. Hosts whose clocks
+    differ falsify the parts, but none is negative, and they add up to the total.
     """
     moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
+    moments = list(accumulate((min(at, first_step) for at in moments), max))
     names = ("detect_s", "reform_s", "reload_s", "first_step_s")
     parts: dict[str, float | None] = {
         name: round(end - begin, 3)
@@ -60,4 +62,4 @@ def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[
     }
     if last.failed_time is None:
         parts["detect_s"] = None
-    return parts | {"total_s": round(first_step - last.step_time, 3)}
+    return parts | {"total_s": round(moments[-1] - moments[0], 3)}

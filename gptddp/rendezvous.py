@@ -13,13 +13,15 @@ of both kinds can meet. What differs is how one agent behaves:
 - It looks for changes every 0.1 s, not every second, and on each look calls `check(joining)`,
   which raises to leave: for a signal, a final error, a finished run. So nothing has to be raised
   from a signal handler, and no thread has to watch.
+- It compares no clock with another machine's, and none of its own that can be set: clocks may
+  differ, and jump.
 """
 
 import ipaddress
 import socket
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -41,6 +43,8 @@ POLL_S = 0.1
 PATIENCE_S, REMINDER_S = 15.0, 60.0  # of waiting in silence, before the first word and the next
 SEE_OFF_S = 3.0
 CONNECT_S = 2.0  # one attempt to reach the host; attempts go on until `check` raises
+_PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+_Seen = dict[Any, tuple[datetime, float]]  # a time as it was written; when we first saw it
 
 
 class Rendezvous:
@@ -53,6 +57,7 @@ class Rendezvous:
         self.broken = False  # has a peer left that world, or its store gone?
         self._server: TCPStore | None = None
         self._handler: _Handler | None = None
+        self._seen: _Seen = {}  # an agent that begins anew does not count anew
 
     def register(self) -> None:
         """Make `--rdzv-backend gptddp` known to torchrun in this process."""
@@ -64,7 +69,8 @@ class Rendezvous:
                 self._waiting(f"pods: {self._handler.peers} are here")
 
         module: Any = dynamic_rendezvous
-        module._delay = delay  # the only clock of the joining loop
+        module._delay = delay  # all the waiting of the joining loop
+        module.datetime = _Clock()
         rendezvous_handler_registry.register(BACKEND, self._create)
 
     def pause(self, seconds: float) -> None:
@@ -110,25 +116,26 @@ class Rendezvous:
             port = self._server.port
         self._wait_for(host, port)
         store = TCPStore(host, port, is_master=False, timeout=timeout)
-        backend = C10dRendezvousBackend(store, params.run_id)
 
         def seconds(key: str) -> timedelta | None:
             value = params.get_as_int(f"{key}_timeout")
             return None if value is None else timedelta(seconds=value)
 
         timeouts = {key: seconds(key) for key in ("join", "last_call", "close", "heartbeat")}
-        self._handler = _Handler.from_backend(
+        settings = dynamic_rendezvous.RendezvousSettings(
             params.run_id,
-            store,
-            backend,
             params.min_nodes,
             params.max_nodes,
-            params.local_addr,
             dynamic_rendezvous.RendezvousTimeout(**timeouts),
-            keep_alive_interval=params.get_as_int("keep_alive_interval", 5) or 5,
-            keep_alive_max_attempt=params.get_as_int("keep_alive_max_attempt", 3) or 3,
+            timedelta(seconds=params.get_as_int("keep_alive_interval", 5) or 5),
+            params.get_as_int("keep_alive_max_attempt", 3) or 3,
         )
-        self._handler.attach(self)
+        backend = C10dRendezvousBackend(store, params.run_id)
+        holder = _StateHolder(backend, settings, self._seen)
+        # One address, one agent, whatever its process.
+        me = dynamic_rendezvous._NodeDesc(params.local_addr or socket.getfqdn(), 0, 0)
+        self._handler = _Handler(me, settings, BACKEND, store, holder)
+        self._handler._owner = self
         return self._handler
 
     def _wait_for(self, host: str, port: int) -> None:
@@ -156,22 +163,51 @@ def _serve(host: str, port: int, timeout: timedelta) -> TCPStore:
     )  # fmt: skip
 
 
-class _Addresses:
-    """Identities for agents: one address, one agent, whatever its process."""
+class _Clock:
+    """UTC as the system had it at the start, from then on whatever its clock is set to."""
 
-    def generate(self, local_addr: str | None = None) -> Any:
-        return dynamic_rendezvous._NodeDesc(local_addr or socket.getfqdn(), 0, 0)
+    def __init__(self) -> None:
+        self._start = datetime.now(UTC) - timedelta(seconds=time.monotonic())
+
+    def now(self, tz: tzinfo) -> datetime:
+        return (self._start + timedelta(seconds=time.monotonic())).astimezone(tz)
+
+
+class _StateHolder(dynamic_rendezvous._BackendRendezvousStateHolder):
+    """Judges each time in the state by how long we have seen it there, whoever has written it.
+
+    torch compares it with the time of day: where clocks differ, a living peer is evicted, or a
+    world formed before its last call is over. What is written back is what was read.
+    """
+
+    def __init__(self, backend: Any, settings: Any, seen: _Seen) -> None:
+        super().__init__(backend, settings, POLL_S)  # type: ignore[arg-type]
+        self._seen = seen
+
+    def _judged(self, what: Any, written: datetime, limit: timedelta) -> datetime:
+        now = time.monotonic()
+        if self._seen.get(what, (None, now))[0] != written:
+            self._seen[what] = written, now
+        return _PAST if now - self._seen[what][1] > limit.total_seconds() else _FUTURE
+
+    def _sanitize(self) -> None:
+        state, limits = self._state, self._settings
+        silence = limits.keep_alive_interval * limits.keep_alive_max_attempt
+        stamps = state.last_heartbeats
+        state.last_heartbeats = {it: self._judged(it, at, silence) for it, at in stamps.items()}
+        super()._sanitize()
+        state.last_heartbeats = {it: stamps[it] for it in state.last_heartbeats}
+        if state.deadline is not None:
+            state.deadline = self._judged(None, state.deadline, limits.timeout.last_call)
+
+    def mark_dirty(self) -> None:
+        super().mark_dirty()
+        if self._state.deadline in (_PAST, _FUTURE):
+            self._state.deadline = self._seen[None][0]
 
 
 class _Handler(dynamic_rendezvous.DynamicRendezvousHandler):
-    _node_desc_generator = _Addresses()  # type: ignore[assignment]
-
-    def attach(self, owner: Rendezvous) -> None:
-        self._owner = owner
-        self._state_holder._cache_duration = POLL_S  # type: ignore[attr-defined]
-
-    def get_backend(self) -> str:
-        return BACKEND
+    _owner: Rendezvous
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._owner.check(True)

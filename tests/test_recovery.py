@@ -60,6 +60,25 @@ def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
     assert recovered["reform_s"] > 0
 
 
+@pytest.mark.parametrize(
+    ("times", "parts"),
+    [
+        ((100, 103, 105, 106, 107), [3, 2, 1, 1]),
+        ((100, 93, 105, 106, 107), [0, 5, 1, 1]),  # who noticed is behind
+        ((100, 113, 105, 106, 107), [7, 0, 0, 0]),  # or ahead
+        ((100, 103, 3705, 3706, 107), [3, 4, 0, 0]),  # rank 0's jumped ahead, and back
+        ((100, 103, -3495, -3494, -3493), [0, 0, 0, 0]),  # or back
+    ],
+)
+def test_clocks_that_differ_make_no_part_negative(times, parts):
+    """Nor the sum of the parts another than the whole."""
+    done, failed, joined, ready, first = times
+    last = recovery.Last(1, 3, done, "lost", failed)
+    found = recovery.seconds(last, joined, ready, first)
+    assert found.pop("total_s") == sum(parts) == max(0, first - done)
+    assert list(found.values()) == parts
+
+
 def test_a_stop_is_an_end_in_itself(run, tmp_path):
     """A run that is continued with more steps: no second end, and no cause is made up."""
     assert run("--steps", "3") == 0
@@ -69,9 +88,12 @@ def test_a_stop_is_an_end_in_itself(run, tmp_path):
     assert len(events(tmp_path, "recovered")) == 1
 
 
-@pytest.mark.parametrize(("ago_s", "saved"), [(3590, [6]), (3610, [4, 6])])
+@pytest.mark.parametrize(("ago_s", "saved"), [(3590, [6]), (3610, [4, 6]), (-3600, [4, 6])])
 def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, ago_s, saved):
-    """A life from memory saves when the run's last save is an hour old, not when the life is."""
+    """A life from memory saves when the run's last save is an hour old, not when the life is.
+
+    And where it is still to come, as a clock was put back: else lives could be short for an hour.
+    """
     flags = ("--steps", "6", "--checkpoint-every", "3600")
     lose_a_peer(run, *flags)
     ledger = tmp_path / "run/ledger.jsonl"

@@ -58,12 +58,6 @@ These need no whole job, or one of their own, in `make test`, `make test-faults`
 | # | fault | tests |
 |--:|---|---|
 """
-MISSING = """
-## Not tested
-
-| # | fault | reason |
-|--:|---|---|
-"""
 T = "tests/"
 # Faults with tests of their own: what they are, file::test.
 ELSEWHERE = {
@@ -115,15 +109,6 @@ ELSEWHERE = {
         "test_checkpoint.py::test_a_name_not_yet_listed_is_found_by_the_hint",
         "test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
-NOT_TESTED = {
-    32: (
-        "clocks that jump or differ",
-        "needs libfaketime; by design: agents give a peer up when its stamps are older than"
-        " keep_alive_interval x keep_alive_max_attempt (5 s): clocks must agree to less than that",
-    ),
-}
-
-
 KILLS = (1, 2, 3, 4, 6, 8, 35, 38)
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
 
@@ -170,7 +155,6 @@ def page(measured: list[dict], old: str) -> str:
         f"| {number} | {what} | {', '.join(f'`{T}{test}`' for test in tests)} |\n"
         for number, (what, tests) in ELSEWHERE.items()
     ]
-    missing = [f"| {n} | {what} | {why} |\n" for n, (what, why) in NOT_TESTED.items()]
     kept = {text.split("\n")[0]: text for text in re.split(r"^(?=#)", old, flags=re.M)}
     sections = [
         "".join([head, *made]) if fresh else kept.get(head.strip().split("\n")[0], "")
@@ -178,7 +162,7 @@ def page(measured: list[dict], old: str) -> str:
             (HEAD, lines, here), (SECONDS, went, here), (CLUSTER, cluster, there)
         )
     ]  # fmt: skip
-    sections += ["".join([OTHERS, *others]), "".join([MISSING, *missing])]
+    sections.append("".join([OTHERS, *others]))
     return "\n\n".join(text.strip() for text in sections if text) + "\n"
 
 

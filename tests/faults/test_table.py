@@ -4,18 +4,17 @@ import math
 import re
 from pathlib import Path
 
-from table import DOCS, ELSEWHERE, NOT_TESTED, page
+from table import DOCS, ELSEWHERE, page
 
 TESTS = Path(__file__).parent.parent
 
 
-def test_every_fault_is_tested_or_has_its_reason():
-    """1 to 38: measured here, tested elsewhere, or named with the reason; all of it on the page."""
+def test_every_fault_is_tested():
+    """1 to 38: measured here or tested elsewhere, and on the page."""
     here = "".join(path.read_text() for path in TESTS.glob("faults/test_*.py"))
     rows = re.findall(r"pytest\.mark\.fault\((\d+)\)|^    \((\d+), \w", here, re.M)
     measured = {2} | {int(a or b) for a, b in rows}
-    assert measured | ELSEWHERE.keys() | NOT_TESTED.keys() == set(range(1, 39))
-    assert len(measured | ELSEWHERE.keys()) >= 32
+    assert measured | ELSEWHERE.keys() == set(range(1, 39))
     page = {int(number) for number in re.findall(r"^\| (\d+) \|", DOCS.read_text(), re.M)}
     assert page == set(range(1, 39))
 

@@ -1,0 +1,153 @@
+"""Pods whose clocks differ and jump: nobody is given up for it, and who dies still is."""
+
+import contextlib
+import glob
+import math
+import os
+import pickle
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from harness import SHORT, Fault, check_same_run
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+from gptddp.runlog import read_ledger
+
+STEPS = ("--steps", "400", "--eval-every", "5000", "--checkpoint-every", "3600")
+LIBRARY = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
+APART = [0, 10, -10, 0]  # seconds that the clocks of the pods are ahead; pod 0 has rank 0
+HOUR = 3600
+PATIENCE_S = 6.5  # more than a silent agent is given
+SOON_S = 3.0  # by then who sees old stamps has told all others
+# libfaketime 0.9.10 takes the time to wake up at for one of the wrong clock.
+SLEEP = """import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+"""
+
+
+class Clocks:
+    """What the pods' processes take for the time of day; it may be set while they run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "sitecustomize.py").write_text(SLEEP)
+        self.set(APART)
+
+    def set(self, ahead_s: list[int]) -> None:
+        for i, seconds in enumerate(ahead_s):
+            (self.folder / "new").write_text(f"{seconds:+d}")
+            (self.folder / "new").rename(self.folder / str(i))
+
+    def within(self, i: int) -> list[str]:
+        path = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return [
+            "env", f"LD_PRELOAD={LIBRARY}", f"PYTHONPATH={os.pathsep.join(path)}",
+            f"FAKETIME_TIMESTAMP_FILE={self.folder / str(i)}", "FAKETIME_CACHE_DURATION=0",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1", "FAKETIME_FORCE_MONOTONIC_FIX=0", "NO_FAKE_STAT=1",
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clocks(tmp_path_factory):
+    """Of four pods; they differ."""
+    if not LIBRARY:
+        assert not os.environ.get("GPTDDP_CI")
+        pytest.skip("needs libfaketime")
+    yield Clocks(tmp_path_factory.mktemp("clocks"))
+    for left in Path("/dev/shm").glob("*faketime_*"):  # by processes that were killed
+        with contextlib.suppress(FileNotFoundError):
+            if not Path(f"/proc/{left.name.rpartition('_')[2]}").exists():
+                left.unlink()
+
+
+@pytest.fixture(scope="module")
+def job(clocks, jobs):
+    """Four pods with those clocks."""
+    return jobs(*STEPS, within=clocks.within, pause_s=0.3)
+
+
+def agents(job):
+    """The last stamps of those in the world, as the state of the rendezvous has them."""
+    host, port = f"{job.network.prefix}.100", job.network.port
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+    backend = C10dRendezvousBackend(store, job.pods[0].plan.env["PET_RDZV_ID"])
+    state = pickle.loads(backend.get_state()[0])
+    return [state.last_heartbeats[node] for node in state.participants]
+
+
+def lives(job) -> int:
+    return sum(event["event"] == "start" for event in read_ledger(job.run))
+
+
+def calmly(job, seconds: float) -> None:
+    """Steps are done for so long, no life begins, and no agent is given up."""
+    before = lives(job)
+    job.wait(seconds)
+    job.steady(steps=2)
+    assert (len(agents(job)), lives(job)) == (4, before)
+
+
+@pytest.mark.fault(32)
+def test_pods_whose_clocks_differ_are_one_world(job):
+    """From the first life on."""
+    job.steady()
+    calmly(job, PATIENCE_S if SHORT else 15)
+    assert lives(job) == 1
+    ahead_s = [stamp.timestamp() - time.time() for stamp in agents(job)]
+    assert max(ahead_s) > 5 and min(ahead_s) < -5  # they do differ
+
+
+JUMPS = [
+    ("one pod", [[0, HOUR, -10, 0], [0, -HOUR, -10, 0]]),
+    ("the rendezvous' host", [[HOUR, 10, -10, 0], [-HOUR, 10, -10, 0]]),
+    ("all pods", [[HOUR, HOUR + 10, HOUR - 10, HOUR], [-HOUR, 10 - HOUR, -10 - HOUR, -HOUR]]),
+]
+
+
+@pytest.mark.fault(32)
+@pytest.mark.parametrize(("whose", "ahead_s"), JUMPS, ids=[whose for whose, _ in JUMPS])
+def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s):
+    """An hour on, and two back."""
+    job.steady()
+    for now_s, far, calm_s in zip(ahead_s, ["+1 h", "-2 h"], [SOON_S, PATIENCE_S], strict=True):
+        last, began = job.lines()[-1][1]["step"], time.monotonic()
+        clocks.set(now_s)
+        job.until(lambda last=last: job.lines()[-1][1]["step"] > last)
+        fault = Fault(time.monotonic() - began)
+        calmly(job, calm_s)
+        assert abs(job.lines()[-1][1]["time"] - time.time() - now_s[0]) < 60  # it did jump
+        measured(f"clocks differ by 10 s, that of {whose} jumps by {far}", fault, "nothing")
+
+
+@pytest.mark.fault(32)
+@pytest.mark.parametrize("which", [1, 0], ids=["pod", "host"])
+def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
+    """By one whose clock is an hour ahead; then the host, whose peers' clocks differ by so much."""
+    clocks.set([0, HOUR, -10, 0])
+    job.steady()
+    with job.fault() as fault:
+        job.kill(which)
+    what = ["the rendezvous' host killed, clocks differ by 1 h", "a pod killed, the next 1 h ahead"]
+    measured(what[which], fault, "as with clocks that agree")
+    assert fault.redone == 0 and fault.lives == 1
+    calmly(job, SOON_S)
+
+
+@pytest.mark.fault(32)
+def test_a_pod_that_does_not_come_back_is_given_up(job, measured):
+    """Although its last stamp is in the future for an hour."""
+    with job.fault(3) as fault:
+        job.kill(1, back_s=math.inf)
+    measured("a pod killed whose clock is 1 h ahead, no replacement", fault, "as if it agreed")
+    assert fault.redone == 0
+    with job.fault():
+        job.bring_back(1)
+
+
+def test_the_run_is_the_undisturbed_one(job, undisturbed):
+    """After all of the above."""
+    job.finish()
+    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
