@@ -15,10 +15,10 @@ HEAD = """# Faults
 
 What happens to a job when something breaks, how long it takes to the next *new* step, and how many
 finished steps are done again. Made by `make test-faults` from its own measurements, on one machine
-of two cores that was not always quiet: four pods as `gptddp-k8s submit --local` starts them, a
-model of 30 k parameters, steps of 0.1 s. Every job in it must end as the run that nobody disturbs:
-each step once, of the same rows, its newest checkpoint verified; to the bit where the number of
-ranks has never changed. Seconds are medians where a fault was tried more than once.
+of two cores: four pods as `gptddp-k8s submit --local` starts them, a model of 30 k parameters,
+steps of 0.1 s. Every job in it must end as the run that nobody disturbs: each step once, of the
+same rows, its newest checkpoint verified; to the bit where the number of ranks has never changed.
+Seconds are medians where a fault was tried more than once.
 
 | # | fault | what happens | seconds to the next step | steps done again |
 |--:|---|---|--:|--:|
