@@ -24,7 +24,7 @@ import xxhash
 from gptddp import inventory, pretokenized, tokens
 from gptddp.claim import SCRATCH
 from gptddp.errors import DataError
-from gptddp.files import fsync
+from gptddp.files import TRANSIENT, fsync
 from gptddp.sources import open_parquet
 
 FORMAT, VERSION = "gptddp-dataset", 1
@@ -112,10 +112,15 @@ class Dataset:
         return lines
 
     def check_storage(self) -> None:
-        """Raise DataError if not even the manifest can be read: then no single file is to blame."""
+        """Raise DataError if not even the manifest can be read: then no single file is to blame.
+
+        OSError where that may pass, so that the next life tries again.
+        """
         try:
             (self.dir / MANIFEST).read_bytes()
         except OSError as error:
+            if error.errno in TRANSIENT:
+                raise
             raise DataError(
                 f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
                 "the same command again"
@@ -166,7 +171,8 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
 
     With on_bad "quarantine", training files that are missing or of another size will do: reading
-    them fails later. Files beside those of the manifest, as after a renaming, never will.
+    them fails later. Files beside those of the manifest, as after a renaming, never will. Raises
+    OSError for trouble of the volume that may pass.
     """
     dir = Path(path)
     try:
@@ -176,6 +182,8 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     except FileNotFoundError:
         raise DataError(f"{dir}: {_absence(dir)} {_PREPARE}") from None
     except OSError as error:
+        if error.errno in TRANSIENT:
+            raise
         raise DataError(f"cannot read {dir / MANIFEST}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError):
         known, version = False, None

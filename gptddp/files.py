@@ -18,6 +18,7 @@ _FIXES = {
     errno.EISDIR: "move away the directory that is in a file's place",
     errno.ENOTDIR: "move away the file that is in a directory's place",
 }
+TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a volume that may come back
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 
 

@@ -18,7 +18,7 @@ from gptddp.config import FIELDS, Config, check_world_size, differences, flag, w
 from gptddp.corpus import Dataset
 from gptddp.dist import Dist, has_fast_bf16
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import explain, read_json, write_json_atomic
+from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
 from gptddp.lease import Lease, acquire
 from gptddp.quarantine import decided
 from gptddp.runlog import Ledger, highest_generation, history, read_ledger
@@ -61,7 +61,7 @@ def claim(config: Config, dist: Dist) -> Lease:
         run.mkdir(parents=True, exist_ok=True)
         return acquire(run, dist.job, known=(run / "config.json").exists())
     except OSError as error:
-        if error.errno in store.TRANSIENT:
+        if error.errno in TRANSIENT:
             raise
         raise ConfigError(
             f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"

@@ -31,7 +31,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError
-from gptddp.files import bypass_cache, fsync, write_all, write_new
+from gptddp.files import TRANSIENT, bypass_cache, fsync, write_all, write_new
 
 FORMAT = 1
 CHUNK_BYTES = 16 << 20  # hashed and written at once
@@ -40,9 +40,8 @@ CHECKPOINTS, MANIFEST, LATEST, TMP, TRASH = (
 )  # fmt: skip
 _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
-# These say that a file is not there or not a file; other errors may pass, and prove nothing.
+# These say that a file is not there or not a file; others prove nothing.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """A dataset on disk: opening it, and reading it."""
 
+import errno
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,22 @@ def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
             open_dataset(out)
         (out / name).write_bytes(content_bytes)
     assert len(all_texts(open_dataset(out))) == 40
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"), [("EIO", OSError), ("ESTALE", OSError), ("EACCES", DataError)]
+)
+def test_a_volume_that_is_away_is_no_mistake(books, tmp_path, monkeypatch, code, raised):
+    """Trouble that may pass is not the user's error, which would be final."""
+    dataset = prepare([books], tmp_path / "out", Settings(vocab_size=300))
+
+    def fail(_path):
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    for look in (dataset.check_storage, lambda: open_dataset(tmp_path / "out")):
+        with pytest.raises(raised, match=os.strerror(getattr(errno, code))):
+            look()
 
 
 def test_read_finds_damage(books: Path, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """One training process, in this one: what a run leaves behind, and what a mistake is told."""
 
+import errno
 import json
+import os
 import shutil
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,6 +156,23 @@ def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(run, tmp_pa
     assert run("--steps", "2") == 0
     assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
     assert load_newest(tmp_path / "run").step == 2
+
+
+def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, monkeypatch):
+    """No final exit code: the next life tries again, and goes on when the volume is back."""
+    assert run("--steps", "2") == 0
+    read = Path.read_bytes
+
+    def away(path):
+        if path.name == "dataset.json" and path.parent != tmp_path / "run":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr(Path, "read_bytes", away)
+        run("--steps", "4")
+    assert run("--steps", "4") == 0
+    assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
 
 
 def test_broken_checkpoints_never_start_the_run_over(run, tmp_path, capfd):
