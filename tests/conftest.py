@@ -1,6 +1,7 @@
 """Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +9,12 @@ from pathlib import Path
 
 import pytest
 from helpers import SMALL, training_here
+
+
+def pytest_configure():
+    """A shell has its background jobs ignore Ctrl-C, and their children with them: not ours."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
