@@ -126,8 +126,8 @@ def measure(
     """Medians over the saves, in seconds: each part, and what a save costs in all."""
     found: dict[str, list[float]] = defaultdict(list)
     flat = torch.zeros(2, sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
+    places = [row.data_ptr() for row in flat]
     for number in range(1, saves + 1):
-        places = [row.data_ptr() for row in flat]
         found["memmove"].append(timed(ctypes.memmove, *places, flat.shape[1]))
         quiet = statistics.median(steps.step() for _ in range(QUIET))
         found["check"].append(timed(check_replicas, tensors, number, ALONE))

@@ -24,10 +24,10 @@ from recovery import worker_of
 
 from gptddp.demo import prepare
 from gptddp.files import read_json
+from gptddp.recovery import PARTS
 from gptddp.runlog import history, read_ledger
 
 PODS = 4
-PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
 
 
 def kill_one(folder: Path, rng: random.Random) -> str:

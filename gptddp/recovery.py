@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
 UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
 
 
@@ -55,10 +56,9 @@ def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[
     """
     moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
     moments = list(accumulate((min(at, first_step) for at in moments), max))
-    names = ("detect_s", "reform_s", "reload_s", "first_step_s")
     parts: dict[str, float | None] = {
         name: round(end - begin, 3)
-        for name, (begin, end) in zip(names, pairwise(moments), strict=True)
+        for name, (begin, end) in zip(PARTS, pairwise(moments), strict=True)
     }
     if last.failed_time is None:
         parts["detect_s"] = None

@@ -257,7 +257,9 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return list({line: event for line, event in lines if is_event(event)}.values())
 
 
-def highest_generation(run_dir: str | Path, events: Sequence[Mapping[str, Any]] = ()) -> int:
+def highest_generation(
+    run_dir: str | Path, events: Sequence[Mapping[str, Any]] | None = None
+) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
     `events`: those of its ledger, if they have been read.
@@ -269,7 +271,7 @@ def highest_generation(run_dir: str | Path, events: Sequence[Mapping[str, Any]] 
     checkpoints = Path(run_dir) / "checkpoints"
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
-    events = events or read_ledger(run_dir)
+    events = read_ledger(run_dir) if events is None else events
     found += [event["generation"] for event in events]
     return max(found)
 

@@ -173,7 +173,8 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        retention.remove_stale(self.run_dir, self.generation - (not self.alone))
+        stale = self.generation if self.alone else self.generation - 1
+        retention.remove_stale(self.run_dir, stale)
         name = store.commit(self.run_dir, manifest, [data], self._before_rename)
         store.read_manifest(self.run_dir / store.CHECKPOINTS / name)
         self.parent = name

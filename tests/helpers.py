@@ -36,7 +36,7 @@ def training_here() -> Iterator[None]:
 def recovery(run: Path, generation: int) -> dict[str, Any]:
     """The ledger's event of the first step of a life, with where the seconds went; {} before it."""
     wanted = ("recovered", generation)
-    return next((e for e in read_ledger(run) if (e["event"], e.get("generation")) == wanted), {})
+    return next((e for e in read_ledger(run) if (e["event"], e["generation"]) == wanted), {})
 
 
 def write_measurement(name: str, **values: Any) -> None:

@@ -124,11 +124,11 @@ def test_previous_and_follow_exclude_each_other(k8s):
 
 
 @pytest.mark.parametrize("command", [["logs", "-f"], ["wait"]])
-def test_ctrl_c_ends_at_once_with_130(api, running, command):
+def test_ctrl_c_ends_at_once_with_130(api, running, command, spawn):
     """No traceback, and no waiting for a stream that is open."""
     api.logs["demo-worker-0"].done = False
     code = "from gptddp.k8s import main; main()"
-    process = subprocess.Popen(
+    process = spawn(
         [sys.executable, "-c", code, *command, "demo", "--kubeconfig", str(api.kubeconfig)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},

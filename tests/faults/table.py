@@ -10,6 +10,8 @@ import statistics
 import sys
 from pathlib import Path
 
+from gptddp.recovery import PARTS
+
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Faults
 
@@ -110,7 +112,6 @@ ELSEWHERE = {
         "test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
 KILLS = (1, 2, 3, 4, 6, 8, 35, 38)
-PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")
 
 
 def seconds(values: list[float | None], digits: int = 1) -> str:
