@@ -188,6 +188,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# -- the end of a grace period -----------------------------------------------------------------
+
+# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
+# hangs, by itself; the workers that are left, killed by their launcher; the launcher.
+WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
+
+
+def limit_s(grace_s: float, margin_s: float) -> float:
+    """Seconds from the signal to `margin_s` before the end; below 16 s the margin shrinks too."""
+    return grace_s - margin_s * min(1.0, grace_s / 16.0)
+
+
 # -- TOML and flags ----------------------------------------------------------------------------
 
 

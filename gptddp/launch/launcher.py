@@ -22,8 +22,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptddp.config import Config, check_world_size, differences, from_args, with_preset
-from gptddp.distributed.watchdog import LAUNCHER_S, Watchdog, limit_s
+from gptddp.config import (
+    LAUNCHER_S,
+    Config,
+    check_world_size,
+    differences,
+    from_args,
+    limit_s,
+    with_preset,
+)
+from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.launch.forkserver import start_server
