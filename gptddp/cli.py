@@ -81,14 +81,14 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     gptddp prepare books/ more.jsonl.zst --out data
     gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
     """
+    from gptddp.prepare import summary
     from gptddp.prepare.build import prepare as run
-    from gptddp.prepare.build import summary
-    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare.progress_bar import ProgressBar
     from gptddp.prepare.recipe import Settings
 
-    with Progress(sys.stderr) as progress:
-        dataset = run(sources, out, Settings(**options), progress)
-    click.echo(summary(dataset))
+    with ProgressBar(sys.stderr) as bar:
+        dataset = run(sources, out, Settings(**options), bar)
+    click.echo(summary.prepared(dataset))
 
 
 @cli.command()
@@ -102,13 +102,13 @@ def repack(dataset: str, out: str) -> None:
     \b
     gptddp repack data --out data-small-groups
     """
-    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare import summary
+    from gptddp.prepare.progress_bar import ProgressBar
     from gptddp.prepare.repack import repack as run
-    from gptddp.prepare.repack import summary
 
-    with Progress(sys.stderr) as progress:
-        made = run(dataset, out, progress)
-    click.echo(summary(made))
+    with ProgressBar(sys.stderr) as bar:
+        made = run(dataset, out, bar)
+    click.echo(summary.repacked(made))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

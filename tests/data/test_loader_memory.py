@@ -37,7 +37,7 @@ print(json.dumps([text_bytes, *at]))
 
 def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
     """From the 200th row group to the 1000th: 64 MB of text is read, less than a fifth is kept."""
-    monkeypatch.setattr("gptddp.prepare.build._ROW_GROUPS", GROUPS)
+    monkeypatch.setattr("gptddp.prepare.shard_writer._ROW_GROUPS", GROUPS)
     rng = random.Random(1)
     words = [os.urandom(4).hex() for _ in range(2000)]
     texts = [" ".join(rng.choices(words, k=DOCUMENT_BYTES // 9)) for _ in range(10 * GROUPS)]
