@@ -46,9 +46,12 @@ def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
     dataset = prepare([tmp_path / "source.parquet"], tmp_path / "data", settings)
     assert len(dataset.row_groups("train")) >= GROUPS
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(dataset.dir)], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", CHILD, str(dataset.dir)],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     text_bytes, (resident, arrow), (resident_later, arrow_later) = json.loads(child.stdout)
     assert text_bytes > 75e6
     assert arrow < 5e6 and arrow_later < 5e6

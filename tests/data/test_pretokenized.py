@@ -67,11 +67,13 @@ def documents_of(dataset: Dataset) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "kind",
     [
-        pa.list_(pa.uint16()), pa.list_(pa.uint32()), pa.list_(pa.int32()),
+        pa.list_(pa.uint16()),
+        pa.list_(pa.uint32()),
+        pa.list_(pa.int32()),
         pa.large_list(pa.int64()),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_documents_are_the_lists(tmp_path, from_text, kind):
     """Every list is one document, whatever the width of its ids; shards hold list<uint16>."""
     ids = encoded(from_text)
