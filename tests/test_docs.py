@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli
@@ -71,3 +72,27 @@ def test_files_named_in_the_readme_exist():
         for name in names:
             assert ROOT.joinpath(*folders, name).exists(), f"{'/'.join(folders)}: {name}"
         folders.append(names[0])
+
+
+def test_files_that_answer_a_question_exist():
+    """The table "where is what" and the guide for contributors lead to real files."""
+    table = (ROOT / "docs/architecture.md").read_text().split("## Where is what")[1]
+    answers = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
+    names = re.findall(r"`([\w./-]+)`", "".join(answers))
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    names += re.findall(r"`((?:gptddp|tests|docs|image)/[\w./-]+)`", guide)
+    assert len(names) > 60
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_summary_of_the_faults_is_of_the_table_below_it():
+    """Its figures are those that the generator computes from the rows of the page."""
+    page = faults.DOCS.read_text().split("## Where the seconds go")[0]
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", page, re.M)]
+    measured = {
+        (int(number), what): [{"happens": happens, "seconds": float(s or "nan"), "redone": int(n)}]
+        for number, what, happens, s, n in rows
+    }
+    summary = faults.summary(measured)
+    assert len(summary) == len(faults.SUMMARY)
+    assert "".join(summary) in page
