@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 
-from gptddp import model, retention, store
+from gptddp.checkpoint import retention, store
+from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.state import check_replicas
-from gptddp.writer import Writer
+from gptddp.distributed.replicas import check_replicas
+from gptddp.model.gpt import build
 
 INTERVAL_S, COPY_BYTES_S = 60.0, 10e9
 QUIET = 8  # steps before each save
@@ -42,7 +43,7 @@ class Steps:
 
     def __init__(self) -> None:
         config = with_preset(Config(preset="tiny", precision="fp32"), accelerator=False)
-        self.net = model.build(config, 4096, torch.device("cpu"))
+        self.net = build(config, 4096, torch.device("cpu"))
         self.tokens = torch.randint(4096, (4, config.seq_len or 256))
 
     def step(self) -> float:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gptddp.corpus import Dataset, RowGroup, open_dataset
-from gptddp.loader import Loader
+from gptddp.data.dataset import Dataset, RowGroup, open_dataset
+from gptddp.data.loader import Loader
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gptddp.runlog import history, read_ledger
+from gptddp.run.history import history, read_ledger
 
 PODS = 4
 MODEL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 32 --lanes 8 --batch 8 --micro-batch 2"

@@ -24,8 +24,8 @@ from recovery import worker_of
 
 from gptddp.demo import prepare
 from gptddp.files import read_json
-from gptddp.recovery import PARTS
-from gptddp.runlog import history, read_ledger
+from gptddp.run.history import history, read_ledger
+from gptddp.run.recovery import PARTS
 
 PODS = 4
 

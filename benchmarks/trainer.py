@@ -29,9 +29,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, model, optim, train
+from gptddp import train
 from gptddp.config import Config, with_preset
-from gptddp.loader import Batch
+from gptddp.data.loader import Batch
+from gptddp.distributed.connect import World, connect
+from gptddp.distributed.hardware import has_fast_bf16, use_fast_fp32
+from gptddp.model import optim
+from gptddp.model.gpt import GPT, build
 from gptddp.train import forward_backward
 
 # Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
@@ -40,7 +44,7 @@ STEPS, SKIPPED = 40, 20
 VOCABULARY = 4096
 
 
-class PlainGPT(model.GPT):
+class PlainGPT(GPT):
     """The same network with the loss as one writes it first: all logits, F.cross_entropy."""
 
     def forward(self, x, y=None):
@@ -63,7 +67,7 @@ class Laps:
         return [(b[0] - a[0], b[1] - a[1]) for a, b in pairs][SKIPPED : STEPS - 2]
 
 
-def plain(c: Config, world: dist.Dist, laps: Laps) -> None:
+def plain(c: Config, world: World, laps: Laps) -> None:
     """PyTorch's defaults."""
     net = DDP(PlainGPT(c, VOCABULARY))
     optimizer = torch.optim.AdamW(net.parameters(), lr=c.lr)
@@ -76,9 +80,9 @@ def plain(c: Config, world: dist.Dist, laps: Laps) -> None:
         optimizer.step()
 
 
-def bare(c: Config, world: dist.Dist, laps: Laps) -> None:
+def bare(c: Config, world: World, laps: Laps) -> None:
     """Our model step and nothing around it."""
-    net = model.build(c, VOCABULARY, world.device)
+    net = build(c, VOCABULARY, world.device)
     optimizer, ddp = optim.build(net, c), DDP(net, gradient_as_bucket_view=True)
     rows = c.batch // world.world_size
     tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
@@ -92,7 +96,7 @@ def bare(c: Config, world: dist.Dist, laps: Laps) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
-def ours(c: Config, world: dist.Dist, laps: Laps) -> None:
+def ours(c: Config, world: World, laps: Laps) -> None:
     """The training loop, which agrees once in every step."""
     agree = train.agree
 
@@ -111,8 +115,8 @@ def worker(rounds: int, folder: str) -> None:
     """One of the two processes; rank 0 prints."""
     logging.disable(logging.WARNING)
     seconds: dict[str, list[tuple[float, float]]] = {"plain": [], "bare": [], "ours": []}
-    with dist.connect("cpu") as world:
-        fast = dist.has_fast_bf16(world.device)
+    with connect("cpu") as world:
+        fast = has_fast_bf16(world.device)
         c = Config(steps=STEPS, data=f"{folder}/data", precision="bf16" if fast else "fp32")
         c = dataclasses.replace(with_preset(c, accelerator=False), eval_tokens=1)
         for i in range(rounds):
@@ -123,7 +127,7 @@ def worker(rounds: int, folder: str) -> None:
                 variant(c, world, laps)
                 seconds[name] += laps.seconds()
                 if not fast:  # for the two that are ours
-                    dist.use_fast_fp32(world.device)
+                    use_fast_fp32(world.device)
         if world.rank == 0:
             report(seconds, c)
 

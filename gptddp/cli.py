@@ -81,10 +81,10 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     gptddp prepare books/ more.jsonl.zst --out data
     gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
     """
-    from gptddp.prepare import prepare as run
-    from gptddp.prepare import summary
-    from gptddp.progress import Progress
-    from gptddp.recipe import Settings
+    from gptddp.prepare.build import prepare as run
+    from gptddp.prepare.build import summary
+    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare.recipe import Settings
 
     with Progress(sys.stderr) as progress:
         dataset = run(sources, out, Settings(**options), progress)
@@ -102,9 +102,9 @@ def repack(dataset: str, out: str) -> None:
     \b
     gptddp repack data --out data-small-groups
     """
-    from gptddp.progress import Progress
-    from gptddp.repack import repack as run
-    from gptddp.repack import summary
+    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare.repack import repack as run
+    from gptddp.prepare.repack import summary
 
     with Progress(sys.stderr) as progress:
         made = run(dataset, out, progress)
@@ -185,7 +185,7 @@ def checkpoints(
     gptddp checkpoints runs/first --verify
     gptddp checkpoints runs/first --export model
     """
-    from gptddp.retention import list_checkpoints, prune_by_hand
+    from gptddp.checkpoint.retention import list_checkpoints, prune_by_hand
 
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
@@ -195,7 +195,7 @@ def checkpoints(
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return
     if prune:
-        from gptddp.rundir import saved_config
+        from gptddp.run.directory import saved_config
 
         keep = keep or int((saved_config(_run_dir(run)) or {})["keep"])
         for name in prune_by_hand(run, keep):
@@ -218,7 +218,7 @@ def log(run: Path) -> None:
     \b
     gptddp log runs/first | tail -1
     """
-    from gptddp.runlog import history
+    from gptddp.run.history import history
 
     for line in history(_run_dir(run)):
         click.echo(json.dumps(line))

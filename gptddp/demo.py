@@ -21,7 +21,7 @@ from typing import Any
 
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
-from gptddp.runlog import history, read_ledger
+from gptddp.run.history import history, read_ledger
 
 NAME = "demo"
 VICTIM = f"{NAME}-worker-2"

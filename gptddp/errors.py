@@ -1,14 +1,23 @@
-"""Every error that a user can meet, with the exit code that it ends a process with.
+"""Every error of the package, with the exit code that it ends a process with. Stdlib only.
 
 GptddpError               2   any mistake in what the user gave
 ├── ConfigError           2   a flag, a TOML key, or a run directory of another configuration
 ├── DataError             2   a source, a dataset or a tokenizer
+│   └── BadRowGroup       2   a row group that cannot be read
 ├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
 ├── CheckpointError       4   checkpoints exist and none of them is valid
 ├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
 ├── Stopped             143   a signal asked for the stop; the run can be continued
 └── Superseded            1   a later life of the run, or another job, goes on with it
+LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
+├── LostPeer              1   a collective has failed because another rank is gone or silent
+└── Diverged              1   the ranks do not hold the same state
+Unusable                      one checkpoint cannot be loaded; the one before may be
 """
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 
 class GptddpError(Exception):
@@ -54,3 +63,64 @@ class Superseded(GptddpError):
     """Another process has the run now: not final, torchrun may start this one again."""
 
     exit_code = 1
+
+
+class BadRowGroup(DataError):
+    """A row group that cannot be read, however often it is tried: one of a lane that needs it now.
+
+    group: where it stands in the loader's list of row groups.
+    """
+
+    def __init__(self, message: str, group: int) -> None:
+        super().__init__(message)
+        self.group = group
+
+
+# -- what ends a life, and not the run -----------------------------------------------------------
+
+
+class LifeLost(RuntimeError):
+    """This life of the run is over by no error of its own: the next one goes on."""
+
+    exit_code = 1
+
+
+class LostPeer(LifeLost):
+    """A collective has failed, and who is to blame has been found out as far as may be."""
+
+
+class Diverged(LifeLost):
+    """The ranks do not hold the same state: what each holds is worth nothing."""
+
+    def __init__(self, digests: Mapping[int, int], step: int, names: Sequence[str]) -> None:
+        """`digests`: of each rank's state; `names`: every rank as a message says it, by rank."""
+        value, count = Counter(digests.values()).most_common(1)[0]
+        told = 2 * count > len(digests)
+        self.ranks = [rank for rank, digest in digests.items() if not told or digest != value]
+        self.names = [names[rank] for rank in self.ranks]
+        which = f"{', '.join(self.names)} differ{'s' if len(self.ranks) == 1 else ''} from the rest"
+        if not told:
+            which = f"there is no majority to tell which of {' and '.join(self.names)} is wrong"
+        super().__init__(
+            f"after step {step} the ranks do not hold the same parameters and optimizer state: "
+            f"{which}. Going back to the newest checkpoint; a pod that is named again and again is "
+            "on broken hardware, or on another kind of processor than the rest"
+        )
+
+
+# -- what never reaches a user as it is ----------------------------------------------------------
+
+
+class Unusable(Exception):
+    """Why a checkpoint cannot be loaded.
+
+    `damaged`: for good, so that it may be set aside; `transient`: it may be readable soon.
+    """
+
+    def __init__(
+        self, path: Path, reason: str, *, damaged: bool = True, transient: bool = False
+    ) -> None:
+        super().__init__(f"{path.name}: {reason}")
+        self.reason = reason
+        self.damaged = damaged
+        self.transient = transient

@@ -15,12 +15,13 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gptddp import model, sample
-from gptddp.corpus import open_dataset
+from gptddp import sample
+from gptddp.data.dataset import open_dataset
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
-from gptddp.rundir import saved_config
-from gptddp.tokens import Tokenizer
+from gptddp.model.gpt import GPT
+from gptddp.run.directory import saved_config
 
 WEIGHTS = "model.safetensors"
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
@@ -65,7 +66,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     return step
 
 
-def weights(net: model.GPT, vocab_size: int) -> dict[str, Tensor]:
+def weights(net: GPT, vocab_size: int) -> dict[str, Tensor]:
     """The parameters by GPT-2's names, without the rows that only pad the vocabulary."""
     named: dict[str, Tensor] = {}
     for name, parameter in net.named_parameters():

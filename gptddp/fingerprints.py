@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import DataError
-from gptddp.runlog import logged
+from gptddp.run.history import logged
 
 KEYS = ("batch_fp", "chain_fp")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)

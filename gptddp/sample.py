@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from gptddp import checkpoint, model
+from gptddp.checkpoint.load import copy_into, load_newest
 from gptddp.config import Config
-from gptddp.corpus import open_dataset
+from gptddp.data.dataset import open_dataset
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import CheckpointError, ConfigError
-from gptddp.rundir import saved_config
-from gptddp.state import copy_into
-from gptddp.tokens import Tokenizer
+from gptddp.model.gpt import GPT, build
+from gptddp.run.directory import saved_config
 
 
-def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]:
+def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
     """The model, its tokenizer and the checkpoint's step, read without changing the run.
 
     `data` names the dataset directory where it is not the one that the run was trained on.
@@ -25,10 +25,10 @@ def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     config = Config(**values | {"betas": tuple(values["betas"])})
     tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
-    loaded = checkpoint.load_newest(run, quarantine=False)
+    loaded = load_newest(run, quarantine=False)
     if loaded is None:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
-    net = model.build(config, tokenizer.vocab_size, torch.device("cpu"))
+    net = build(config, tokenizer.vocab_size, torch.device("cpu"))
     live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
     copy_into(live, {k: t for k, t in loaded.tensors.items() if k.startswith("model.")})
     return net.eval(), tokenizer, loaded.step
@@ -36,7 +36,7 @@ def load(run: Path, data: str | None = None) -> tuple[model.GPT, Tokenizer, int]
 
 @torch.no_grad()
 def generate(
-    net: model.GPT, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float,
+    net: GPT, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float,
     top_k: int, seed: int,
 ) -> Iterator[int]:  # fmt: skip
     """Yield up to `tokens` token ids after the prompt; ends where the document ends.

@@ -25,26 +25,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp import dist, faults, lanes, model, optim, peers, quarantine, restore, snapshot, worker
-from gptddp.batches import autocast, micro_batches
-from gptddp.cache import open_cache
+from gptddp.checkpoint.load import copy_into
 from gptddp.config import Config, flag, from_args
-from gptddp.corpus import open_dataset
-from gptddp.ending import save_last
-from gptddp.errors import ConfigError, GptddpError, NonFiniteError, Stopped, Superseded
-from gptddp.evaluate import evaluate
-from gptddp.loader import Batch, Loader, eval_rows
-from gptddp.metrics import PhaseClock
-from gptddp.recorder import Recorder
-from gptddp.state import CHECK_EVERY, Diverged, Progress, agree, check_replicas, copy_into
-from gptddp.stop import StopFlag
+from gptddp.data import lanes
+from gptddp.data.cache import open_cache
+from gptddp.data.dataset import open_dataset
+from gptddp.data.loader import Batch, Loader, eval_rows
+from gptddp.distributed import environment, peers
+from gptddp.distributed.connect import World, connect
+from gptddp.distributed.environment import place, pod, restarts
+from gptddp.distributed.hardware import use_fast_fp32
+from gptddp.distributed.process import run
+from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
+from gptddp.distributed.report import report
+from gptddp.errors import (
+    ConfigError,
+    Diverged,
+    GptddpError,
+    LostPeer,
+    NonFiniteError,
+    Stopped,
+    Superseded,
+)
+from gptddp.model import optim
+from gptddp.model.evaluate import evaluate
+from gptddp.model.gpt import build
+from gptddp.model.micro_batches import autocast, micro_batches
+from gptddp.run import crash_loop
+from gptddp.run.progress import Progress
+from gptddp.training import quarantine
+from gptddp.training.agree import agree
+from gptddp.training.begin import begin
+from gptddp.training.end import save_last
+from gptddp.training.memory import Memory
+from gptddp.training.metrics import PhaseClock
+from gptddp.training.recorder import Recorder
+from gptddp.training.stop import StopFlag
 
 log = logging.getLogger("gptddp")
 
 PEER_LOST = 1  # the exit code of a rank whose peer is gone or differs: torchrun starts it again
 
 
-def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
+def train(config: Config, world: World, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()
 
@@ -55,11 +78,11 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
         log.warning("%s", warning)
 
     # -- the run: the newest state on the storage or in any rank's memory ------------------------
-    start = restore.begin(config, dataset, world)  # all ranks
+    start = begin(config, dataset, world)  # all ranks
     life, c = start.life, start.life.config
     progress = Progress.from_meta(life.meta)
     recorder = Recorder(life, start.lease, world, clock) if start.lease else None  # rank 0
-    memory = snapshot.Memory(start.place, life)
+    memory = Memory(start.place, life)
     stop.holds, stop.last_words = life.source == "memory", lambda: memory.leave(stop.cause)
 
     # -- the data: its threads read and pack while the model is built -----------------------------
@@ -83,8 +106,8 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
 
         # -- the model, from the same seed on every rank ------------------------------------------
         if c.precision == "fp32":
-            dist.use_fast_fp32(world.device)
-        net = model.build(c, tokenizer.vocab_size, world.device)
+            use_fast_fp32(world.device)
+        net = build(c, tokenizer.vocab_size, world.device)
         optimizer = optim.build(net, c)
         ddp = DDP(net, gradient_as_bucket_view=True)
         warm_up(ddp, c, world)
@@ -116,8 +139,8 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
 
         # -- the loop -----------------------------------------------------------------------------
         stop.holds, cause = True, "steps"
-        if verdict := dist.verdict():
-            faults.forget(verdict.parent)
+        if verdict := environment.verdict():
+            crash_loop.forget(verdict.parent)
         if line and "val_loss" not in line and is_due():  # the life before did not come to it
             cause = cause if validate(line) else "stopped"
             if recorder and cause == "steps":
@@ -198,18 +221,18 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
     except GptddpError:
         raise
     except Exception as error:
-        if dist.is_lost_peer(error):  # no step is half done: its collectives come before it
+        if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
             waited_s = time.monotonic() - since
             blame = f"after step {progress.step}: {peers.blame(error, world, waited_s)}"
             memory.leave(blame)
-            raise peers.LostPeer(blame) from error
+            raise LostPeer(blame) from error
         if isinstance(error, Diverged):
             memory.clear()
             if recorder:
                 recorder.diverged(error, progress)
-        elif final := faults.final(
+        elif final := crash_loop.final(
             error, Path(c.run_dir), step=progress.step + 1, generation=life.generation,
-            rank=world.rank, pod=dist.pod(),
+            rank=world.rank, pod=pod(),
         ):  # fmt: skip
             raise final from error
         raise
@@ -219,7 +242,7 @@ def train(config: Config, world: dist.Dist, stop: StopFlag) -> None:
             recorder.close()
 
 
-def warm_up(ddp: DDP, c: Config, world: dist.Dist) -> None:
+def warm_up(ddp: DDP, c: Config, world: World) -> None:
     """All ranks: one backward pass whose gradients are thrown away, before the state is loaded.
 
     DDP rebuilds its buckets after the first backward pass of a process. Without this one, the
@@ -234,7 +257,7 @@ def warm_up(ddp: DDP, c: Config, world: dist.Dist) -> None:
 
 
 def forward_backward(
-    ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: dist.Dist
+    ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: World
 ) -> Tensor:
     """All ranks: the gradient of the step's mean loss over all its targets; this rank's nats.
 
@@ -267,7 +290,7 @@ def main(args: Sequence[str] | None = None) -> int:
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
-        with dist.connect(config.device) as world:
+        with connect(config.device) as world:
             train(config, world, stop)
     except Stopped:
         return stop.exit_code  # rank 0 has said what was saved
@@ -275,20 +298,20 @@ def main(args: Sequence[str] | None = None) -> int:
         log.error("gptddp train: %s", error)
         return error.exit_code
     except GptddpError as error:
-        dist.report(error)
+        report(error)
         return error.exit_code
     except Exception as error:
-        rank = dist.place()[0]
-        if dist.is_lost_peer(error) or isinstance(error, Diverged):
+        rank = place()[0]
+        if peers.is_lost_peer(error) or isinstance(error, Diverged):
             what = "" if isinstance(error, Diverged) else "lost a peer: "
             log.warning("[rank %s] %s%s", rank, what, str(error).splitlines()[0])
             return stop.exit_code if stop.asked else PEER_LOST
-        if (verdict := dist.verdict()) and (
-            final := faults.final(
-                error, verdict.parent, step=0, generation=dist.restarts(), rank=rank, pod=dist.pod()
+        if (verdict := environment.verdict()) and (
+            final := crash_loop.final(
+                error, verdict.parent, step=0, generation=restarts(), rank=rank, pod=pod()
             )
         ):
-            dist.report(final)
+            report(final)
             return final.exit_code
         raise
     finally:
@@ -297,4 +320,4 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    run(main)

@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, training_here
+from support.paths import ROOT
+from support.toy import SMALL, training_here
 
 
 def pytest_configure():
@@ -78,9 +79,10 @@ def spawn():
 @pytest.fixture
 def start(tmp_path):
     """Start a runner as a process of its own; whatever is left at the end is killed."""
-    from localjobs import RUN
+    from support.local_jobs import RUN
 
-    from gptddp.k8s import guard, manifest
+    from gptddp.k8s.local import reaper
+    from gptddp.k8s.render import manifest
 
     started = []
 
@@ -88,7 +90,7 @@ def start(tmp_path):
         path = tmp_path / f"{len(started)}.yaml"
         path.write_text(manifest.to_yaml([built]))
         command = [sys.executable, "-c", RUN, str(path), str(folder), *flags]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         started.append(
             subprocess.Popen(
                 command, env=environment, text=True, stdout=subprocess.PIPE,
@@ -102,7 +104,7 @@ def start(tmp_path):
         if process.poll() is None:
             process.kill()
         process.communicate()
-    guard.sweep(str(tmp_path))
+    reaper.sweep(str(tmp_path))
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def finish(start):
 @pytest.fixture
 def api(tmp_path):
     """An API server on a loopback port."""
-    from fakeapi import FakeAPI
+    from support.api_server import FakeAPI
 
     server = FakeAPI(tmp_path)
     yield server

@@ -8,7 +8,7 @@ import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli
-from gptddp.k8s.cli import cli as k8s_cli
+from gptddp.k8s.cli.main import cli as k8s_cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "operator/README.md", ROOT / "k8s/jobs/README.md"]
@@ -57,8 +57,7 @@ def test_the_readme_is_short_and_starts_with_a_command():
 def test_every_exit_code_is_documented():
     """The table of exit codes has every code that an error of ours ends with."""
     table = (ROOT / "docs/train.md").read_text()
-    kinds = [k for k in vars(errors).values() if isinstance(k, type)]
-    for code in {kind.exit_code for kind in kinds}:
+    for code in {k.exit_code for k in vars(errors).values() if hasattr(k, "exit_code")}:
         assert f"| {code} |" in table
 
 

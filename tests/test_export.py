@@ -6,14 +6,14 @@ import os
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import SMALL, training_here
 from safetensors import safe_open
+from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from gptddp import export, sample, train
 from gptddp.cli import cli
-from gptddp.corpus import open_dataset
+from gptddp.data.dataset import open_dataset
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ HEAVY = {"torch", "numpy", "pyarrow", "prometheus_client"}
 @pytest.mark.parametrize(
     ("code", "forbidden"),
     [
-        ("import gptddp.k8s.cli", HEAVY | {"kubernetes"}),
+        ("import gptddp.k8s.cli.main", HEAVY | {"kubernetes"}),
         ("import gptddp.cli", HEAVY | {"kubernetes", "yaml"}),
         ("import gptddp.config, gptddp.errors, gptddp.files", HEAVY | {"click", "yaml"}),
         ("import gptddp.train", {"click", "yaml", "kubernetes"}),

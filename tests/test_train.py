@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SMALL
-from preparing import BYTES, flip
+from support.prepared import BYTES, flip
+from support.toy import SMALL
 
-from gptddp import blocks, lanes, train
-from gptddp.checkpoint import load_newest
-from gptddp.prepare import prepare
-from gptddp.runlog import history, read_ledger
+from gptddp import train
+from gptddp.checkpoint.load import load_newest
+from gptddp.data import blocks, lanes
+from gptddp.prepare.build import prepare
+from gptddp.run.history import history, read_ledger
 
 pytestmark = pytest.mark.usefixtures("train_here")
 

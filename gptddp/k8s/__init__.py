@@ -8,7 +8,7 @@ def main() -> None:
     """Run the `gptddp-k8s` command, or say what to install when its packages are absent."""
     gc.disable()  # imports make no garbage, and looking for it is a tenth of a short command
     try:
-        from gptddp.k8s.cli import cli
+        from gptddp.k8s.cli.main import cli
     except ModuleNotFoundError as error:
         sys.exit(f"gptddp-k8s needs the package {error.name}: pip install 'gptddp[k8s]'")
     except KeyboardInterrupt:  # before the command could have begun

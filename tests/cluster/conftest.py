@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jobs
 import pytest
+from support import cluster_jobs
 
 HERE = Path(__file__).parent
 CONTROL_PLANE = "gptddp-control-plane"
@@ -167,7 +167,7 @@ def prepared(cluster) -> Iterator[Namespace]:
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
             (source / path.name).write_bytes(path.read_bytes())
         options = ["--source=data/source", "--data=data/corpus", "--cpu=900m", "--wait"]
-        jobs.cli(made, "prepare", *options, "--", "--vocab-size=1024")
+        cluster_jobs.cli(made, "prepare", *options, "--", "--vocab-size=1024")
         yield made
     finally:
         made.remove()

@@ -12,10 +12,10 @@ import time
 from collections import defaultdict
 
 import pytest
-from helpers import recovery, write_measurement
-from jobs import PODS, Job, fingerprints, until
+from support.cluster_jobs import PODS, Job, fingerprints, until
+from support.toy import recovery, write_measurement
 
-from gptddp.runlog import read_ledger
+from gptddp.run.history import read_ledger
 
 LONG_S = 300  # several times what any of it takes
 FLAGS = ["--preset=tiny", "--eval-every=100000", "--log-every=10"]
@@ -224,8 +224,8 @@ def test_the_run_is_the_undisturbed_one(job):
     code = (
         "import sys\n"
         "from gptddp.config import from_args, with_preset\n"
-        "from gptddp.corpus import open_dataset\n"
-        "from gptddp.loader import Loader\n"
+        "from gptddp.data.dataset import open_dataset\n"
+        "from gptddp.data.loader import Loader\n"
         "c = with_preset(from_args(sys.argv[2:]), accelerator=False)\n"
         "loader = Loader(open_dataset(c.data), lanes=c.lanes, batch=c.batch, seq_len=c.seq_len,\n"
         "                seed=c.seed)\n"

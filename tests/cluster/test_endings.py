@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from jobs import PODS, TINY, Job, until
+from support.cluster_jobs import PODS, TINY, Job, until
 
 OPTIONS = (*PODS, "--replicas=2")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gptddp.k8s import admission, manifest, spec
+from gptddp.k8s.render import admission, manifest, spec
 
 WORKER = ("spec", "pytorchReplicaSpecs", "Worker")
 CONTAINER = (*WORKER, "template", "spec", "containers", 0)

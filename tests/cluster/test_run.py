@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from jobs import PODS, TINY, Job, cli, fingerprints, until
+from support.cluster_jobs import PODS, TINY, Job, cli, fingerprints, until
 
 STEPS = 150
 FLAGS = [*TINY, f"--steps={STEPS}", "--seed=7"]

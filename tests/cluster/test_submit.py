@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import SMALL
+from support.toy import SMALL
 
 ROOT = Path(__file__).parents[2]
 KINDS = "pytorchjobs,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,jobs"

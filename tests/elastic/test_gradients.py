@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
+from support.paths import SUPPORT
 
 
 def test_gradients_are_those_of_one_process(tmp_path):
@@ -13,10 +13,9 @@ def test_gradients_are_those_of_one_process(tmp_path):
 
     Ranks run 2 to 12 micro-batches of up to 2 rows, some of which cross the border of two lanes.
     """
-    here = Path(__file__).parent
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     child = subprocess.run(
-        [sys.executable, here / "gradients.py", tmp_path],
+        [sys.executable, SUPPORT / "gradients.py", tmp_path],
         env=os.environ | environment, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr

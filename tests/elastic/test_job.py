@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
+from support.toy import SMALL
 
-from gptddp.runlog import history, read_ledger
+from gptddp.run.history import history, read_ledger
 
 STEPS = 240
 

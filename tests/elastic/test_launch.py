@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import PATIENCE_S, START, Job, alive, launch, until
+from support.launchers import PATIENCE_S, START, Job, alive, launch, until
 
 
 @pytest.fixture(scope="module")

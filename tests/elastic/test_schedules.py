@@ -16,15 +16,16 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
-from preparing import flip
+from support.prepared import flip
+from support.toy import SMALL
 
-from gptddp import blocks, lanes, train
-from gptddp.corpus import open_dataset
-from gptddp.loader import from_text
-from gptddp.prepare import prepare
-from gptddp.recipe import Settings
-from gptddp.runlog import history, read_ledger
+from gptddp import train
+from gptddp.data import blocks, lanes
+from gptddp.data.dataset import open_dataset
+from gptddp.data.loader import from_text
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+from gptddp.run.history import history, read_ledger
 
 STEPS = 180  # two epochs of every lane
 PATIENCE_S = 90

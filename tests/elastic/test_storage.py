@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
+from support.toy import SMALL
 
-from gptddp import store
-from gptddp.runlog import history, read_ledger
+from gptddp.checkpoint import store
+from gptddp.run.history import history, read_ledger
 
 
 def launch(corpus: Path, run: Path, steps: int) -> tuple[int, str]:

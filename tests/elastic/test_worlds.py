@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
+from support.toy import SMALL
 
-from gptddp.runlog import history
+from gptddp.run.history import history
 
 STEPS = 12
 

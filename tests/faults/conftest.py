@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from harness import Fault, Job
-from helpers import write_measurement
+from support.faulty_jobs import Fault, Job
+from support.toy import write_measurement
 
 
 @pytest.fixture(scope="module")

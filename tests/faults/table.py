@@ -10,7 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from gptddp.recovery import PARTS
+from gptddp.run.recovery import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
 HEAD = """# Faults

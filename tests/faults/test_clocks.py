@@ -10,11 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from harness import SHORT, Fault, check_same_run
+from support.faulty_jobs import SHORT, Fault, check_same_run
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from gptddp.runlog import read_ledger
+from gptddp.run.history import read_ledger
 
 STEPS = ("--steps", "400", "--eval-every", "5000", "--checkpoint-every", "3600")
 LIBRARY = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
-from patching import patched
+from support.toy import SMALL
+from support.trainer_patches import patched
 
 from gptddp import train
-from gptddp.runlog import history, read_ledger
+from gptddp.run.history import history, read_ledger
 
 STEPS = 24
 # `broken(step, rank)` is the test's; a step is counted from 0 here.

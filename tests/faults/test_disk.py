@@ -14,14 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from disks import Disk
-from helpers import SMALL
+from support.failing_disk import Disk
+from support.paths import SUPPORT
+from support.toy import SMALL
 
-from gptddp import runlog, train
-from gptddp.checkpoint import load_newest
-from gptddp.runlog import history, read_ledger
+from gptddp import train
+from gptddp.checkpoint.load import load_newest
+from gptddp.run import lines
+from gptddp.run.history import history, read_ledger
 
-DISKS = str(Path(__file__).parents[1] / "disks.py")
+DISKS = str(SUPPORT / "failing_disk.py")
 
 
 def check(run: Path, steps: int) -> list[dict]:
@@ -54,7 +56,7 @@ def trained(corpus, tmp_path, monkeypatch, train_here):
     """Train in this process on a disk with a plan: (the disk, the run)."""
 
     def begin(plan: dict[int, str | None], steps: int) -> tuple[Disk, Path]:
-        monkeypatch.setattr(runlog, "RETRY_S", 0.02)
+        monkeypatch.setattr(lines, "RETRY_S", 0.02)
         disk, run = Disk(tmp_path / "run", monkeypatch.setattr), tmp_path / "run"
         disk.plan(plan, setattr=monkeypatch.setattr)
         flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from launching import Training, parameters, undisturbed
+from support.launchers import Training, parameters, undisturbed
 
-from gptddp.checkpoint import load_newest
-from gptddp.runlog import read_ledger
+from gptddp.checkpoint.load import load_newest
+from gptddp.run.history import read_ledger
 
 
 @pytest.fixture

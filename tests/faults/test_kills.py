@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from harness import SHORT, check_same_run
+from support.faulty_jobs import SHORT, check_same_run
 
-from gptddp.rendezvous import PATIENCE_S
+from gptddp.launch.rendezvous import PATIENCE_S
 
 STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
 long = pytest.mark.skipif(SHORT, reason="takes minutes")

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import SHORT, Fault, check_same_run
+from support.faulty_jobs import SHORT, Fault, check_same_run
 
-from gptddp.runlog import read_ledger
+from gptddp.run.history import read_ledger
 
 STEPS = ("--steps", "400" if SHORT else "3000", "--eval-every", "5000", "--checkpoint-every", "30")
 

@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from harness import SHORT, check_same_run
+from support.faulty_jobs import SHORT, check_same_run
+from support.paths import SUPPORT
 
-from gptddp.k8s.podspec import Network
+from gptddp.k8s.local.container import Network
 
 STEPS = (
     "--steps",
@@ -177,7 +177,7 @@ def far_away(i: int, seconds: float):
     """Each frame between a pod and the bridge is so late, in both directions."""
     link = f"ip -n {NAME} link"
     sh(f"{link} add near type veth peer name far && {link} set near up && {link} set far up")
-    delay = [sys.executable, Path(__file__).with_name("delay.py"), f"pod{i}", "near", str(seconds)]
+    delay = [sys.executable, SUPPORT / "delayed_link.py", f"pod{i}", "near", str(seconds)]
     try:
         with subprocess.Popen(
             ["nsenter", f"--net=/run/netns/{NAME}", *delay],

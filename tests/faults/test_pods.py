@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Fault, Job, check_same_run
+from support.faulty_jobs import Fault, Job, check_same_run
 
 STEPS = ("--steps", "400", "--eval-every", "5000", "--checkpoint-every", "3600")
 CGROUP = Path("/sys/fs/cgroup/memory")  # v1; with v2 the kernel ends the whole container

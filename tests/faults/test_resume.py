@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from harness import SHORT, Fault
-from helpers import SMALL
+from support.faulty_jobs import SHORT, Fault
+from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint import load_newest
-from gptddp.runlog import history
+from gptddp.checkpoint.load import load_newest
+from gptddp.run.history import history
 
 
 @pytest.mark.fault(31)

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from harness import Fault, check_same_run
+from support.faulty_jobs import Fault, check_same_run
 
 STEPS = ("--steps", "600", "--eval-every", "5000", "--checkpoint-every", "3")
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from launching import Training, alive, undisturbed, until
+from support.launchers import Training, alive, undisturbed, until
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL
-from localjobs import alive, until
-from patching import patched
+from support.local_jobs import alive, until
+from support.toy import SMALL
+from support.trainer_patches import patched
 
-from gptddp import snapshot
-from gptddp.runlog import history, read_ledger
+from gptddp.checkpoint import snapshot
+from gptddp.run.history import history, read_ledger
 
 PODS = 3
 GRACE_S = 6
@@ -41,7 +41,7 @@ def evaluate(net, rows, tokenizer, c, world, stop):
 
 # Rank 0 is killed in the middle of the save that ends the run.
 LAST_SAVE = """
-from gptddp import store
+from gptddp.checkpoint import store
 _commit = store.commit
 def commit(*args):
     if times("last_save", 1):

@@ -1,9 +1,9 @@
 """A job that is stopped while its world forms again."""
 
 import pytest
-from harness import check_same_run
+from support.faulty_jobs import check_same_run
 
-from gptddp.runlog import read_ledger
+from gptddp.run.history import read_ledger
 
 STEPS = ("--steps", "150", "--eval-every", "5000", "--checkpoint-every", "3600")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from table import DOCS, ELSEWHERE, page
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[1]
 
 
 def test_every_fault_is_tested():

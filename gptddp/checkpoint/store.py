@@ -1,0 +1,242 @@
+"""A checkpoint on disk: names, manifest, commit, verification. Knows bytes, not tensors.
+
+    checkpoints/
+      step-000000000400.3/    step 400, committed by generation 3
+        shard-0-of-1.bin      raw little-endian tensor bytes
+        manifest.json         what the bytes are, their hashes, all state that is not a tensor
+      step-000000000300.2.bad.1/    found damaged, kept for inspection, never loaded
+      LATEST                  name of the newest: a hint
+      .tmp/  .trash/          being written, being deleted
+
+A directory gets its name by one rename, after everything in it is durable, and is never
+changed or written again. One without a valid manifest does not exist.
+
+Newest means the highest (generation, step), not the highest step: a generation starts from the
+newest checkpoint that was valid then, so a higher step of an older generation is a branch that
+the run has left, be it the late commit of a writer cut off from its peers or a state given up.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128_hexdigest
+
+from gptddp.errors import CheckpointError, Unusable
+from gptddp.files import TRANSIENT, bypass_cache, fsync, write_all, write_new
+
+FORMAT = 1
+CHUNK_BYTES = 16 << 20  # hashed and written at once
+CHECKPOINTS, MANIFEST, LATEST, TMP, TRASH = (
+    "checkpoints", "manifest.json", "LATEST", ".tmp", ".trash",
+)  # fmt: skip
+_NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
+_SEAL = b',"xxh3_128":"'
+# These say that a file is not there or not a file; others prove nothing.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+log = logging.getLogger(__name__)
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def name_of(step: int, generation: int) -> str:
+    """The directory name of a checkpoint."""
+    return f"step-{step:012d}.{generation}"
+
+
+def order(name: str) -> tuple[int, int] | None:
+    """(generation, step), by which checkpoints are ordered; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[2]), int(match[1])) if match else None
+
+
+def names(run_dir: str | Path) -> list[str]:
+    """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
+
+    Raises OSError where the directory is there but cannot be listed.
+    """
+    root = Path(run_dir) / CHECKPOINTS
+    found: set[str] = set()
+    with contextlib.suppress(FileNotFoundError):
+        found.update(name for name in os.listdir(root) if order(name))
+    # A network file system may list a directory as it was a minute ago; looking a name up is
+    # fresher, so the hint is looked up too.
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        hint = (root / LATEST).read_text().strip()
+        if order(hint) and (root / hint).is_dir():
+            found.add(hint)
+    return sorted(found, key=lambda name: (order(name), name), reverse=True)
+
+
+def is_candidate(name: str) -> bool:
+    """Is this the name of a checkpoint that has not been set aside as bad."""
+    return order(name) is not None and ".bad." not in name
+
+
+# -- manifest ----------------------------------------------------------------------------------
+
+
+def _seal(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON whose last member is the hash of all bytes before it."""
+    body = json.dumps(manifest, separators=(",", ":"))[:-1].encode()
+    return body + _SEAL + xxh3_128_hexdigest(body).encode() + b'"}\n'
+
+
+def _unseal(path: Path, raw: bytes) -> dict[str, Any]:
+    body, _, rest = raw.rpartition(_SEAL)
+    if rest != xxh3_128_hexdigest(body).encode() + b'"}\n':
+        raise Unusable(path, f"{MANIFEST} does not match its own hash")
+    manifest: dict[str, Any] = json.loads(body + b"}")
+    return manifest
+
+
+@contextlib.contextmanager
+def _reading(path: Path, file: str) -> Iterator[None]:
+    """Turn an OSError into Unusable, which knows whether it proves damage."""
+    try:
+        yield
+    except OSError as error:
+        reason, code = f"{file}: {error.strerror}", error.errno
+        raise Unusable(
+            path, reason, damaged=code in _DAMAGE, transient=code in TRANSIENT
+        ) from error
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, its own hash and the sizes of all shards verified.
+
+    Raises Unusable; CheckpointError where a newer version of gptddp has written it.
+    """
+    with _reading(path, MANIFEST):
+        manifest = _unseal(path, (path / MANIFEST).read_bytes())
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: "
+            "use the version that wrote it, or move the checkpoint away to continue from an older"
+        )
+    name = name_of(manifest["step"], manifest["generation"])
+    if name != path.name:
+        raise Unusable(path, f"{MANIFEST} belongs to {name}")
+    for shard in manifest["shards"]:
+        with _reading(path, shard["file"]):
+            size = os.stat(path / shard["file"]).st_size
+        if size != shard["nbytes"]:
+            raise Unusable(path, f"{shard['file']} has {size} bytes, not {shard['nbytes']}")
+    return manifest
+
+
+def read_shards(
+    path: Path, manifest: dict[str, Any], buffers: Sequence[memoryview] | None = None
+) -> None:
+    """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
+
+    Raises Unusable.
+    """
+    for index, shard in enumerate(manifest["shards"]):
+        chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
+        scratch = memoryview(bytearray(0 if buffers else min(chunk_bytes, nbytes)))
+        with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
+            for begin, expected in zip(
+                range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
+            ):
+                end = min(begin + chunk_bytes, nbytes)
+                into = buffers[index][begin:end] if buffers else scratch[: end - begin]
+                if not _fill(into, file) or xxh3_128_hexdigest(into) != expected:
+                    raise Unusable(
+                        path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
+                    )
+
+
+def _fill(into: memoryview, file: Any) -> bool:
+    """Fill a buffer from a file; False where the file ends before."""
+    while into:
+        if not (count := file.readinto(into)):
+            return False
+        into = into[count:]
+    return True
+
+
+# -- commit ------------------------------------------------------------------------------------
+
+
+def commit(
+    run_dir: str | Path,
+    manifest: dict[str, Any],
+    shards: Sequence[memoryview],
+    before_rename: Callable[[], None] = lambda: None,
+) -> str:
+    """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
+
+    `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
+    are added here. `before_rename` runs when all is durable but the name: what it raises undoes
+    the commit. Raises OSError; FileExistsError where this step of this generation is there.
+    """
+    root = Path(run_dir) / CHECKPOINTS
+    name = name_of(manifest["step"], manifest["generation"])
+    work = root / TMP / f"{name}.{uuid.uuid4().hex}"
+    work.mkdir(parents=True)
+    try:
+        written = [
+            _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data)
+            for i, data in enumerate(shards)
+        ]
+        raw = _seal({"format": FORMAT, **manifest, "shards": written})
+        write_new(work / MANIFEST, raw)
+        fsync(work)
+        before_rename()
+        _rename_new(work, root / name, raw)
+        fsync(root)
+        fsync(run_dir)  # the first commit has made `checkpoints`
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # gone already after a success
+    return name
+
+
+def write_hint(run_dir: str | Path, name: str) -> None:
+    """Let LATEST name this checkpoint. Raises OSError; nothing depends on it."""
+    root = Path(run_dir) / CHECKPOINTS
+    work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # where a killed writer's rest is removed
+    write_new(work, name.encode() + b"\n")
+    os.replace(work, root / LATEST)
+
+
+def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:
+    """Write one shard durably; its entry in the manifest."""
+    hashes = []
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        bypass_cache(fd)
+        for begin in range(0, len(data), CHUNK_BYTES):
+            chunk = data[begin : begin + CHUNK_BYTES]
+            hashes.append(xxh3_128_hexdigest(chunk))
+            write_all(fd, chunk)
+        os.fsync(fd)
+    finally:
+        os.close(fd)  # NFS may report a failed write only here
+    return {
+        "file": path.name, "nbytes": len(data), "chunk_bytes": CHUNK_BYTES, "xxh3_128": hashes,
+    }  # fmt: skip
+
+
+def _rename_new(work: Path, final: Path, manifest: bytes) -> None:
+    """Give a finished checkpoint its name, which must be free."""
+    try:
+        if os.path.lexists(final):
+            raise FileExistsError(errno.EEXIST, "this checkpoint exists already", str(final))
+        os.rename(work, final)
+    except OSError:
+        # NFS repeats a rename whose answer was lost and then reports an error for the success.
+        with contextlib.suppress(OSError):
+            if (final / MANIFEST).read_bytes() == manifest:
+                return
+        raise

@@ -1,0 +1,214 @@
+"""The blocks of a lane, made one after the other: read, tokenise, pack, shuffle, hash."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gptddp.data.lanes import Block, Share, blocks, rows_order
+from gptddp.data.packing import IDS, Packed, pack, row_hashes
+from gptddp.errors import BadRowGroup, DataError
+
+if TYPE_CHECKING:
+    from gptddp.data.cache import Cache
+    from gptddp.data.dataset import Dataset, RowGroup
+    from gptddp.data.tokenizer import Tokenizer
+
+RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
+
+
+Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
+
+
+@dataclass(frozen=True)
+class Made:
+    """A packed block, its rows in their final order, and where it is from."""
+
+    epoch: int
+    block: int
+    after: tuple[int, int]  # (epoch, block) of the next
+    first: int  # number in the block of rows[0]; not 0 where a restored position was inside
+    rows: Packed
+    hashes: np.ndarray  # uint64, one a row
+
+
+@dataclass
+class Source:
+    """One split of a data set: what is needed to make blocks of it."""
+
+    dataset: "Dataset"
+    split: str
+    groups: "Sequence[RowGroup]"
+    tokenizer: "Tokenizer"
+    seq_len: int
+    pack: str = "best-fit"
+    cache: "Cache | None" = None
+    quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
+    # The row group that was read last: lanes that share one are often served one after the other.
+    _last: tuple[int, list[Any]] = (-1, [])
+
+    def encoder(self) -> Encode:
+        """A new function from a document to its tokens, for one thread."""
+        if self.dataset.pretokenized:
+            return lambda ids: ids
+        return self.tokenizer.encoder()
+
+    def pack_rows(self, tokens: Sequence[np.ndarray]) -> Packed:
+        """Pack the tokens of a block's documents."""
+        dtype = self.tokenizer.dtype
+        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
+
+    def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
+        """The packed rows of a block where the cache has them; what to `keep` them by."""
+        if self.cache is None or block.group in self.quarantined:
+            return None, ()
+        group = self.groups[block.group]
+        try:
+            file = (self.dataset.dir / group.path).stat()
+        except OSError:  # reading will say what is wrong
+            return None, ()
+        identity = (
+            self.dataset.sha256, self.tokenizer.sha256, IDS[self.pack], self.seq_len,
+            group.path, group.index, block.part, block.parts, file.st_size, file.st_mtime_ns,
+        )  # fmt: skip
+        return self.cache.get(identity, self.seq_len, self.tokenizer.dtype), identity
+
+    def keep(self, identity: tuple[object, ...], rows: Packed) -> None:
+        """Put packed rows in the cache, by the identity that `cached` has given."""
+        if self.cache is not None and identity:
+            self.cache.put(identity, rows)
+
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
+        """The documents of a row group that have text, or tokens, in order.
+
+        None where it is in quarantine. An error may pass (a network volume), so reading is tried
+        again before BadRowGroup is raised, or DataError where the whole data set is out of reach.
+        """
+        if group in self.quarantined:
+            return []
+        last, documents = self._last
+        if last != group:
+            found = self._read(group, wait)
+            documents = [document for document in found if document is not None and len(document)]
+            self._last = (group, documents)
+        return documents
+
+    def _read(self, group: int, wait: Callable[[float], Any]) -> Sequence[Any]:
+        for delay in RETRY_S:
+            try:
+                return self.dataset.read(self.groups[group])
+            except DataError:
+                wait(delay)
+        try:
+            return self.dataset.read(self.groups[group])
+        except DataError as error:
+            self.dataset.check_storage()  # or a volume that is away would look like bad files
+            # of validation, every loss ever logged is of the same rows, or cannot be compared
+            way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
+            raise BadRowGroup(
+                f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
+                f"back from a copy, or prepare the data again{way_out}",
+                group,
+            ) from error
+
+
+class Lane:
+    """One lane: where its production stands, the rows that are ready, where consumption stands."""
+
+    def __init__(
+        self, number: int, shares: Sequence[Share], seed: int, cursor: Sequence[int] = (0, 0, 0)
+    ) -> None:
+        self.number, self.shares, self.seed = number, shares, seed
+        # production: touched only by the thread that has set `busy`
+        self.busy = False
+        self.error: BaseException | None = None
+        self.epoch, self.block, self._skip = cursor
+        self._plan = blocks(shares, seed, number, self.epoch)
+        if not 0 <= self.block < len(self._plan):
+            raise self._misplaced(f"only {len(self._plan)} blocks")
+        self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
+        self._without_rows = 0  # blocks in a row that had none
+        # consumption: guarded by the producer's lock
+        self.ready: deque[Made] = deque()
+        self.taken = 0  # rows of ready[0]
+        self.rows = 0  # ready and not taken
+        self.cursor = tuple(cursor)
+
+    def make(
+        self, source: Source, encode: Encode, stopped: threading.Event | None = None
+    ) -> Made | None:
+        """Make the next block and move on; None if it has no rows, or if stopped.
+
+        Raises BadRowGroup when its row group cannot be read, DataError when the storage is away or
+        a whole epoch has no rows.
+        """
+        if self._plan[self.block].group in source.quarantined:
+            self._skip = 0  # rows of it may have been trained before it went bad
+        packed, identity = source.cached(self._plan[self.block])
+        if packed is None:
+            tokens = []
+            for document in self._documents(source, stopped.wait if stopped else time.sleep):
+                if stopped and stopped.is_set():
+                    return None
+                tokens.append(encode(document))
+            packed = source.pack_rows(tokens)
+            source.keep(identity, packed)
+        at, first = (self.epoch, self.block), self._skip
+        self._advance(len(packed))
+        if not len(packed):
+            return None
+        packed = packed.take(rows_order(len(packed), self.seed, self.number, *at))
+        hashes = row_hashes(packed, self.number, *at)
+        after = (self.epoch, self.block)
+        return Made(*at, after, first, packed.take(slice(first, None)), hashes[first:])
+
+    def take(self, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The next n rows, which must be ready: parts of (tokens, valid, hashes), not copied."""
+        parts = []
+        self.rows -= n
+        while n:
+            made = self.ready[0]
+            start, self.taken = self.taken, min(self.taken + n, len(made.rows))
+            part = slice(start, self.taken)
+            parts.append((made.rows.tokens[part], made.rows.valid[part], made.hashes[part]))
+            n -= self.taken - start
+            self.cursor = (made.epoch, made.block, made.first + self.taken)
+            if self.taken == len(made.rows):
+                self.ready.popleft()
+                self.taken, self.cursor = 0, (*made.after, 0)
+        return parts
+
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
+        block, *coming = self._plan[self.block :]
+        if block not in self._read:  # with all that come from the same row group
+            documents = source.documents(block.group, wait)
+            same = takewhile(lambda b: b.group == block.group, coming)
+            self._read = {b: b.of(documents) for b in (block, *same)}
+        return self._read.pop(block)
+
+    def _advance(self, n_rows: int) -> None:
+        if self._skip and self._skip >= n_rows:
+            raise self._misplaced(f"only {n_rows} rows in this block")
+        self._skip = 0
+        self._without_rows = 0 if n_rows else self._without_rows + 1
+        if self._without_rows >= 2 * len(self._plan):  # last of an epoch and first of the next
+            raise DataError(
+                f"lane {self.number} has no text: none of the documents of its {len(self.shares)} "
+                "row groups gives a token; prepare the data set again (that leaves out empty "
+                "documents), or begin a run with fewer lanes"
+            )
+        self.block += 1
+        if self.block == len(self._plan):
+            self.epoch, self.block = self.epoch + 1, 0
+            self._plan = blocks(self.shares, self.seed, self.number, self.epoch)
+
+    def _misplaced(self, found: str) -> DataError:
+        return DataError(
+            f"the saved position of lane {self.number} is row {self._skip} of block {self.block}, "
+            f"but the lane has {found}: the state is damaged, or belongs to other data"
+        )

@@ -1,0 +1,218 @@
+"""A prepared dataset: parquet shards of text, and the `dataset.json` that says what is in them.
+
+dataset.json            written last and by rename: a folder without it is no dataset
+tokenizer.json          where the tokenizer is a BPE
+train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
+val/00000.parquet...    documents that are not in train
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gptddp.data import inventory, pretokenized
+from gptddp.data.parquet import open_parquet
+from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+from gptddp.errors import DataError
+from gptddp.files import TRANSIENT
+from gptddp.prepare.output import SCRATCH
+
+FORMAT, VERSION = "gptddp-dataset", 1
+MANIFEST = "dataset.json"
+COLUMN = "text"
+_FOOTERS = 128  # kept in memory, at about 1 kB a row group; not the files, which stay closed
+_PREPARE = "`gptddp prepare SOURCE... --out DIR`"
+
+_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The unit of reading: row group `index` of the file `path`, relative to the dataset."""
+
+    path: str
+    index: int
+    rows: int
+    text_bytes: int
+
+
+class Dataset:
+    """A dataset on disk; made by `open_dataset`. Safe to share between threads."""
+
+    def __init__(self, dir: Path, manifest: dict[str, Any], damage: Sequence[str] = ()) -> None:
+        self.dir = dir
+        self.manifest = manifest
+        self.damage = damage  # training files that are missing or of another size, in words
+
+    @property
+    def pretokenized(self) -> bool:
+        """Are the documents token ids, and not text?"""
+        return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity of the data: hex hash over every file's path, size, content and row groups."""
+        files = [file for split in self.manifest["splits"].values() for file in split["files"]]
+        files.sort(key=lambda file: os.fsencode(file["path"]))
+        return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+    def row_groups(self, split: Split) -> list[RowGroup]:
+        """Every row group of a split, in the order of the files."""
+        return [
+            RowGroup(file["path"], index, rows, text_bytes)
+            for file in self.manifest["splits"][split]["files"]
+            for index, (rows, text_bytes) in enumerate(file["row_groups"])
+        ]
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the dataset was prepared with; raises DataError if it has changed."""
+        return self._tokenizer
+
+    @cached_property  # reading one of 50,000 tokens takes a part of a second
+    def _tokenizer(self) -> Tokenizer:
+        said = self.manifest["tokenizer"]
+        if said["kind"] == "bytes":
+            return byte_tokenizer()
+        tokenizer = load_tokenizer(self.dir / said["file"])
+        if tokenizer.sha256 != said["sha256"]:
+            raise DataError(
+                f"{self.dir / said['file']} is not the tokenizer of this dataset (sha256 "
+                f"{tokenizer.sha256[:12]} instead of {said['sha256'][:12]}): put the file back"
+            )
+        return tokenizer
+
+    def warnings(self) -> list[str]:
+        """What a user should know of a dataset that can be used."""
+        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
+        groups = [group for split in SPLITS for group in self.row_groups(split) if group.rows > 1]
+        huge = max(groups, key=lambda group: group.text_bytes, default=None)
+        if huge and huge.text_bytes > _HUGE_BYTES:
+            lines.append(
+                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
+                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
+            )
+        return lines
+
+    def check_storage(self) -> None:
+        """Raise DataError if not even the manifest can be read: then no single file is to blame.
+
+        OSError where that may pass, so that the next life tries again.
+        """
+        try:
+            (self.dir / MANIFEST).read_bytes()
+        except OSError as error:
+            if error.errno in TRANSIENT:
+                raise
+            raise DataError(
+                f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
+                "the same command again"
+            ) from error
+
+    def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
+        """The documents of a row group: text, or 1-D arrays of token ids.
+
+        Raises DataError, naming the row group, for what cannot be read. Pages are checked against
+        their checksums. Whether trying again may help cannot be told from the error: a flipped bit
+        and a storage that is away look alike.
+        """
+        path = self.dir / row_group.path
+        try:
+            stat = path.stat()
+            footer = _footer(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            with open_parquet(path, footer) as file:  # threads of Arrow's own would not help
+                name = pretokenized.COLUMN if self.pretokenized else COLUMN
+                table = file.read_row_group(row_group.index, columns=[name], use_threads=False)
+            column = table.column(name)
+            documents = pretokenized.from_arrow(column) if self.pretokenized else column.to_pylist()
+        except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
+            raise DataError(f"cannot read {path}, row group {row_group.index}: {error}") from error
+        if len(documents) != row_group.rows:
+            raise DataError(
+                f"{path}, row group {row_group.index} has {len(documents)} rows instead of "
+                f"{row_group.rows}: the file has been replaced; put it back or prepare again"
+            )
+        return documents
+
+
+@lru_cache(maxsize=_FOOTERS)
+def _footer(path: Path, *version: int) -> pq.FileMetaData:
+    """The parsed footer of a file; `version` is what changes when the file is replaced."""
+    with open_parquet(path) as file:
+        return file.metadata
+
+
+def is_dataset(path: Path) -> bool:
+    """Does the folder hold a dataset, whole or not?"""
+    try:
+        return bool(json.loads((path / MANIFEST).read_bytes())["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
+    """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
+
+    With on_bad "quarantine", training files that are missing or of another size will do: reading
+    them fails later. Files beside those of the manifest, as after a renaming, never will. Raises
+    OSError for trouble of the volume that may pass.
+    """
+    dir = Path(path)
+    try:
+        manifest = json.loads((dir / MANIFEST).read_bytes())
+        known = manifest["format"] == FORMAT
+        version = manifest["version"]
+    except FileNotFoundError:
+        raise DataError(f"{dir}: {_absence(dir)} {_PREPARE}") from None
+    except OSError as error:
+        if error.errno in TRANSIENT:
+            raise
+        raise DataError(f"cannot read {dir / MANIFEST}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        known, version = False, None
+    if not known:
+        raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
+    if version != VERSION:
+        raise DataError(
+            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION}: "
+            f"prepare the data again, or use the gptddp that made it ({manifest.get('gptddp')})"
+        )
+    return Dataset(dir, manifest, _check_files(dir, manifest, on_bad == "fail"))
+
+
+def _absence(dir: Path) -> str:
+    if os.path.exists(dir / SCRATCH):
+        return "its preparation has not finished; wait for it, or run the same command again:"
+    if os.path.isdir(dir):
+        return "there is no prepared dataset in it; make one with"
+    return "no such folder; make a dataset with"
+
+
+def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
+    """The training files that are damaged; DataError, naming every file, unless that will do."""
+    damaged, lines = inventory.on_disk(dir, manifest)
+    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
+    other = len(lines) > len(damaged) or not train.issuperset(damaged)
+    if other or (lines and damage_is_fatal):
+        raise DataError(
+            f"{dir} is not as it was prepared, or not fully copied: {inventory.listed(lines)}: "
+            "put the files back as they were, or prepare again"
+        )
+    return lines
+
+
+# -- writing -------------------------------------------------------------------------------------

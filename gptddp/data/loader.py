@@ -1,0 +1,216 @@
+"""Batches of rows for one rank, made ahead of the trainer.
+
+    loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, rank=0, world_size=4)
+    batch = loader.next()
+
+What a batch holds is a pure function of data set, settings and step (lanes.py, packing.py).
+Threads (producer.py), their number and how far they are ahead decide only when it is ready.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gptddp.config import Config, check_world_size
+from gptddp.data.blocks import Lane, Source
+from gptddp.data.lanes import deal, hosts, owned
+from gptddp.data.packing import IDS, documents_of
+from gptddp.data.producer import Producer
+from gptddp.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from gptddp.data.cache import Cache
+    from gptddp.data.dataset import Dataset, Split
+
+STATE_VERSION = 2
+_HASH = 16  # hex digits of each hash that a state keeps
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step on one rank: the same number of each of its lanes, in their order.
+
+    tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool, false where tokens[i, t+1]
+    must not count as a target (see packing.Packed); targets: how many count.
+    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's.
+    cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
+    batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
+    wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
+    bad: the row group that this rank cannot read, -1 without; such a batch has no rows, and no rank
+    may train this step (see quarantine.py).
+    """
+
+    tokens: np.ndarray
+    valid: np.ndarray
+    targets: int
+    fp: int
+    cursors: np.ndarray
+    wait_s: float
+    bos: int = -1
+    bad: int = -1
+
+    @property
+    def segments(self) -> np.ndarray:
+        """int32 (rows, T): number of each input's document in its row, from 0; -1: padding."""
+        return documents_of(self.tokens, self.valid, self.bos)[0]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int32 (rows, T): place of each input in its segment, from 0."""
+        return documents_of(self.tokens, self.valid, self.bos)[1]
+
+
+class Loader:
+    """Endless batches of the train split, the same over all ranks at any world size.
+
+    `state`, of a loader with the same settings at any world size, continues behind its batch.
+    `prefetch`: packed blocks a lane that are made ahead, on average; `threads`: tokenising threads,
+    of which all work while rows are missing and one when none are. `pack`: see packing.py.
+    `cache`: keeps packed blocks for the next life.
+    Raises ConfigError for numbers that do not fit, DataError for a state that belongs to other
+    data or settings, and where there is no text.
+    """
+
+    def __init__(
+        self,
+        dataset: "Dataset",
+        *,
+        lanes: int,
+        batch: int,
+        seq_len: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        state: Mapping[str, Any] | None = None,
+        prefetch: float = 1.5,
+        threads: int = 1,
+        pack: str = "best-fit",
+        cache: "Cache | None" = None,
+    ) -> None:
+        config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
+        check_world_size(config, world_size)
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}: the loader needs at least 1")
+        source = _source(dataset, "train", seq_len, pack, cache)
+        self._identity: dict[str, Any] = {
+            "version": STATE_VERSION, "pack": IDS[pack], "dataset": dataset.sha256[:_HASH],
+            "tokenizer": source.tokenizer.sha256[:_HASH], "seq_len": seq_len, "seed": seed,
+            "batch": batch, "lanes": lanes,
+        }  # fmt: skip
+        self._bos = source.tokenizer.bos
+        start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
+        self.quarantined = sorted((state or {}).get("quarantined", ()))
+        source.quarantined = frozenset(self.quarantined)
+        self.groups, self.lanes = source.groups, lanes
+        self.shares = _deal(source, lanes, seed)
+        self.hosts = hosts(self.shares, source.quarantined)
+        if not self.hosts:
+            raise DataError(
+                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
+                "data, then begin a new run"
+            )
+        self._lanes = [
+            Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
+            for lane in owned(rank, world_size, lanes)
+        ]
+        self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
+        # Also runs when the loader is dropped and at the exit of the interpreter, while threads
+        # can still be ended in order.
+        self._stop = weakref.finalize(self, self._producer.stop)
+        self._producer.start()
+
+    def next(self) -> Batch:
+        """The next batch; waits for it. Raises BadRowGroup where the data cannot be read."""
+        started = time.monotonic()
+        parts = self._producer.take()
+        wait_s = time.monotonic() - started
+        tokens, valid, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        cursors = np.zeros((self._identity["lanes"], 3), np.int64)
+        for lane in self._lanes:
+            cursors[lane.number] = lane.cursor
+        return Batch(
+            tokens, valid, int(np.count_nonzero(valid)), int(hashes.sum(dtype=np.uint64)),
+            cursors, wait_s, self._bos,
+        )  # fmt: skip
+
+    def state(self, cursors: np.ndarray) -> dict[str, Any]:
+        """What a checkpoint keeps, for JSON; `cursors` is the sum of a batch's over all ranks.
+
+        Less than 1 KB for 48 lanes, and what may be in quarantine.
+        """
+        state = self._identity | {"lanes": as_text(np.asarray(cursors).tolist())}
+        return state | ({"quarantined": self.quarantined} if self.quarantined else {})
+
+    def close(self) -> None:
+        """End the threads. A second call does nothing."""
+        self._stop()
+
+
+def eval_rows(
+    dataset: "Dataset", seq_len: int, max_tokens: int, pack: str = "best-fit"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the validation split: (tokens (n, T+1), valid (n, T)), as in Batch.
+
+    As many whole rows as hold about max_tokens tokens, at least one, always the same ones. Raises
+    DataError where the split has no text.
+    """
+    source = _source(dataset, "val", seq_len, pack)
+    lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
+    encode = source.encoder()
+    wanted = max(1, max_tokens // seq_len)
+    parts = []
+    while wanted > 0 and lane.epoch == 0:
+        if made := lane.make(source, encode):
+            parts.append(made.rows.take(slice(wanted)))
+            wanted -= len(parts[-1])
+    return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
+
+
+def _source(
+    dataset: "Dataset", split: "Split", seq_len: int, pack: str, cache: "Cache | None" = None
+) -> Source:
+    groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+    return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
+
+
+def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
+    shares = deal([(group.rows, group.text_bytes) for group in source.groups], lanes, seed)
+    if not shares[0]:
+        raise DataError(
+            f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
+            "sources that have some"
+        )
+    return shares
+
+
+def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
+    """The lanes' cursors of a state, or DataError with every difference to what it must be."""
+    cursors = from_text(str(state.get("lanes", "")))
+    saved = {**state, "lanes": len(cursors)}
+    changed = [
+        f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
+        for name, now in identity.items()
+        if saved.get(name) != now
+    ]
+    if changed:
+        raise DataError(
+            "the saved position in the data does not fit (saved -> now): "
+            + ", ".join(changed)
+            + "; use the data set and settings that the run began with, or begin a new run"
+        )
+    return cursors
+
+
+def as_text(cursors: Iterable[Sequence[int]]) -> str:
+    """Cursors as a state has them: `epoch.block.row` for each lane."""
+    return " ".join(".".join(map(str, cursor)) for cursor in cursors)
+
+
+def from_text(text: str) -> list[list[int]]:
+    """The inverse of as_text."""
+    return [[int(number) for number in cursor.split(".")] for cursor in text.split()]

@@ -1,0 +1,120 @@
+"""Threads that make the blocks of a rank's lanes ahead of the trainer.
+
+Which block comes next in a lane is fixed (lanes.py). Which lane is served next is not: always the
+one with the fewest rows ready, and only while less than `prefetch` blocks a lane are ready. So the
+work is spread evenly over the steps instead of coming in bursts whenever all lanes run out. All
+threads work while a lane is short of rows, as at the start; else one does, beside the trainer.
+"""
+
+import threading
+import time
+
+import numpy as np
+
+from gptddp.data.blocks import Lane, Made, Source
+
+URGENT_STEPS = 4  # a lane with rows for fewer steps is served even if others have plenty
+JOIN_S = 2.0  # a thread that hangs in a read is left behind: it is a daemon
+
+
+class Producer:
+    """The threads, and the lanes that they fill. Holds no reference to the loader."""
+
+    def __init__(
+        self, source: Source, lanes: list[Lane], rows: int, prefetch: float, threads: int
+    ) -> None:
+        """`rows` of every lane are taken at once; `prefetch`: blocks a lane to have ready."""
+        self.source, self.lanes, self.n, self.prefetch = source, lanes, rows, prefetch
+        self._blocks = self._block_rows = 0  # made so far
+        self._stopped = threading.Event()
+        lock = threading.RLock()  # reentrant: a garbage collection inside may call stop()
+        self._work, self._ready = threading.Condition(lock), threading.Condition(lock)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"gptddp-data-{i}", daemon=True)
+            for i in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads and wait for them; may be called at any time, by any thread, twice."""
+        with self._work:
+            self._stopped.set()
+            self._work.notify_all()
+            self._ready.notify_all()
+        deadline = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def take(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The rows of the next step, as parts in the order of the lanes; waits for them.
+
+        Raises what a thread met, once the rows before it are used up: at the same step whatever
+        the number of threads and the prefetch.
+        """
+        with self._ready:
+            for lane in self.lanes:
+                while lane.rows < self.n:
+                    if self._stopped.is_set():
+                        raise RuntimeError("the loader is closed")
+                    if lane.error:
+                        raise lane.error
+                    self._ready.wait()
+            parts = [part for lane in self.lanes for part in lane.take(self.n)]
+            self._work.notify_all()
+            return parts
+
+    def _run(self) -> None:
+        try:
+            encode = self.source.encoder()
+        except BaseException as error:
+            self._fail(self.lanes, error)
+            return
+        while lane := self._claim():
+            try:
+                made = lane.make(self.source, encode, self._stopped)
+            except BaseException as error:
+                self._fail([lane], error)  # the others go on: they may have to come first
+            else:
+                self._deliver(lane, made)
+
+    def _fail(self, lanes: list[Lane], error: BaseException) -> None:
+        """Leave the error to the trainer's thread, which raises it when it needs the rows."""
+        with self._ready:
+            for lane in lanes:
+                lane.error = error
+            self._ready.notify_all()
+
+    def _claim(self) -> Lane | None:
+        """The lane to make a block for, now set busy; waits until one needs it. None: stop."""
+        with self._work:
+            while not self._stopped.is_set():
+                idle = [lane for lane in self.lanes if not lane.busy and not lane.error]
+                lane = min(idle, key=lambda lane: lane.rows, default=None)
+                if lane and self._needs(lane):
+                    lane.busy = True
+                    return lane
+                self._work.wait()
+        return None
+
+    def _needs(self, lane: Lane) -> bool:
+        if lane.rows < URGENT_STEPS * self.n:
+            return True
+        if any(other.busy for other in self.lanes):
+            return False
+        enough = self.prefetch * len(self.lanes) * self._block_rows / self._blocks
+        return sum(lane.rows for lane in self.lanes) < enough
+
+    def _deliver(self, lane: Lane, made: Made | None) -> None:
+        with self._ready:
+            lane.busy = False
+            if made:
+                lane.ready.append(made)
+                lane.rows += len(made.rows)
+                self._blocks += 1
+                self._block_rows += len(made.rows)
+                self._ready.notify()
+            self._work.notify()

@@ -1,0 +1,215 @@
+"""Tokenizers: text to token ids and back, trained or given as a `tokenizer.json`, or plain bytes.
+
+Byte-level BPE files are encoded by tiktoken, which gives the same ids as `tokenizers` several
+times faster; every other BPE file is encoded by `tokenizers` itself.
+"""
+
+import hashlib
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from gptddp.data.tokenizer_json import BOS, find_bos, raw_bytes, tiktoken_pattern
+from gptddp.errors import DataError
+
+MIN_VOCAB = 257  # 256 bytes and <|bos|>
+
+# Where GPT-4's pattern cuts, with every repeat possessive or bounded: a run of a million spaces
+# then costs linear time and no stack. Both regex engines (fancy-regex in tiktoken, Oniguruma in
+# tokenizers) read it alike: no (?i), no {n,m}+. Numbers are cut in twos, as small vocabularies do
+# better with; white space before a line's end goes with the line's end.
+PATTERN = "|".join(
+    (
+        r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])",
+        r"[^\r\n\p{L}\p{N}]?+\p{L}++",
+        r"\p{N}{1,2}",
+        r" ?+[^\s\p{L}\p{N}]++[\r\n]*+",
+        r"[^\S\r\n]{0,128}[\r\n]++",
+        r"[^\S\r\n]{1,128}(?!\S)",
+        r"\s",
+    )
+)
+# Text on which two engines that read a pattern differently are likely to part.
+_PROBE = (
+    "I'LL we've 'Tis it'ſ\u0301 x1234567 3,14\u00bd \u0661\u0662\u0663\u0664 \t\t  if\r\n\r\n   \n"
+    " \u3000\u00a0\u2028\x85\x1c\x00\x7f naïve e\u0301 ÅΩßﬁ ЖЗ 漢字かな한국어 🙂‍🔥 \ue000\U0010ffff"
+    " !!!???\n\n    \t)) <|bos|> __init__  \n  a\u200bb \u0130i\u0307 \ufeff end   "
+)
+
+# Training takes time quadratic in the longest word: a megabyte without a space would never end.
+_LONG_RUN = re.compile(r"\S{256}(?=\S)")
+
+Encoder = Callable[[str], np.ndarray]
+
+
+class Tokenizer(ABC):
+    """What the trainer knows of a tokenizer; made by `load_tokenizer` or `byte_tokenizer`.
+
+    kind: "bpe" or "bytes". sha256: hex, over what decides the ids. bos: id of the token that opens
+    a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
+    special tokens. dtype: uint16 where every id fits, else uint32.
+    """
+
+    kind: str
+    vocab_size: int
+    bos: int
+    sha256: str
+    token_bytes: np.ndarray
+
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        return np.uint16 if self.vocab_size <= 65536 else np.uint32
+
+    @abstractmethod
+    def encoder(self) -> Encoder:
+        """A new function from text to ids, 1-D of `dtype`; call this once in each thread.
+
+        The text is only text: a literal "<|bos|>" in it is encoded as its characters, and no token
+        is added. An encoder belongs to the first thread that uses it (tiktoken's regular
+        expression keeps its cache there; any other thread pays half as much again).
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids; special tokens are left out, broken UTF-8 becomes U+FFFD."""
+
+
+class _Bytes(Tokenizer):
+    kind = "bytes"
+    vocab_size = MIN_VOCAB
+    bos = 256
+    sha256 = hashlib.sha256(b"gptddp bytes 1").hexdigest()
+
+    def __init__(self) -> None:
+        self.token_bytes = np.array([1] * 256 + [0], np.int32)
+
+    def encoder(self) -> Encoder:
+        return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+
+class _Bpe(Tokenizer):
+    kind = "bpe"
+
+    def __init__(self, definition: dict[str, Any]) -> None:
+        kept = {k: v for k, v in definition.items() if k not in ("truncation", "padding")}
+        self.sha256 = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        added = {t["content"]: t for t in definition.get("added_tokens") or ()}
+        self._special = {text: t["id"] for text, t in added.items() if t["special"]}
+        vocab = definition["model"]["vocab"] | {text: t["id"] for text, t in added.items()}
+        self.vocab_size = max(vocab.values()) + 1
+        self.bos = find_bos(self._special)
+        self._raw = [b""] * self.vocab_size
+        to_raw = raw_bytes(definition)
+        for text, i in vocab.items():
+            if text not in self._special:
+                self._raw[i] = text.encode() if text in added else to_raw(text)
+        self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
+        self._hf = _without_specials(definition)
+        self._pattern = tiktoken_pattern(definition, self._hf, self._special)
+        if self._pattern is not None:
+            probe = np.array_equal(self._tiktoken()(_PROBE), self._encode_hf(_PROBE))
+            self._pattern = self._pattern if probe else None
+
+    def encoder(self) -> Encoder:
+        return self._encode_hf if self._pattern is None else self._tiktoken()
+
+    def _encode_hf(self, text: str) -> np.ndarray:
+        return np.array(self._hf.encode(text, add_special_tokens=False).ids, self.dtype)
+
+    def _tiktoken(self) -> Encoder:
+        special = set(self._special.values())
+        encoding = tiktoken.Encoding(
+            "gptddp",
+            pat_str=self._pattern or "",
+            mergeable_ranks={raw: i for i, raw in enumerate(self._raw) if i not in special and raw},
+            special_tokens=self._special,
+        )
+
+        def encode(text: str) -> np.ndarray:
+            try:
+                ids = encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+            except ValueError:  # a given pattern that backtracks too far, as GPT-2's on long runs
+                return self._encode_hf(text)
+            return ids.astype(self.dtype)
+
+        return encode
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self._raw[int(i)] for i in ids).decode("utf-8", "replace")
+
+
+# -- making and loading --------------------------------------------------------------------------
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The tokenizer of 256 bytes and <|bos|> (id 256)."""
+    return _Bytes()
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """Train a byte-level BPE; returns the content of its tokenizer.json.
+
+    The same texts give the same content, whatever their order and the number of threads. The
+    vocabulary ends up smaller than asked for when no pair is left that occurs twice.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[BOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((_LONG_RUN.sub(r"\g<0>\n", text) for text in texts), trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a dataset directory, or of one tokenizer.json; raises DataError."""
+    path = Path(path)
+    if os.path.isdir(path):
+        from gptddp.data.dataset import open_dataset
+
+        return open_dataset(path).tokenizer()
+    try:
+        definition = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not a tokenizer.json: {error}; give a file as {_FIX}") from None
+    try:
+        return _Bpe(definition)
+    except DataError as error:
+        raise DataError(f"{path} {error}; give a file as {_FIX}") from None
+    except Exception as error:  # tokenizers raises plain Exception for what it cannot read
+        raise DataError(
+            f"{path} is not a tokenizer.json that can be used ({type(error).__name__}: {error}); "
+            f"give a file as {_FIX}"
+        ) from error
+
+
+_FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"
+
+
+def _without_specials(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The same tokenizer, but it takes all text for text, adds and cuts nothing, drops no merge."""
+    added = [t for t in definition.get("added_tokens") or () if not t["special"]]
+    model = definition["model"] | {"dropout": None}
+    off = dict(added_tokens=added, model=model, post_processor=None, truncation=None, padding=None)
+    return tokenizers.Tokenizer.from_str(json.dumps(definition | off))

@@ -1,0 +1,76 @@
+"""What torchrun, Slurm and the manifest say of this process, in environment variables."""
+
+import os
+import socket
+from pathlib import Path
+
+from gptddp import errors
+
+
+def is_launched() -> bool:
+    """Did torchrun or Slurm start this process, beside others?"""
+    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
+def place() -> tuple[int, int, int, int]:
+    """Rank, local rank, world size and local world size: torchrun's, Slurm's, or one process.
+
+    `srun` sets no RANK, so its own variables are mapped; MASTER_ADDR and MASTER_PORT must then be
+    exported by the job script.
+    """
+    env = os.environ
+    if "RANK" in env:
+        keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    elif "SLURM_PROCID" in env and "MASTER_ADDR" in env:
+        keys = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    else:
+        return 0, 0, 1, 1
+    try:
+        rank, local_rank, world_size = (int(env[key]) for key in keys[:3])
+        return rank, local_rank, world_size, int(env.get(keys[3], "1"))
+    except (KeyError, ValueError) as error:
+        raise errors.ConfigError(
+            f"the environment has {keys[0]} but no usable {error}: start through torchrun or srun"
+        ) from None
+
+
+def shared_memory() -> Path | None:
+    """GPTDDP_MEMORY, which the manifest sets to the pod's /dev/shm: there, what is left has an end.
+
+    On a machine of its own a run that is never taken up again would hold its state for ever.
+    """
+    return Path(os.environ["GPTDDP_MEMORY"]) if os.environ.get("GPTDDP_MEMORY") else None
+
+
+def job() -> str | None:
+    """The name of the job that all its pods and lives share, and no other job has.
+
+    A rendezvous id alone is none: people copy it, and one manifest may run in two places, but not
+    at one rendezvous. Nor is a Slurm step unless its tasks are the ranks: it may be a shell.
+    """
+    env = os.environ
+    if "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env:
+        return f"slurm-{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
+    return f"{run_id} at {endpoint}" if run_id and endpoint else None
+
+
+def grace_s() -> float | None:
+    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where nobody has told."""
+    text = os.environ.get("GPTDDP_GRACE_S", "")
+    return float(text) if text.isdigit() else None
+
+
+def restarts() -> int:
+    """How often this pod's agent has started its workers again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def verdict() -> Path | None:
+    """Where our launcher looks for a final error of its workers; the folder is the pod's own."""
+    return Path(os.environ["GPTDDP_VERDICT"]) if os.environ.get("GPTDDP_VERDICT") else None
+
+
+def pod() -> str:
+    """The name of the pod or machine, for messages."""
+    return os.environ.get("POD_NAME") or socket.gethostname()

@@ -1,0 +1,78 @@
+"""Which peer a failed collective has failed for: gloo and NCCL tell that one is silent, not which.
+
+Each rank whose collective fails notes in rank 0's store that it is there. After a timeout, those
+that have not are the silent ones; where the store holds not even one's own note, rank 0 is.
+"""
+
+import contextlib
+import re
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as td
+
+from gptddp.distributed import connect
+from gptddp.distributed.connect import World
+
+ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
+
+
+def blame(error: BaseException, world: World, waited_s: float) -> str:
+    """Each rank whose collective has failed: which peer is silent, for how long, and in what.
+
+    Takes ROLL_CALL_S after a timeout, and no time where a connection was closed: but for one that
+    is closed `waited_s` after the last step, when a peer in an earlier collective has timed out.
+    """
+    with contextlib.suppress(td.DistError):  # a store that is gone cannot tell either
+        _store().set(f"here {world.rank}", "")
+    text = str(error).splitlines()[0]
+    timeout = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
+    if timeout is None and waited_s < 0.9 * connect.TIMEOUT_S:
+        # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ..."
+        text = re.sub(r"^\[\S+\] ", "", text).split(". ")[0]
+        return f"{text} in {_place(error)}"
+    here: set[int] = set()
+    listener = threading.Thread(target=_listen, args=(here, world), daemon=True)
+    listener.start()  # a thread, as nothing limits torch's waiting for a store that is stopped
+    listener.join(ROLL_CALL_S + 0.5)
+    silent = [r for r in range(world.world_size) if r not in here] if world.rank in here else [0]
+    if world.rank == 0:  # others may have begun later, and ask the store
+        time.sleep(0.5)
+    who = ", ".join(world.names[rank] for rank in silent) or "a peer"
+    have = "have" if len(silent) > 1 else "has"
+    seconds = int(timeout[1]) / 1000 if timeout else int(waited_s)
+    return f"{who} {have} not answered for {seconds:g} s in {_place(error)}"
+
+
+def _listen(here: set[int], world: World) -> None:
+    end = time.monotonic() + ROLL_CALL_S
+    for rank in (world.rank, *range(world.world_size)):
+        left = timedelta(seconds=max(0.1, end - time.monotonic()))
+        with contextlib.suppress(td.DistError):
+            _store().wait([f"here {rank}"], left)
+            here.add(rank)
+
+
+def _store() -> Any:
+    return td.distributed_c10d._get_default_store()
+
+
+def _place(error: BaseException) -> str:
+    """Where the trainer was when a collective raised this."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = Path(__file__).parents[1]
+    ours = [f for f in frames if Path(f.filename).is_relative_to(package)]
+    at = next((f for f in reversed(ours) if f.filename != connect.__file__), frames[-1])
+    return f"{at.name} ({Path(at.filename).name}:{at.lineno})"
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
+    if isinstance(error, td.DistError):
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return "gloo" in text or "Connection closed by peer" in text

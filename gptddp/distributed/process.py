@@ -1,0 +1,110 @@
+"""What a worker process runs around the trainer: its way out, and its tie to the launcher.
+
+torchrun runs `launch/worker_script.py` in a process forked from the launcher's server
+(`launch/forkserver.py`). Four habits of that combination are dealt with here:
+
+- A worker that leaves by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
+  waits for ever: success has to return from the script.
+- A worker that fails by an exception spends seconds in the interpreter's shutdown (threads, the
+  process group's destructor) while its peers wait: failure leaves at once.
+- A worker that hangs cannot say where. On SIGUSR1 it writes its stack into a file for the launcher,
+  whatever its main thread does.
+- A launcher that is killed leaves the server and its workers behind, training on without anybody's
+  knowledge: the worker asks the kernel to end it then.
+
+And one of torch: a rank that looks for rank 0's store too early tries again only up to a second
+later, in the middle of every recovery. So it is not asked before the store is there.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+FAILED = 1  # an error that is not the user's: torchrun starts the workers again
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Call `main`; return if it returns 0 or None, else end the process with its code at once.
+
+    An exception is printed with its traceback and ends the process with code 1.
+    """
+    die_with_launcher()
+    tell_stack_on_signal()
+    wait_for_rank_0()
+    try:
+        code: Any = main()
+    except SystemExit as error:
+        code = error.code
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except BaseException:
+        rank = os.environ.get("RANK", "0")
+        print(f"[rank {rank}] {traceback.format_exc()}", file=sys.stderr, end="")
+        code = FAILED
+    if code and not isinstance(code, int):  # as in sys.exit("message")
+        print(code, file=sys.stderr)
+        code = FAILED
+    if code:
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without any cleaning up."""
+    with contextlib.suppress(OSError, ValueError):  # a closed pipe must not change the code
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def wait_for_rank_0() -> None:
+    """Wait until rank 0 can be reached; after a minute torch may find out what is wrong."""
+    rank, address, port = (os.environ.get(k) for k in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    end = time.monotonic() + 60.0
+    while rank not in (None, "0") and address and port and time.monotonic() < end:
+        try:
+            socket.create_connection((address, int(port)), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+
+
+def die_with_launcher() -> None:
+    """Have the kernel kill this process as soon as the launcher is gone, however it went.
+
+    The server that forked this process ends when every holder of its `alive` pipe is gone: the
+    launcher, and each worker that has kept its inherited end. So give that end up, and ask for
+    SIGKILL at the server's death. A thread that watches would need the GIL, which a hung worker
+    may never release. Does nothing without a launcher.
+    """
+    launcher = multiprocessing.parent_process()
+    server: Any = multiprocessing.forkserver._forkserver
+    if launcher is None or server._forkserver_alive_fd is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    if not launcher.is_alive():  # it died before the lines above
+        leave(FAILED)
+
+
+def tell_stack_on_signal() -> None:
+    """Have SIGUSR1 write the main thread's stack to `stack.<local rank>` beside the verdict.
+
+    faulthandler writes from the signal handler itself, and so while the GIL is held too.
+    """
+    if verdict := os.environ.get("GPTDDP_VERDICT"):
+        file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
+        print(f"rank {os.environ.get('RANK', '0')}", file=file, flush=True)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)

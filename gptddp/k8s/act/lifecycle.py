@@ -1,0 +1,203 @@
+"""What is done to a job that is on a cluster: delete, scale, suspend, resume.
+
+Each function returns what it did, in kubectl's words, and gives `note` what else there is to know.
+"""
+
+import calendar
+import time
+from collections.abc import Callable, Sequence
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.cluster import JOB, Cluster, Object, resource
+from gptddp.k8s.observe import why
+from gptddp.k8s.observe.why import state
+from gptddp.k8s.render import companions
+
+Note = Callable[[str], None]
+
+MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
+_POLL_S = 1.0
+_OVERDUE_S = 10.0
+
+
+def ours(name: str) -> str:
+    """The label selector of everything that belongs to the job of this name."""
+    return f"app.kubernetes.io/instance={name},{MANAGED}"
+
+
+def is_ours(live: Object, name: str) -> bool:
+    labels = live["metadata"].get("labels") or {}
+    return all(labels.get(k) == v for k, v in (pair.split("=") for pair in ours(name).split(",")))
+
+
+def finished(job: Object) -> bool:
+    return state(job) in why.FINAL
+
+
+def grace_s(job: Object) -> int:
+    pod = _worker(job)["template"]["spec"]
+    return int(pod.get("terminationGracePeriodSeconds", 30))
+
+
+def runs_at(job: Object) -> str:
+    """Where the run is: `NAME in the claim CLAIM`; empty for a job without such a volume."""
+    for volume in _worker(job)["template"]["spec"].get("volumes") or []:
+        if volume["name"] == "runs" and "persistentVolumeClaim" in volume:
+            claim = volume["persistentVolumeClaim"]["claimName"]
+            return f"{job['metadata']['name']} in the claim {claim}"
+    return ""
+
+
+# -- delete --------------------------------------------------------------------------------------
+
+
+def delete(cluster: Cluster, name: str) -> list[str]:
+    """Delete the job and all that is ours under its name; returns what there was.
+
+    Raises NotFoundError if that is nothing. A call that was killed is completed by the next one.
+    """
+    job = cluster.get(JOB, name)
+    if job is not None and not is_ours(job, name):
+        raise ConfigError(
+            f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
+            f"`kubectl delete pytorchjob {name} -n {cluster.namespace}`"
+        )
+    # Looked for before: the garbage collector takes them as soon as the job is gone.
+    found = [
+        (kind, str(it["metadata"]["name"]))
+        for kind in ("Job", *reversed(companions.KINDS))
+        for it in cluster.find(kind, ours(name))
+    ]
+    gone = [*([(JOB, name)] if job else []), *found]
+    for it in gone:
+        cluster.delete(*it)
+    if not gone and not remains(cluster, name):
+        raise cluster.not_found(name)
+    return [resource(*it) for it in gone]
+
+
+def remains(cluster: Cluster, name: str, short: bool = True) -> list[Object]:
+    """Pods and services under a job's name; with the pods of its short Jobs, such as `sample`."""
+    by_operator = f"{companions.JOB_NAME}={name}"
+    pods = cluster.find("Pod", by_operator) + (cluster.find("Pod", ours(name)) if short else [])
+    found = {pod["metadata"]["name"]: pod for pod in pods}
+    for service in cluster.find("Service", by_operator):
+        found.setdefault(service["metadata"]["name"], service)
+    return list(found.values())
+
+
+def wait_gone(
+    cluster: Cluster, name: str, note: Note, *, limit_s: float | None = None, short: bool = True
+) -> bool:
+    """Wait until nothing remains of a deleted job, telling what still does; False at the limit."""
+    end, told, warned = time.monotonic() + (limit_s or 0), 0, False
+    while left := remains(cluster, name, short):
+        if limit_s is not None and time.monotonic() > end:
+            return False
+        if len(left) != told:
+            note(
+                f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}"
+            )
+            told = len(left)
+        stuck = [pod for pod in left if _overdue(pod)]
+        if stuck and not warned:
+            note(f"{names(stuck)} should have ended by now: {UNREACHABLE}")
+            warned = True
+        time.sleep(_POLL_S)
+    return True
+
+
+def _trains(pod: Object) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return companions.JOB_NAME in labels and (pod.get("status") or {}).get("phase") == "Running"
+
+
+_CHECKPOINT = "; a pod commits a checkpoint first"
+UNREACHABLE = (
+    "the node may be down; when it is certain that it no longer runs,"
+    " `kubectl delete pod POD --force` gives the pod up"
+)
+
+
+def names(objects: Sequence[Object], most: int = 3) -> str:
+    shown = [o["metadata"]["name"] for o in objects[:most]]
+    return ", ".join(shown) + (f" and {len(objects) - most} more" if len(objects) > most else "")
+
+
+def _overdue(pod: Object) -> bool:
+    """Its time to end, the grace period included, is over by far."""
+    due = pod["metadata"].get("deletionTimestamp")
+    if not due or "nodeName" not in pod["spec"]:
+        return False
+    return time.time() > calendar.timegm(time.strptime(due, "%Y-%m-%dT%H:%M:%SZ")) + _OVERDUE_S
+
+
+# -- scale, suspend, resume ----------------------------------------------------------------------
+
+
+def scale(cluster: Cluster, name: str, replicas: int, note: Note) -> str:
+    """Set the number of pods of a job between its minimum and maximum."""
+    job = _unfinished(cluster, name, "scale")
+    policy, at = job["spec"].get("elasticPolicy") or {}, cluster.flags
+    old = int(_worker(job).get("replicas", 1))
+    low, high = int(policy.get("minReplicas", old)), int(policy.get("maxReplicas", old))
+    if replicas < 1:
+        raise ConfigError(
+            f"--replicas {replicas}: a job without pods would count as succeeded; "
+            f"`gptddp-k8s suspend {name}{at}` stops it, and `resume` lets it go on"
+        )
+    if not low <= replicas <= high:
+        above = replicas > high
+        bound = f"above the job's maximum, {high}" if above else f"below the job's minimum, {low}"
+        raise ConfigError(
+            f"--replicas {replicas} is {bound}, which its pods were started with;"
+            f" `gptddp-k8s delete {name}{at}` and submit it with --{'max' if above else 'min'} "
+            f"{replicas}: the run goes on from its newest checkpoint"
+        )
+    if replicas == old:
+        note(f"the job has {old} replicas already")
+        return f"{resource(JOB, name)} unchanged"
+    change = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
+    cluster.patch(JOB, name, {"spec": change})
+    if state(job) == "Suspended":
+        note(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
+    return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
+
+
+def suspend(cluster: Cluster, name: str, note: Note) -> str:
+    """Stop a job so that `resume` lets it go on."""
+    return _set_suspend(cluster, name, True, note)
+
+
+def resume(cluster: Cluster, name: str, note: Note) -> str:
+    """Let a suspended job go on, from its newest checkpoint."""
+    return _set_suspend(cluster, name, False, note)
+
+
+def _set_suspend(cluster: Cluster, name: str, wanted: bool, note: Note) -> str:
+    job = _unfinished(cluster, name, "suspend" if wanted else "resume")
+    if bool((job["spec"].get("runPolicy") or {}).get("suspend")) == wanted:
+        note(f"the job is {'suspended already' if wanted else 'not suspended'}")
+        return f"{resource(JOB, name)} unchanged"
+    cluster.patch(JOB, name, {"spec": {"runPolicy": {"suspend": wanted}}})
+    if wanted:
+        note(
+            f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint; "
+            f"`gptddp-k8s resume {name}{cluster.flags}` goes on from it"
+        )
+    return f"{resource(JOB, name)} {'suspended' if wanted else 'resumed'}"
+
+
+def _unfinished(cluster: Cluster, name: str, verb: str) -> Object:
+    job = cluster.job(name)
+    if finished(job):
+        raise ConfigError(
+            f"the job {name} has {state(job).lower()}: there is nothing to {verb}; to run it"
+            f" again, `gptddp-k8s delete {name}{cluster.flags}` and submit it"
+        )
+    return job
+
+
+def _worker(job: Object) -> Object:
+    worker: Object = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    return worker

@@ -1,0 +1,84 @@
+"""Commands that change a job on a cluster: delete, scale, suspend, resume."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.cli.options import cluster_options
+
+if TYPE_CHECKING:
+    from gptddp.k8s.cluster import Cluster
+
+
+@click.command()
+@click.argument("name")
+@click.option("--no-wait", is_flag=True, help="do not wait until its pods have ended")
+@cluster_options
+def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
+    """Delete a job with its pods and everything that was created beside it.
+
+    Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
+    same job submitted again goes on from there. Exit code 102: there is no such job.
+
+    \b
+    gptddp-k8s delete demo
+    """
+    from gptddp.k8s.act import lifecycle
+    from gptddp.k8s.cluster import JOB
+
+    job = cluster.get(JOB, name)
+    for line in lifecycle.delete(cluster, name):
+        click.echo('{} "{}" deleted'.format(*line.split("/")))
+    if not no_wait:
+        lifecycle.wait_gone(cluster, name, note)
+    if job and (place := lifecycle.runs_at(job)):
+        note(f"its run directory stays: {place}; the same job submitted again goes on from it")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--replicas", type=int, required=True, help="pods to have, from --min to --max")
+@cluster_options
+def scale(cluster: "Cluster", name: str, replicas: int) -> None:
+    """Change the number of pods of a job while it trains.
+
+    The step in flight is done again, and the rows of every step stay the same.
+
+    \b
+    gptddp-k8s scale demo --replicas 2
+    """
+    from gptddp.k8s.act import lifecycle
+
+    click.echo(lifecycle.scale(cluster, name, replicas, note))
+
+
+@click.command()
+@click.argument("name")
+@cluster_options
+def suspend(cluster: "Cluster", name: str) -> None:
+    """Stop the pods of a job, which commit a checkpoint, and keep the job.
+
+    \b
+    gptddp-k8s suspend demo
+    """
+    from gptddp.k8s.act import lifecycle
+
+    click.echo(lifecycle.suspend(cluster, name, note))
+
+
+@click.command()
+@click.argument("name")
+@cluster_options
+def resume(cluster: "Cluster", name: str) -> None:
+    """Let a suspended job go on from its newest checkpoint.
+
+    \b
+    gptddp-k8s resume demo
+    """
+    from gptddp.k8s.act import lifecycle
+
+    click.echo(lifecycle.resume(cluster, name, note))
+
+
+COMMANDS = (delete, scale, suspend, resume)

@@ -1,0 +1,116 @@
+"""The commands that only look: `list`, `status`, `logs` and `wait`."""
+
+import json
+import time
+from typing import Any
+
+import click
+
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.cli.options import cluster_options
+
+
+@click.command("list")
+@click.option("-A", "--all-namespaces", is_flag=True, help="jobs of all namespaces")
+@click.option("-o", "--output", type=click.Choice(["json", "name"]), help="format [a table]")
+@cluster_options
+def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
+    """List the jobs of gptddp with their state, their pods and their age."""
+    from gptddp.k8s.cluster import JOB
+    from gptddp.k8s.observe import status, watcher
+
+    jobs = cluster.find(JOB, watcher.OURS, everywhere=all_namespaces)
+    pods = cluster.find("Pod", watcher.OURS, everywhere=all_namespaces)
+    rows = status.rows(jobs, pods, time.time())
+    if output == "json":
+        click.echo(json.dumps(rows, indent=2))
+    elif output == "name":
+        for row in rows:
+            click.echo(f"pytorchjob.kubeflow.org/{row['name']}")
+    elif not rows:
+        where = "any namespace" if all_namespaces else f"namespace {cluster.namespace}"
+        note(f"no jobs of gptddp in {where}")
+    else:
+        cells = [
+            (r["namespace"], r["name"], r["state"], f"{r['ready']}/{r['desired']}",
+             status.duration(r["age_s"]))
+            for r in rows
+        ]  # fmt: skip
+        header = ("NAMESPACE", "NAME", "STATE", "PODS", "AGE")
+        first = 0 if all_namespaces else 1
+        for line in status.table(header[first:], [c[first:] for c in cells]):
+            click.echo(line)
+
+
+@click.command()
+@click.argument("name")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
+@cluster_options
+def status(name: str, output: str | None, cluster: Any) -> None:
+    """Say how a job does: its state, why it does not run, its pods, its step.
+
+    Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
+    """
+    from gptddp.k8s.observe import status as shown
+    from gptddp.k8s.observe import watcher
+
+    facts = watcher.look(cluster, name)
+    if facts is None:
+        raise cluster.not_found(name)
+    found = shown.of(facts, shown.tail_of_rank_0(cluster, facts.pods))
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(shown.to_text(found))
+    if command := shown.next_step(found):
+        note(f"next: {command}{cluster.flags}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--timeout", type=float, metavar="SECONDS", help="give up after this time [never]")
+@cluster_options
+@click.pass_context
+def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
+    """Wait for a job's end, and tell each change of its state.
+
+    Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
+    suspended, 124: the time is up.
+    """
+    from gptddp.k8s.observe.wait import until_done
+
+    ctx.exit(until_done(cluster, name, timeout))
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="go on until the job has ended")
+@click.option(
+    "-r", "--rank", type=click.IntRange(0), metavar="INDEX",
+    help="of this pod only, without the prefix [all pods]",
+)  # fmt: skip
+@click.option(
+    "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
+)
+@click.option("--previous", is_flag=True, help="of the containers before the last restart")
+@cluster_options
+def logs(
+    name: str, follow: bool, rank: int | None, tail: int | None,
+    previous: bool, cluster: Any,
+) -> None:  # fmt: skip
+    """Print what the pods of a job have written, each line opened by its pod: `[w0] ...`.
+
+    Without -f in the order of time. With -f it waits for pods that are not there yet, goes on
+    with those that replace others, and ends with the job.
+    """
+    from gptddp.k8s.observe import logs as pod_logs
+
+    if follow and previous:
+        raise click.UsageError("--previous is of containers that write no more: leave out --follow")
+    if follow:
+        pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail, say=note)
+    else:
+        pod_logs.show_job(cluster, name, click.echo, rank=rank, tail=tail, previous=previous)
+
+
+COMMANDS = (list_, status, logs, wait)

@@ -1,0 +1,111 @@
+"""`submit` on a cluster as its user meets it: what is printed, what to type next, the wait."""
+
+import threading
+from collections.abc import Sequence
+
+import click
+
+from gptddp.k8s.act import lifecycle, submit
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.cluster import JOB, Cluster, Object, resource
+from gptddp.k8s.observe import why
+
+FAILED = 100
+
+
+def start(
+    cluster: Cluster, objects: Sequence[Object], *, wait: bool, follow: bool,
+    timeout_s: float | None,
+) -> int:  # fmt: skip
+    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
+    name = objects[-1]["metadata"]["name"]
+    job, created = submit.submit(cluster, objects, note)
+    click.echo(f"{resource(JOB, name)} {'created' if created else 'unchanged'}")
+    if not created:
+        _say_state(cluster, job)
+    if lifecycle.finished(job):
+        return FAILED if why.state(job) == "Failed" else 0
+    if wait or follow:
+        return _wait(cluster, name, follow, timeout_s)
+    at = cluster.flags
+    note(f"next: gptddp-k8s status {name}{at}")
+    note(f"      gptddp-k8s logs {name} -f{at}")
+    if created:
+        note(
+            f"      gptddp-k8s prepare --source CLAIM/PATH --data {_data(job)}{at}"
+            "   (if there is no dataset yet)"
+        )
+    return 0
+
+
+def _say_state(cluster: Cluster, job: Object) -> None:
+    """What became of a job that exists already."""
+    name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
+    note(f"the job exists with this very spec and is {state}")
+    if state == "Succeeded":
+        note(
+            f"another --name starts a new run; `gptddp-k8s delete {name}{at}` and a submit with"
+            " more --steps go on from its newest checkpoint"
+        )
+    elif state == "Failed":
+        note(
+            f"`gptddp-k8s status {name}{at}` says why; when that is mended, `gptddp-k8s "
+            f"delete {name}{at}` and the same submit go on from the newest checkpoint"
+        )
+    elif state == "Suspended":
+        note(f"`gptddp-k8s resume {name}{at}` lets it go on")
+
+
+def _data(job: Object) -> str:
+    """The dataset as --data takes it: the claim, and the path inside it."""
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    claim = next(v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"])
+    args = pod["containers"][0]["args"]
+    return str(claim + args[args.index("--data") + 1].removeprefix("/data"))
+
+
+def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) -> int:
+    """Until the job has ended, its logs on stdout if asked for; Ctrl-C leaves the job alone."""
+    from gptddp.k8s.observe.wait import until_done
+
+    try:
+        if not follow:
+            return until_done(cluster, name, timeout_s)
+        with _Logs(cluster, name):
+            return until_done(cluster, name, timeout_s)
+    except KeyboardInterrupt:
+        note(f"the job goes on; `gptddp-k8s delete {name}{cluster.flags}` ends it")
+        raise
+
+
+class _Logs(threading.Thread):
+    """The logs of all pods on stdout while another thread waits for the job's end."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._name = cluster, name
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        from gptddp.errors import GptddpError
+        from gptddp.k8s.observe import logs
+
+        try:
+            logs.follow(self._cluster, self._name, self._write)
+        except GptddpError as error:
+            note(f"the logs end here: {error}")
+
+    def _write(self, line: str) -> None:
+        # Nothing may be in the middle of a write to stdout when the process ends.
+        if self._stopped.is_set():
+            raise SystemExit
+        click.echo(line)
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self.join(10)  # the last lines of a job that has ended
+        self._stopped.set()
+        self.join(1)

@@ -1,0 +1,127 @@
+"""Commands that run something beside the training, in a short Job: prepare and sample."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gptddp import __version__
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.cli.options import cluster_options, context_options
+
+if TYPE_CHECKING:
+    from gptddp.k8s.cluster import Cluster
+
+IMAGE = f"gptddp:{__version__}"
+
+
+@click.command()
+@click.option("--source", required=True, metavar="CLAIM[/PATH]", help="volume with the texts")
+@click.option(
+    "--data", default="data", metavar="CLAIM[/PATH]", help="where to make the dataset [data]"
+)
+@click.option("--name", default="prepare", help="name of the Job [prepare]")
+@click.option("--image", default=IMAGE, help=f"image with gptddp [{IMAGE}]")
+@click.option("--cpu", default="1", help="CPUs of the pod, request and limit [1]")
+@click.option("--memory", default="4Gi", help="memory of the pod, request and limit [4Gi]")
+@click.option("-n", "--namespace", help="namespace [the context's]")
+@context_options
+@click.option("--dry-run", is_flag=True, help="print the Job, and ask no cluster")
+@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 done, 100 failed")
+@click.option("--follow", is_flag=True, help="as --wait, with its log")
+@click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
+@click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
+def prepare(
+    source: str, data: str, name: str, image: str, cpu: str, memory: str, namespace: str | None,
+    context: str | None, kubeconfig: Path | None, dry_run: bool, wait: bool, follow: bool,
+    timeout: float | None, options: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Make a dataset in a volume of the cluster, from texts in a volume, by a batch Job.
+
+    It runs `gptddp prepare` with the options after `--`. The same command again changes nothing
+    while the Job runs or when it is done; it runs a failed one again.
+
+    \b
+    gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
+    """
+    from gptddp.k8s.render import batch_job
+    from gptddp.k8s.render.manifest import to_yaml
+
+    _check_options(options)
+    places = batch_job.Place.parse("--source", source), batch_job.Place.parse("--data", data)
+    job = batch_job.prepare_job(name, *places, options, image=image, cpu=cpu, memory=memory)
+    if dry_run:
+        if namespace:
+            job["metadata"]["namespace"] = namespace
+        click.echo(to_yaml([job]), nl=False)
+        return
+    from gptddp.k8s.act import short_job, submit
+    from gptddp.k8s.cluster import connect, resource
+
+    cluster = connect(namespace, kubeconfig, context)
+    submit.check_claims(cluster, job["spec"]["template"]["spec"], 1, note)
+    created = short_job.submit(cluster, job, note)
+    click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
+    if wait or follow:
+        write = click.echo if follow else None
+        if short_job.watch(cluster, name, note, write=write, timeout_s=timeout) == short_job.FAILED:
+            why = short_job.reason(cluster, name).replace("--out", "--data")
+            raise short_job.JobFailed(f"the Job {name} failed: {why}")
+        note(f"next: gptddp-k8s submit --data {places[1]}{cluster.flags}")
+        return
+    if not created:
+        live = cluster.get("Job", name)
+        note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
+    note("next: the same command with --follow shows its log and how it ends")
+
+
+def _check_options(options: tuple[str, ...]) -> None:
+    """Refuse here what `gptddp prepare` would refuse in the pod."""
+    from gptddp.cli import prepare as command
+
+    if any(option.partition("=")[0] == "--out" for option in options):
+        raise click.UsageError("--out after --: name the place of the dataset with --data")
+    try:
+        made = command.make_context("prepare", [".", "--out", ".", *options])
+    except click.UsageError as error:
+        raise click.UsageError(f"after --: {error.format_message()}") from None
+    sources = made.params["sources"][1:]
+    if sources:
+        raise click.UsageError(f"{sources[0]!r} after --: name the texts with --source")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
+@click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
+@click.option("--temperature", type=float, default=0.8, help="0: the likeliest token [0.8]")
+@click.option("--seed", type=int, default=0, help="another seed, other text [0]")
+@click.option("--image", help=f"image with gptddp [the job's, else {IMAGE}]")
+@click.option("--memory", help="memory limit of the pod [the job's, else 4Gi]")
+@click.option("--runs", metavar="CLAIM", help="volume with the run [the job's, else runs]")
+@click.option("--data", metavar="CLAIM", help="volume with the dataset [the job's, else data]")
+@click.option(
+    "--timeout", type=float, default=300, metavar="SECONDS", help="exit code 124 after it [300]"
+)
+@cluster_options
+def sample(
+    cluster: "Cluster", name: str, prompt: str, tokens: int, temperature: float, seed: int,
+    image: str | None, memory: str | None, runs: str | None, data: str | None, timeout: float,
+) -> None:  # fmt: skip
+    """Print text from the newest checkpoint of a job that trains or has ended.
+
+    It runs `gptddp sample` in a short Job on the job's volumes, and deletes it. A job that is gone
+    has left its run on a volume: name that with --runs.
+
+    \b
+    gptddp-k8s sample demo --prompt "Once upon" --tokens 100
+    """
+    from gptddp.k8s.act import sampling
+
+    given = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+    options = [f"--{key}={value}" for key, value in given.items()]
+    job = sampling.job(cluster, name, options, image=image, memory=memory, runs=runs, data=data)
+    click.echo(sampling.run(cluster, name, job, note, timeout), nl=False)
+
+
+COMMANDS = (prepare, sample)

@@ -1,0 +1,82 @@
+"""What a running local job owns alone: its folder, its loopback addresses and its port.
+
+All of it is freed by the kernel with the last process that holds it, however that process ends.
+"""
+
+import fcntl
+import os
+import socket
+import time
+import zlib
+from pathlib import Path
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.local.container import Network
+
+MAX_PODS = 150  # 127.A.B.100 upwards
+_SLOTS = 4096
+_FIRST_PORT = 23456  # the rendezvous of slot n listens on this + n: below the ephemeral ports
+
+
+def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
+    """Lock a job's folder, made if need be: a file descriptor, or None if another runner has it.
+
+    A runner that was killed leaves its guard behind for a moment: that is waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if alive(holder(folder)) or time.monotonic() > end:
+                os.close(fd)
+                return None
+            time.sleep(0.05)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def holder(folder: Path) -> int | None:
+    """The process id in a job's lock, of the runner that has it or had it last."""
+    try:
+        return int((folder / "lock").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def alive(pid: int | None) -> bool:
+    """Is there a process of this id that is not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def network(key: str) -> tuple[Network, socket.socket]:
+    """Addresses 127.A.B.* and a port that no other running job has, and the socket that holds them.
+
+    A slot is taken by binding its address 127.A.B.1. The search begins at a slot of the key's own,
+    so that a job tends to have the same addresses each time.
+    """
+    first = zlib.crc32(key.encode())
+    for offset in range(_SLOTS):
+        slot = (first + offset) % _SLOTS
+        prefix = f"127.{64 + slot // 256}.{slot % 256}"
+        claim = socket.socket()
+        try:
+            claim.bind((f"{prefix}.1", _FIRST_PORT - 1))
+            with socket.socket() as probe:  # torch's store listens on every address
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", _FIRST_PORT + slot))
+            return Network(prefix, _FIRST_PORT + slot), claim
+        except OSError:
+            claim.close()
+    raise ConfigError(
+        "no loopback address of 127.64.0.0/12 can be had: a local job gives each pod one of its "
+        "own; see whether `ip address show lo` has 127.0.0.1/8"
+    )

@@ -1,0 +1,231 @@
+"""Local pods: a process each, started, restarted and ended as the kubelet does with a container."""
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.local import container, reaper
+from gptddp.k8s.local.container import Network, Replica
+from gptddp.k8s.render import quantity
+
+SHIM = str(Path(__file__).with_name("pod_main.py"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that starting a pod takes; worked out, and refused, before the first one starts."""
+
+    replica: Replica
+    argv: list[str]
+    env: dict[str, str]
+    cwd: Path
+    folders: list[Path]  # made if they are missing
+    scratch: Path  # the pod's emptyDirs, gone with the pod
+    cpus: str  # comma-separated; empty: all
+
+    @property
+    def policy(self) -> str:
+        return str(self.replica.spec.get("restartPolicy") or "OnFailure")
+
+    @property
+    def grace_s(self) -> float:
+        return float(self.replica.pod.get("terminationGracePeriodSeconds", 30))
+
+    def option(self, flag: str) -> str | None:
+        """The value of an option of the command, given as `--x v` or `--x=v`."""
+        for word, after in zip(self.argv, [*self.argv[1:], None], strict=True):
+            if word == flag:
+                return after
+            if word.startswith(flag + "="):
+                return word.partition("=")[2]
+        return None
+
+
+def plan(
+    job: dict[str, Any], network: Network, scratch: Path, claims: Mapping[str, Path], default: Path
+) -> list[Plan]:
+    """A plan for every pod. Raises ConfigError for what cannot be run here."""
+    plans: list[Plan] = []
+    cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
+    next_core = next_gpu = 0
+    for replica in container.replicas(job, network):
+        own = scratch / replica.short
+        folders = container.mounts(replica, own, claims, default)
+        env = container.environment(replica, folders)
+        limits = (replica.container.get("resources") or {}).get("limits") or {}
+        count = math.ceil(quantity.parse(str(limits.get("cpu", 0))) or len(cores))
+        cpus = {cores[(next_core + k) % len(cores)] for k in range(count)}
+        wanted = sum(int(n) for key, n in limits.items() if "gpu" in key)
+        next_core, next_gpu = next_core + count, next_gpu + wanted
+        # A device plugin shows a container the devices that it asked for, and no others.
+        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus[next_gpu - wanted : next_gpu]))
+        argv = container.command(replica, folders, env)
+        where = replica.container.get("workingDir")
+        cwd = Path(container.localized(where, folders)) if where else Path.cwd()
+        cpu_list = ",".join(map(str, sorted(cpus)))
+        plans.append(Plan(replica, argv, env, cwd, [*folders.values()], own, cpu_list))
+    if next_gpu > len(gpus):
+        raise ConfigError(
+            f"the pods need {next_gpu} GPUs and this machine has {len(gpus)}: "
+            "use fewer --replicas, or --gpus 0"
+        )
+    return plans
+
+
+def _gpu_names() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    with contextlib.suppress(OSError):
+        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    return []
+
+
+class BackOff:
+    """The kubelet's delays of a container's restarts: 0, 10, 20, 40, ... 300 seconds.
+
+    A container that ran for twice the longest delay starts from zero again.
+    """
+
+    def __init__(self, first_s: float = 10.0, most_s: float = 300.0) -> None:
+        self.first_s, self.most_s, self.next_s = first_s, most_s, 0.0
+
+    def delay_s(self, ran_s: float) -> float:
+        """Seconds from now to the restart, after a life of `ran_s` seconds."""
+        delay_s = 0.0 if ran_s > 2 * self.most_s else self.next_s
+        self.next_s = min(max(self.first_s, 2 * delay_s), self.most_s)
+        return delay_s
+
+
+class Pod:
+    """One pod: at most one process at a time, its log, its phase and its restarts."""
+
+    def __init__(self, plan: Plan, log: Path, job_tag: str) -> None:
+        self.plan, self.log = plan, log
+        self.name, self.policy = plan.replica.name, plan.policy
+        self.tag = f"{job_tag}{plan.replica.short}/"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.fd = -1  # readable once the process has ended; -1: none
+        self.log_start = 0  # where the log of this life begins
+        self.deadline = math.inf  # of a graceful stop
+        self.exit_code: int | None = None
+        self.started = -math.inf
+        self.ending = False  # asked to stop: whatever its exit code, no other follows
+        self._forget()
+
+    def _forget(self) -> None:
+        """What a new pod of the same name does not know of the old one."""
+        self.phase, self.restarts, self.back_off = "Pending", 0, BackOff()
+        self.start_at = 0.0  # no start before this time; inf: none at all
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Will it be started when its time has come."""
+        return self.process is None and math.isfinite(self.start_at)
+
+    @property
+    def due(self) -> float:
+        """When something has to be done: the start of the next process, or SIGKILL."""
+        return self.deadline if self.process else self.start_at
+
+    def start(self, now: float) -> None:
+        """Start the container's process. Raises OSError if the machine cannot."""
+        self.started, self.start_at = now, math.inf
+        for folder in self.plan.folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        env = {**self.plan.env, reaper.TAG: self.tag}
+        shim = [sys.executable, "-I", "-S", SHIM, str(os.getpid()), self.plan.cpus]
+        with open(self.log, "ab") as log:
+            self.log_start = log.tell()
+            self.process = subprocess.Popen(
+                [*shim, *self.plan.argv], env=env, cwd=self.plan.cwd, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.phase, self.fd = "Running", -1
+        with contextlib.suppress(OSError):  # an old kernel: then its end is seen at the next tick
+            self.fd = os.pidfd_open(self.process.pid)
+
+    def poll(self) -> int | None:
+        """The exit code once the main process has ended (128 + n for signal n), else None.
+
+        The other processes of the pod end with it. It is reaped last: until then its pid, which
+        names their session, cannot belong to a stranger.
+        """
+        if self.process is None:
+            return None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if os.waitid(os.P_PID, self.process.pid, flags) is None:
+            return None
+        reaper.sweep(self.tag, [self.process.pid])
+        code = self.process.wait()
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.process, self.deadline = None, math.inf
+        self.exit_code = 128 - code if code < 0 else code
+        return self.exit_code
+
+    def terminate(self, now: float) -> None:
+        """SIGTERM to the main process, as the kubelet does; `poll` in time, or `kill`."""
+        self.ending, self.start_at = True, math.inf
+        if self.process and math.isinf(self.deadline):
+            self.deadline = now + self.plan.grace_s
+            os.kill(self.process.pid, signal.SIGTERM)  # Popen's own would reap it
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the pod."""
+        self.ending, self.start_at, self.deadline = True, math.inf, math.inf
+        if self.process:
+            os.kill(self.process.pid, signal.SIGKILL)
+            reaper.sweep(self.tag, [self.process.pid], timeout_s=2.0)
+
+    def restart(self, now: float) -> float:
+        """Restart the container in place, after the back-off, whose seconds are returned."""
+        delay_s = self.back_off.delay_s(now - self.started)
+        self.restarts += 1
+        self.start_at = now + delay_s
+        return delay_s
+
+    def recreate(self, now: float) -> None:
+        """Another pod of the same name: no restarts, empty scratch; at most one a second."""
+        self._forget()
+        self.wipe()
+        self.start_at = max(now, self.started + 1.0)
+
+    def wipe(self) -> None:
+        """Remove the emptyDirs."""
+        shutil.rmtree(self.plan.scratch, ignore_errors=True)
+
+    def last_words(self) -> str:
+        """The last line that this life of the pod wrote, at most 500 characters."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(self.log_start, os.path.getsize(self.log) - 4096))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+    def status(self) -> dict[str, Any]:
+        """The pod's entry in `status.json`."""
+        return {
+            "phase": self.phase,
+            "pid": self.process.pid if self.process else None,
+            "address": self.plan.replica.address,
+            "restarts": self.restarts,
+            "exitCode": None if self.process else self.exit_code,
+            "log": str(self.log),
+        }

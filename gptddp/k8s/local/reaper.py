@@ -1,0 +1,90 @@
+"""Nothing of a local job outlives its runner: find a pod's processes, and end them.
+
+A container's processes die with it because they share a namespace. Without root there is none, so
+every process of a local pod carries a tag in its environment, which its children inherit, and the
+pod's main process leads a session. Run as a script, this is the guard of a job: it reads the
+sessions from its standard input, a pipe held by the runner alone, and at its end kills what is
+left. It also inherits the job's locks, so that they are free only when the last process is gone.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+TAG = "GPTDDP_LOCAL_POD"
+TRACKER_S = 1.0
+
+
+def members(prefix: str, known: Collection[int] = ()) -> list[int]:
+    """Living processes whose tag starts with `prefix`, and all in their or the known sessions.
+
+    The sessions catch a process that was started with another environment.
+    """
+    needle = f"{TAG}={prefix}".encode()
+    sessions: dict[int, int] = {}
+    tagged: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if fields[0] in (b"Z", b"X"):
+                continue
+            sessions[int(entry)] = int(fields[3])
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if any(item.startswith(needle) for item in file.read().split(b"\0")):
+                    tagged.add(int(entry))
+        except (OSError, IndexError):
+            continue  # gone meanwhile, or another user's
+    ours = ({sessions[pid] for pid in tagged} | set(known)) - {os.getsid(0)}
+    return [pid for pid, session in sessions.items() if pid in tagged or session in ours]
+
+
+def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> list[int]:
+    """SIGKILL until two looks in a row find no process; returns what would not die in time.
+
+    Two, because a process that is just being started shows an empty environment for a moment. The
+    trackers of Python's multiprocessing have a second to end by themselves: they remove the
+    semaphores of the dead from /dev/shm, which is this machine's and does not go with the pod.
+    """
+    began, clean, left = time.monotonic(), 0, []
+    while clean < 2 and time.monotonic() < began + timeout_s:
+        left = members(prefix, known)
+        for pid in left:
+            if _is_tracker(pid) and time.monotonic() < began + TRACKER_S:
+                continue
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        clean = 0 if left else clean + 1
+        time.sleep(0.01)
+    return left
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """`reaper.py PREFIX [FOLDER]`: at the end of stdin, kill the pods and remove the folder.
+
+    Each line of stdin names the sessions of all pods that are up; the last line counts.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are the runner's; we go when it is gone
+    last = ["", *sys.stdin][-1]
+    sweep(sys.argv[1], [int(session) for session in last.split()])
+    for folder in sys.argv[2:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Runs a PyTorchJob on this machine, a process per pod, as the operator and the kubelets would.
+
+LOCAL_DIR/volumes/<claim>/           a PersistentVolumeClaim
+LOCAL_DIR/jobs/<name>/manifest.yaml  what runs; another manifest of the same name is refused
+LOCAL_DIR/jobs/<name>/status.json    conditions, pods with their pids and addresses
+LOCAL_DIR/jobs/<name>/logs/<pod>.log
+LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
+"""
+
+import contextlib
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from gptddp import config
+from gptddp.errors import ConfigError, DataError
+from gptddp.k8s.local import conditions, locks, pods, reaper
+from gptddp.k8s.local.container import Network
+from gptddp.k8s.local.runner import SUCCEEDED, Interrupts, Runner, shown
+from gptddp.k8s.local.screen import View
+from gptddp.k8s.render import admission, manifest, rules
+
+_LONGEST = 48  # characters of a job's folder, see `_scratch`
+
+
+def run(
+    objects: Sequence[Mapping[str, Any]],
+    *,
+    local_dir: Path = Path("gptddp-local"),
+    volumes: Mapping[str, Path] | None = None,
+    verbose: bool = False,
+) -> int:
+    """Run the PyTorchJob among the objects to its end; returns the exit code.
+
+    `volumes` maps claims to folders outside of `local_dir`. Raises ConfigError or DataError, with
+    nothing started and nothing written, for what cannot be run. A job that was stopped, killed or
+    has failed goes on; one that has succeeded or is running is left alone.
+    """
+    job = _pytorchjob(objects)
+    local_dir, volumes = local_dir.absolute(), volumes or {}
+    _check_claims(job, volumes)
+    folder, default = local_dir / "jobs" / job["metadata"]["name"], local_dir / "volumes"
+    trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)[0]
+    _check_dataset(trial)
+    with contextlib.ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts().installed())
+        try:
+            lock = locks.lock(folder)
+            _check_same(folder, job)
+            if lock is not None:
+                stack.callback(os.close, lock)
+            if left_alone := _left_alone(folder, lock, trial):
+                View(folder.name).event(left_alone)
+                return SUCCEEDED
+            assert lock is not None
+            reaper.sweep(f"{folder}#")  # of a runner that was killed together with its guard
+            network, claim = locks.network(str(folder))
+            stack.enter_context(claim)
+            scratch, temporary = _scratch(folder)
+            plans = pods.plan(job, network, scratch, volumes, default)
+            tag = f"{folder}#{uuid.uuid4().hex}/"
+            guardian = stack.enter_context(_guarded(tag, (lock, claim.fileno()), temporary))
+            runner = Runner(job, folder, plans, tag, verbose)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot run in {shown(str(local_dir))}: {error}; choose another --local-dir"
+            ) from error
+        return runner.run(guardian, interrupts)
+
+
+def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
+    """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
+    if lock is None:
+        where = shown(str(folder / "status.json"))
+        return f"is already running, as process {locks.holder(folder)}; see {where}"
+    status = conditions.read_json(folder / "status.json").get("conditions") or []
+    run = trial.option(config.flag("run_dir"))
+    if (run is None or Path(run).exists()) and any(
+        c.get("type") == "Succeeded" and c.get("status") == "True" for c in status
+    ):
+        return "has already succeeded, nothing to do; for another run use another --name"
+    return ""
+
+
+def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The one PyTorchJob, checked; other kinds mean nothing on one machine."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"--local needs Linux, and this is {sys.platform}: a pod gets a loopback address of its"
+            " own (127.A.B.x), its share of the CPUs, and dies with its job, none of which works"
+            " here; run it in a Linux container or machine, or one process with `gptddp train`"
+        )
+    jobs = [dict(o) for o in objects if o.get("kind") == "PyTorchJob"]
+    if len(jobs) != 1:
+        raise ConfigError(f"the manifest has {len(jobs)} objects of kind PyTorchJob: give one")
+    rules.refuse(admission.check_job(jobs[0]))
+    spec = jobs[0]["spec"]
+    if (spec.get("runPolicy") or {}).get("suspend"):
+        raise ConfigError("spec.runPolicy.suspend is true: nothing would run; remove it")
+    count = int(spec["pytorchReplicaSpecs"].get("Worker", {}).get("replicas", 1))
+    if count > locks.MAX_PODS:
+        raise ConfigError(f"{count} pods on one machine: use at most {locks.MAX_PODS} --replicas")
+    return jobs[0]
+
+
+def _check_claims(job: Mapping[str, Any], volumes: Mapping[str, Path]) -> None:
+    """A folder for a claim that the job does not have is a mistake."""
+    known = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for replica in job["spec"]["pytorchReplicaSpecs"].values()
+        for volume in replica["template"]["spec"].get("volumes") or []
+        if "persistentVolumeClaim" in volume
+    }
+    for claim in volumes:
+        if claim not in known:
+            near = config.did_you_mean(claim, sorted(known))
+            raise ConfigError(f"--volume {claim}=...: the job has no such claim{near}")
+
+
+def _check_dataset(plan: pods.Plan) -> None:
+    """Our own launcher needs a dataset; a command of the manifest's may need anything."""
+    data = plan.option("--data")
+    if plan.replica.container.get("command") or not data:
+        return
+    if not Path(data, "dataset.json").is_file():
+        raise DataError(
+            f"there is no dataset in {shown(data)}: make one with `gptddp prepare SOURCE... --out "
+            f"{shown(data)}`, or say where it is with --volume CLAIM=FOLDER"
+        )
+
+
+def _check_same(folder: Path, job: Mapping[str, Any]) -> None:
+    """Refuse to go on with another manifest than the job's folder has."""
+    try:
+        old = (folder / "manifest.yaml").read_text("utf-8").splitlines()
+    except OSError:
+        return
+    new = manifest.to_yaml([job]).splitlines()
+    lines = [
+        f"  {line}"
+        for line in difflib.unified_diff(old, new, lineterm="", n=0)
+        if not line.startswith(("---", "+++", "@@"))
+        and not any(word in line for word in (manifest.SPEC_HASH, "rdzvId:"))
+    ]
+    if old != new:
+        more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
+        fix = f"use another --name, or remove {shown(str(folder))} to begin it anew"
+        first = f"the job {job['metadata']['name']} exists with another manifest; {fix}"
+        head = f"{first} (its run directory is then continued):"
+        raise ConfigError("\n".join([head, *lines[:12], *more]))
+
+
+def _scratch(folder: Path) -> tuple[Path, list[str]]:
+    """Where emptyDirs lie, and a folder to remove at the end, if one was needed.
+
+    TMPDIR is one of them, and the path of a Unix socket may have 107 characters only: a job deep
+    down in the file system reaches its own folder through a link.
+    """
+    real = folder / "pods"
+    shutil.rmtree(real, ignore_errors=True)  # of a runner that was killed
+    if len(str(folder)) <= _LONGEST:
+        return real, []
+    real.mkdir()
+    temporary = tempfile.mkdtemp(prefix="gptddp-")
+    os.symlink(real, Path(temporary, "pods"))
+    return Path(temporary, "pods"), [temporary]
+
+
+@contextlib.contextmanager
+def _guarded(tag: str, locks: tuple[int, ...], temporary: list[str]) -> Iterator[IO[str]]:
+    """A process that outlives this one by the time it takes to kill what it left; its stdin."""
+    command = [sys.executable, "-I", "-S", reaper.__file__, tag, *temporary]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, pass_fds=locks, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin
+        yield process.stdin  # leaving closes it, which is the sign to go, and waits

@@ -1,0 +1,185 @@
+"""One life of a local job: the loop over its pods, the signals, what is shown and recorded."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from gptddp import config
+from gptddp.errors import GptddpError
+from gptddp.k8s.local import conditions, pods
+from gptddp.k8s.local.controller import Controller
+from gptddp.k8s.local.screen import RunLog, View, duration
+from gptddp.k8s.render import manifest
+
+SUCCEEDED, FAILED, STOPPED = 0, 100, 130  # exit codes
+TICK_S = 0.2  # between two looks at logs and clock; an ended pod is noticed at once
+
+
+class Interrupts:
+    """Ctrl-C or SIGTERM asks for a stop; Ctrl-C again, a moment later, for a kill."""
+
+    def __init__(self) -> None:
+        self.stop = self.kill = False
+        self._first = 0.0
+
+    def __call__(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        # One Ctrl-C can arrive twice: from the terminal, and passed on by a parent.
+        self.kill |= self.stop and number == signal.SIGINT and now - self._first > 0.3
+        self._first = self._first if self.stop else now
+        self.stop = True
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator["Interrupts"]:
+        """Handle the signals. An ignored SIGHUP (nohup) stays ignored; an ignored SIGINT (a
+        script's `&`) does not, as nobody sends it but to stop the job."""
+        old = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    old[number] = signal.signal(number, self)
+        try:
+            yield self
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+class Runner:
+    """One life of a local job."""
+
+    def __init__(
+        self, job: dict[str, Any], folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
+    ) -> None:
+        self.folder, self.first = folder, plans[0]
+        self.view = View(folder.name)
+        (folder / "logs").mkdir(exist_ok=True)
+        conditions.write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
+        self.pods = [pods.Pod(p, folder / "logs" / f"{p.replica.name}.log", tag) for p in plans]
+        for pod in self.pods if verbose else []:
+            self.view.follow(pod.plan.replica.short, pod.log)
+        self.status_text, self.status_error = "", False
+        self.sessions: list[int] = []
+        self.started = conditions.now()
+        self.controller = Controller(job, self.pods, self._event)
+        self.log = _run_log(self.first)
+
+    def run(self, guardian: IO[str], interrupts: Interrupts) -> int:
+        """The loop; returns the exit code. The guardian is told the pods' sessions."""
+        began = time.monotonic()
+        logs = shown(str(self.folder / "logs"))
+        self.view.event(f"{len(self.pods)} pods on {self.first.replica.address} and up; {logs}")
+        self.controller.create()
+        while not self.controller.done:
+            now = time.monotonic()
+            self._obey(interrupts, now)
+            self.controller.tick(now)
+            self._tell(guardian)
+            self._show(now)
+            self._wait(now)
+        for pod in self.pods:
+            pod.wipe()
+        return self._end(time.monotonic() - began)
+
+    def _wait(self, now: float) -> None:
+        """Until a process has ended, a pod is due, or a tick is over."""
+        fds = [pod.fd for pod in self.pods if pod.alive and pod.fd >= 0]
+        soonest = min(pod.due for pod in self.pods) - now
+        if not self.controller.done:
+            select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
+
+    def _tell(self, guardian: IO[str]) -> None:
+        sessions = [pod.process.pid for pod in self.pods if pod.process]
+        if sessions != self.sessions:
+            self.sessions = sessions
+            with contextlib.suppress(OSError):  # killed: then the pods' tags have to do
+                print(*sessions, file=guardian, flush=True)
+
+    def _obey(self, interrupts: Interrupts, now: float) -> None:
+        if interrupts.stop and not self.controller.stopping:
+            grace = f"{self.first.grace_s:.0f} s"
+            self.view.event(f"stopping: the pods have {grace} to save; Ctrl-C again kills them")
+            self.controller.stop(now)
+        if interrupts.kill:
+            self.controller.kill()
+
+    def _show(self, now: float) -> None:
+        self.view.logs()
+        if self.view.due(now):
+            self.view.progress(self._progress(now), now)
+        self._write_status()
+
+    def _progress(self, now: float) -> str:
+        up = sum(pod.alive for pod in self.pods)
+        step = self.log.line(now) if self.log else ""
+        return f"{step}{'  ' if step else ''}pods {up}/{len(self.pods)}"
+
+    def _event(self, text: str) -> None:
+        self.view.event(text)
+        self._write_status()
+
+    def _write_status(self) -> None:
+        """Keep `status.json` as it is: the job does not depend on it."""
+        value = {
+            "name": self.controller.name,
+            "pid": os.getpid(),
+            "startTime": self.started,
+            "conditions": self.controller.conditions.items,
+            "pods": {pod.name: pod.status() for pod in self.pods},
+        }
+        text = json.dumps(value, indent=1) + "\n"
+        if text == self.status_text:
+            return
+        try:
+            conditions.write_text(self.folder / "status.json", text)
+            self.status_text = text
+        except OSError as error:
+            if not self.status_error:
+                self.status_error = True
+                self.view.event(f"warning: cannot write status.json: {error}")
+
+    def _end(self, elapsed_s: float) -> int:
+        """Say how it ended, and what to type next."""
+        controller, view = self.controller, self.view
+        view.logs(rest=True)
+        if not controller.conditions.final:
+            controller.suspended()
+        self._write_status()
+        view.progress(self._progress(time.monotonic()), 0.0, force=True)
+        run = self.first.option(config.flag("run_dir"))
+        view.close()
+        if controller.conditions.has("Failed"):
+            view.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
+            view.event(f"the whole log: {shown(str(controller.failed_log))}")
+            return FAILED
+        if controller.conditions.has("Succeeded"):
+            hint = f"; try: gptddp sample {shown(run)}" if run else ""
+            view.event(f"succeeded in {duration(elapsed_s)}{hint}")
+            return SUCCEEDED
+        view.event("stopped; the same command continues it")
+        return STOPPED
+
+
+def _run_log(plan: pods.Plan) -> RunLog | None:
+    """What the trainer writes, if the job runs ours: its `--run-dir`, and its number of steps."""
+    run = plan.option(config.flag("run_dir"))
+    if not run:
+        return None
+    steps = None
+    with contextlib.suppress(GptddpError):
+        settings = config.from_args(plan.replica.container.get("args") or [])
+        steps = config.with_preset(settings, accelerator=False).steps
+    return RunLog(Path(run), steps)
+
+
+def shown(path: str) -> str:
+    """A path as the user would type it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

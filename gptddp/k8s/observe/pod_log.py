@@ -1,0 +1,192 @@
+"""Following the log of one pod, and of every pod that takes its place, in a thread.
+
+A line is known by its full time and its text. The API continues a log from a whole second only, so
+that a follower asks again from a second or two back, and leaves out what it has given already.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.cluster import Cluster, ClusterError
+from gptddp.k8s.observe.facts import Object, containers, ended, seconds, short
+from gptddp.k8s.observe.watcher import passing
+
+CONTAINER = "pytorch"  # its name in every PyTorchJob
+QUIET_S = 30.0  # a connection without a byte for so long is made anew: it may be dead
+DRAIN_S = 5.0  # silence after which a pod of an ended job is not waited for any more
+STAY_S = 15.0  # a pod that the operator lets run on after the job's end is left to itself then
+RETRY_S = 0.5
+
+
+def parse(line: str) -> tuple[datetime | None, str]:
+    """Time and text of a log line; no time for what the kubelet says itself."""
+    stamp, _, text = line.partition(" ")
+    try:
+        at = datetime.fromisoformat(stamp)
+        return (at if at.tzinfo else None), text
+    except ValueError:
+        return None, line
+
+
+class Given:
+    """The lines of the last two seconds that were given, so as not to give them twice."""
+
+    def __init__(self) -> None:
+        self.since = ""  # from when on to ask for
+        self._seconds: dict[datetime, list[str]] = {}
+
+    def add(self, at: datetime, line: str) -> None:
+        """Remember a line."""
+        second = at.astimezone(UTC).replace(microsecond=0)
+        if second not in self._seconds:
+            if self._seconds and second < min(self._seconds):
+                return  # out of order by a second or more: not asked for again either
+            self._seconds[second] = []
+            for old in sorted(self._seconds)[:-2]:
+                del self._seconds[old]
+            self.since = min(self._seconds).isoformat().replace("+00:00", "Z")
+        self._seconds[second].append(line)
+
+    def again(self) -> Counter[str]:
+        """The lines that the next connection will bring again, each as often as it was given."""
+        return Counter(line for lines in self._seconds.values() for line in lines)
+
+
+class Follow:
+    """What the threads of one following share."""
+
+    def __init__(self, cluster: Cluster, write: Callable[[str], None], prefix: bool) -> None:
+        self.cluster, self.write, self.prefix = cluster, write, prefix
+        self.pods: Mapping[str, Object] = {}  # by name, as of the last look
+        self.ending = threading.Event()  # the job is final or gone: no pod will come any more
+        self.stopped = threading.Event()
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()
+
+    def give(self, text: str) -> None:
+        """Write one line, from any thread."""
+        with self.lock:
+            if self.stopped.is_set():
+                return
+            try:
+                self.write(text)
+            except BaseException as error:  # the reader is gone: the main thread has to know
+                self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the whole following with this error."""
+        self.error = self.error or error
+        self.stopped.set()
+
+
+class PodLog(threading.Thread):
+    """Follows the log of the pod of one name; a pod that takes its place has another uid."""
+
+    def __init__(self, follow: Follow, pod: Object, tail: int | None) -> None:
+        self.pod = str(pod["metadata"]["name"])
+        super().__init__(name=f"log-{self.pod}", daemon=True)
+        self.follow, self.tail = follow, tail
+        self.opened = f"[{short(pod)}] " if follow.prefix else ""
+        self.uid = self.finished = ""  # of the pod being read; of the last one read to its end
+        self.restarts = 0
+        self.given, self.notes = Given(), set[str]()
+        self.last_s = time.monotonic()  # when the last line came
+
+    def run(self) -> None:
+        try:
+            while not self.follow.stopped.is_set():
+                pod = self.follow.pods.get(self.pod)
+                if pod and pod["metadata"]["uid"] != self.finished and has_log(pod):
+                    self._read()
+                elif self.follow.ending.is_set():
+                    return
+                self.follow.stopped.wait(RETRY_S)
+        except BaseException as error:
+            self.follow.fail(error)
+
+    def done(self, since_end_s: float) -> bool:
+        """Is there nothing more to come of an ended job's pod, or no sense in waiting for it?"""
+        if not self.is_alive():
+            return True
+        pod = self.follow.pods.get(self.pod)
+        stopping = seconds(pod["metadata"].get("deletionTimestamp")) if pod else None
+        if pod and not ended(pod) and stopping is None and since_end_s > STAY_S:
+            return True
+        in_grace = stopping is not None and time.time() < stopping
+        return not in_grace and min(since_end_s, time.monotonic() - self.last_s) > DRAIN_S
+
+    def _read(self) -> None:
+        """Read one connection to its end, and after the container's end what is left."""
+        try:  # a list that is a second old may show a pod that has been replaced since
+            pod = self.follow.cluster.get("Pod", self.pod)
+        except ClusterError as error:
+            if passing(error):
+                return
+            raise
+        if pod is None or not has_log(pod):
+            return
+        over, restarts = ended(pod), sum(int(c.get("restartCount", 0)) for c in containers(pod))
+        if pod["metadata"]["uid"] != self.uid:  # its clock may be another
+            self.uid, self.restarts = str(pod["metadata"]["uid"]), restarts
+            self.given, self.notes = Given(), set()
+        if restarts > self.restarts:  # what the container said at its end may not have come
+            self._connect(previous=True)
+            self.restarts = restarts
+        if self._connect(following=not over) and over:
+            self.finished = self.uid
+
+    def _connect(self, *, following: bool = False, previous: bool = False) -> bool:
+        """Give the new lines of one connection; did it come to the log's end?"""
+        known, tail = self.given.again(), self.tail
+        lines = self.follow.cluster.log(
+            self.pod, container=CONTAINER, follow=following, previous=previous, tail=tail,
+            since_time=self.given.since, quiet_s=QUIET_S, ends=True,
+        )  # fmt: skip
+        try:
+            for count, line in enumerate(lines):
+                if count == 0 and not self._mine(line):
+                    return False
+                if following and not line.endswith("\n"):
+                    return False  # torn by a node that went away: it comes again, whole
+                self._line(line.removesuffix("\n"), known)
+            return True
+        except ClusterError as error:
+            if error.status in (400, 404):  # there is no container yet, or no more
+                return not following
+            if passing(error):
+                return False
+            raise
+
+    def _mine(self, line: str) -> bool:
+        """Is this the log of the pod that is meant, and not of one that has just replaced it?"""
+        try:
+            pod = self.follow.cluster.get("Pod", self.pod)
+        except ClusterError:
+            return True
+        if pod is None or pod["metadata"]["uid"] == self.uid:
+            return True
+        created, at = seconds(pod["metadata"].get("creationTimestamp")), parse(line)[0]
+        return created is None or at is None or at.timestamp() < created
+
+    def _line(self, line: str, known: Counter[str]) -> None:
+        self.last_s, self.tail = time.monotonic(), None
+        if known[line]:
+            known[line] -= 1
+            return
+        at, text = parse(line)
+        if at:
+            self.given.add(at, line)
+            self.follow.give(self.opened + text)
+        elif line not in self.notes:
+            self.notes.add(line)
+            note(f"pod {self.pod}: {line}")
+
+
+def has_log(pod: Object) -> bool:
+    """Has a container of the pod been started?"""
+    states = [c.get(key) or {} for c in containers(pod) for key in ("state", "lastState")]
+    return any("running" in state or "terminated" in state for state in states)

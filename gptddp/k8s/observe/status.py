@@ -1,0 +1,219 @@
+"""What `status` and `list` show of a job: one dict, and the same as text."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gptddp.k8s import exit_codes
+from gptddp.k8s.cluster import Cluster, ClusterError
+from gptddp.k8s.observe import why
+from gptddp.k8s.observe.facts import Facts, Object, age_s, containers, ended, place, ready, replicas
+from gptddp.k8s.observe.pod_causes import Cause
+from gptddp.k8s.observe.pod_log import CONTAINER, has_log, parse
+
+TAIL = 200  # lines of a log in which the newest step is looked for
+_STEP = re.compile(
+    r"step (?P<step>\d+)/(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
+)
+_SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
+
+
+def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
+    """Everything that `status` shows; `logged` are the last lines of rank 0's log."""
+    job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
+    found = why.causes(facts)
+    return {
+        "name": facts.name,
+        "namespace": job["metadata"].get("namespace", ""),
+        "state": why.state(job),
+        "why": found[0].sentence if found else "",
+        "causes": [{"id": c.id, "text": c.text, "pods": list(c.pods)} for c in found],
+        "age_s": round(age_s(job, facts.now)),
+        "replicas": {
+            "ready": sum(map(ready, facts.pods)),
+            "desired": replicas(job),
+            "min": policy.get("minReplicas"),
+            "max": policy.get("maxReplicas"),
+        },
+        "pods": [_pod(pod, facts.now) for pod in facts.pods],
+        **progress(logged),
+        "conditions": (job.get("status") or {}).get("conditions") or [],
+    }
+
+
+def progress(logged: Iterable[str]) -> dict[str, Any]:
+    """The newest step of the training, and the newest checkpoint that is named, in log lines."""
+    step, checkpoint = None, None
+    for line in logged:
+        if found := _STEP.search(line):
+            loss = found["loss"]
+            step = {
+                "step": int(found["step"]),
+                "steps": int(found["steps"]),
+                "loss": float(loss) if re.fullmatch(r"[\d.]+", loss) else None,
+                "tok_s": float(found["speed"]) * 1e3,
+            }
+        elif saved := _SAVED.search(line):
+            checkpoint = saved[1] or saved[2]
+    return {"progress": step, "checkpoint": checkpoint}
+
+
+def tail_of_rank_0(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
+    """The last lines of the pod with rank 0: the first by name of those that have a log.
+
+    Ranks are given by the pods' names. Empty where no log can be read.
+    """
+    for pod in [pod for pod in pods if has_log(pod)][:1]:
+        try:
+            log = cluster.log(pod["metadata"]["name"], container=CONTAINER, tail=TAIL, quiet_s=5.0)
+            return [parse(line)[1] for line in log]
+        except ClusterError:
+            break  # a node that does not answer: the rest of the status is worth having
+    return []
+
+
+def _pod(pod: Object, now: float) -> dict[str, Any]:
+    return {
+        "name": pod["metadata"]["name"],
+        "index": place(pod)[1],
+        "ready": ready(pod),
+        "status": pod_status(pod),
+        "node": pod.get("spec", {}).get("nodeName"),
+        "restarts": sum(int(c.get("restartCount", 0)) for c in containers(pod)),
+        "age_s": round(age_s(pod, now)),
+    }
+
+
+def pod_status(pod: Object) -> str:
+    """The column STATUS as kubectl has it: a container's reason before the pod's phase."""
+    status = pod.get("status") or {}
+    if "deletionTimestamp" in pod["metadata"] and not ended(pod):
+        return "Terminating"
+    word = str(status.get("reason") or status.get("phase") or "Unknown")
+    for container in containers(pod):
+        state = container.get("state") or {}
+        waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason"):
+            word = str(waiting["reason"])
+        elif terminated:
+            word = str(terminated.get("reason") or f"ExitCode:{terminated.get('exitCode')}")
+            if terminated.get("exitCode"):
+                word += f" {exit_codes.meaning(int(terminated['exitCode']))}"
+    return word
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def to_text(status: dict[str, Any]) -> str:
+    """The status for a reader: a few named lines, then the pods."""
+    count = status["replicas"]
+    pods = f"{count['ready']} of {count['desired']} ready"
+    if count["min"] and (count["min"], count["max"]) != (count["desired"], count["desired"]):
+        pods += f" (goes on with {count['min']} to {count['max']})"
+    done = status["progress"] or {}
+    rows = {
+        "name": status["name"],
+        "namespace": status["namespace"],
+        "state": status["state"],
+        "why": status["why"],
+        "also": "\n".join(_also(status["causes"])),
+        "age": duration(status["age_s"]),
+        "pods": "" if status["state"] in why.FINAL else pods,
+        "step": _step(done) if done else "",
+        "checkpoint": status["checkpoint"] or "",
+    }
+    width = max(map(len, rows)) + 2
+    lines = []
+    for key, text in rows.items():
+        for number, line in enumerate(text.splitlines()):
+            lines.append(f"{key + ':' if not number else '':{width}}{line}")
+    if status["pods"]:
+        header = ("POD", "STATUS", "NODE", "RESTARTS", "AGE")
+        cells = [
+            (p["name"], p["status"], p["node"] or "-", str(p["restarts"]), duration(p["age_s"]))
+            for p in status["pods"]
+        ]
+        lines += ["", *table(header, cells)]
+    changes = [
+        (c["type"], c["status"], c.get("lastTransitionTime", ""), c.get("message", ""))
+        for c in status["conditions"]
+    ]
+    if changes:
+        lines += ["", *table(("CONDITION", "HOLDS", "SINCE", "MESSAGE"), changes)]
+    return "\n".join(lines)
+
+
+def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
+    """The causes after the first, and no more than can be read."""
+    rest = [Cause(c["id"], c["text"], tuple(c["pods"])).sentence for c in causes[1:4]]
+    return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
+
+
+def _step(done: dict[str, Any]) -> str:
+    loss = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
+    return f"{done['step']}/{done['steps']}  loss {loss}  {done['tok_s'] / 1e3:.1f}k tok/s"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of left-aligned columns, three spaces between them, as kubectl prints them."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "   ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def duration(seconds: float) -> str:
+    """An age as kubectl writes it: `45s`, `3m20s`, `14m`, `5h`, `2d`."""
+    s = int(seconds)
+    if s < 120:
+        return f"{s}s"
+    if s < 600:
+        return f"{s // 60}m{s % 60}s" if s % 60 else f"{s // 60}m"
+    if s < 3 * 3600:
+        return f"{s // 60}m"
+    return f"{s // 3600}h" if s < 2 * 86400 else f"{s // 86400}d"
+
+
+def next_step(status: dict[str, Any]) -> str:
+    """What to type next in this state, or nothing."""
+    name, state = status["name"], status["state"]
+    if state == why.FAILED:
+        pods = [c["pods"] for c in status["causes"] if c["pods"]]
+        of = next((f" --rank {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
+        return f"gptddp-k8s logs {name}{of}"
+    verbs = {
+        why.PENDING: "wait",
+        why.RUNNING: "logs -f",
+        why.RESTARTING: "logs -f",
+        why.SUSPENDED: "resume",
+        why.SUCCEEDED: "sample",
+    }
+    return f"gptddp-k8s {verbs[state]} {name}" if state in verbs else ""
+
+
+# -- several jobs --------------------------------------------------------------------------------
+
+
+def rows(jobs: Sequence[Object], pods: Sequence[Object], now: float) -> list[dict[str, Any]]:
+    """A line of `list` for each job, by namespace and name; `pods` of all of them."""
+    found = []
+    for job in jobs:
+        uid, meta = job["metadata"].get("uid"), job["metadata"]
+        own = [p for p in pods if uid in _owners(p)]
+        found.append(
+            {
+                "namespace": meta.get("namespace", ""),
+                "name": meta["name"],
+                "state": why.state(job),
+                "ready": sum(map(ready, own)),
+                "desired": replicas(job),
+                "age_s": round(age_s(job, now)),
+            }
+        )
+    return sorted(found, key=lambda row: (row["namespace"], row["name"]))
+
+
+def _owners(pod: Object) -> list[Any]:
+    return [o.get("uid") for o in pod["metadata"].get("ownerReferences") or []]

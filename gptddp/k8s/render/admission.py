@@ -1,0 +1,238 @@
+"""What the training operator (v1.9) refuses in a PyTorchJob, and what it lets through though it
+cannot work: such a job hangs, or fails without a word in its status.
+
+Works on the object, so that it judges a manifest from any hand. Messages name the object's field;
+the fix names the flag of `gptddp-k8s` where there is one.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gptddp.k8s.render.rules import Found, Problem
+
+Object = dict[str, Any]
+REPLICAS = "spec.pytorchReplicaSpecs"
+_DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")
+
+JobRule = Callable[[Object], Iterator[Found]]
+JOB_RULES: dict[str, JobRule] = {}
+
+
+def job_rule(function: JobRule) -> JobRule:
+    """Register a rule; its id is the function's name with dashes."""
+    JOB_RULES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def check_job(job: Object) -> list[Problem]:
+    """Every broken rule of a PyTorchJob. A job too malformed to be judged breaks `shape`."""
+    try:
+        return [Problem(id, *found) for id, rule in JOB_RULES.items() for found in rule(job)]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        rule = f"not shaped like a PyTorchJob ({type(error).__name__}: {error})"
+        return [Problem("shape", "manifest", rule, "compare it with `gptddp-k8s render`")]
+
+
+def _elastic(job: Object) -> Object | None:
+    policy: Object | None = job["spec"].get("elasticPolicy")
+    return policy
+
+
+def _replicas(job: Object) -> dict[str, Object]:
+    specs: dict[str, Object] = job["spec"]["pytorchReplicaSpecs"]
+    return specs
+
+
+def _worker_count(job: Object) -> int:
+    return int(_replicas(job).get("Worker", {}).get("replicas", 1))
+
+
+def _limits(job: Object) -> tuple[int, int]:
+    """elasticPolicy's (min, max) with the operator's defaults: one for the other, else replicas."""
+    policy, count = _elastic(job) or {}, _worker_count(job)
+    low, high = policy.get("minReplicas"), policy.get("maxReplicas")
+    known = [int(n) for n in (low, high) if n is not None] or [count]
+    return known[0], known[-1]
+
+
+@job_rule
+def _name(job: Object) -> Iterator[Found]:
+    """The job's name is a DNS-1035 label, and so are its pods' names."""
+    name = str(job["metadata"]["name"])
+    if not _DNS_1035.fullmatch(name):
+        yield (
+            "metadata.name",
+            f"{name!r} is not a DNS-1035 label",
+            "use --name with lower case letters, digits and '-', starting with a letter",
+        )
+        return
+    last = max(_worker_count(job), _limits(job)[1], 1) - 1
+    suffix = f"-worker-{last}"
+    if len(name) + len(suffix) > 63:  # the operator creates the pods, then fails on the services
+        yield (
+            "metadata.name",
+            f"the pod name {name}{suffix} is longer than 63 characters",
+            f"use --name with at most {63 - len(suffix)} characters",
+        )
+
+
+@job_rule
+def _replica_types(job: Object) -> Iterator[Found]:
+    """Master (exactly one) and Worker, and Worker-only jobs are elastic."""
+    specs = _replicas(job)
+    for key in specs:
+        if key not in ("Master", "Worker"):
+            yield (f"{REPLICAS}.{key}", "unknown", "use Master or Worker as the key")
+    if "Master" in specs and specs["Master"].get("replicas") != 1:
+        yield (f"{REPLICAS}.Master.replicas", "must be 1", "write 1")
+    if _elastic(job) is not None and "Worker" not in specs:
+        yield ("spec.elasticPolicy", "needs a Worker entry", "add the entry Worker")
+    if not specs:
+        yield (REPLICAS, "is empty", "add the entry Worker")
+    if "Master" not in specs and _elastic(job) is None and _worker_count(job) > 1:
+        yield (
+            "spec.elasticPolicy",
+            "a Worker-only job without it gets no rendezvous and hangs",
+            "add elasticPolicy, also at a fixed size",
+        )
+
+
+@job_rule
+def _replica_count(job: Object) -> Iterator[Found]:
+    """1 <= min <= replicas <= max; the operator checks the first part of it only."""
+    count, (low, high) = _worker_count(job), _limits(job)
+    where = f"{REPLICAS}.Worker.replicas"
+    if "Worker" in _replicas(job) and count < 1:
+        yield (where, f"{count} is less than 1", "use --replicas 1 or more")
+    elif _elastic(job) is not None:
+        if low < 1:
+            yield (
+                "spec.elasticPolicy.minReplicas",
+                f"{low} is less than 1",
+                "use --min 1 or more",
+            )
+        elif low > high:
+            yield (
+                "spec.elasticPolicy.minReplicas",
+                f"{low} is above maxReplicas {high}",
+                f"use --min {high} or less",
+            )
+        elif not low <= count <= high:
+            yield (
+                where,
+                f"{count} is not within minReplicas {low} and maxReplicas {high}",
+                f"use --replicas {low} to {high}, or change --min or --max",
+            )
+
+
+@job_rule
+def _processes(job: Object) -> Iterator[Found]:
+    """nprocPerNode is a string with a number, given once."""
+    spec, policy = job["spec"], _elastic(job) or {}
+    value = spec.get("nprocPerNode", "auto")
+    if "nprocPerNode" in spec and "nProcPerNode" in policy:
+        yield (
+            "spec.elasticPolicy.nProcPerNode",
+            "must not be used with nprocPerNode",
+            "leave it out: it is deprecated",
+        )
+    number = isinstance(value, str) and value.isdigit() and int(value) > 0
+    if not number and value not in ("auto", "cpu", "gpu"):
+        yield (
+            "spec.nprocPerNode",
+            f"{value!r} is not a positive number as a string",
+            "use --nproc-per-node 1 or more",
+        )
+
+
+@job_rule
+def _choices(job: Object) -> Iterator[Found]:
+    """Values that the API takes as free text."""
+    run_policy = job["spec"].get("runPolicy") or {}
+    checks: list[tuple[str, Any, tuple[str, ...]]] = [
+        (
+            f"{REPLICAS}.{key}.restartPolicy",
+            replica.get("restartPolicy", "OnFailure"),
+            ("Always", "OnFailure", "Never", "ExitCode"),
+        )
+        for key, replica in _replicas(job).items()
+    ]
+    checks += [
+        (
+            "spec.runPolicy.cleanPodPolicy",
+            run_policy.get("cleanPodPolicy", "None"),
+            ("None", "Running", "All"),
+        ),
+        (
+            "spec.runPolicy.managedBy",
+            run_policy.get("managedBy", "kubeflow.org/training-operator"),
+            ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue"),
+        ),
+        (
+            "spec.elasticPolicy.rdzvBackend",
+            (_elastic(job) or {}).get("rdzvBackend", "c10d"),
+            ("c10d", "etcd", "etcd-v2"),
+        ),
+    ]
+    for where, value, allowed in checks:
+        if value not in allowed:
+            yield (where, f"{value!r} is unknown", f"use {' or '.join(allowed)}")
+
+
+@job_rule
+def _rendezvous(job: Object) -> Iterator[Found]:
+    """What makes the operator or torchrun crash."""
+    policy = _elastic(job) or {}
+    if policy.get("rdzvConf") == []:
+        yield (
+            "spec.elasticPolicy.rdzvConf",
+            "an empty list makes the operator panic",
+            "leave it out or fill it",
+        )
+    if policy.get("standalone"):
+        yield (
+            "spec.elasticPolicy.standalone",
+            "torchrun fails on what it is set to",
+            "leave it out",
+        )
+
+
+@job_rule
+def _numbers(job: Object) -> Iterator[Found]:
+    """Nothing counts below zero."""
+    run_policy, policy = job["spec"].get("runPolicy") or {}, _elastic(job) or {}
+    for where, table, keys in (
+        (
+            "runPolicy",
+            run_policy,
+            ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"),
+        ),
+        ("elasticPolicy", policy, ("maxRestarts",)),
+    ):
+        for key in keys:
+            if table.get(key) is not None and int(table[key]) < 0:
+                yield (f"spec.{where}.{key}", "is negative", "use 0 or more")
+
+
+@job_rule
+def _containers(job: Object) -> Iterator[Found]:
+    """A container named `pytorch`, images, named ports."""
+    for key, replica in _replicas(job).items():
+        where = f"{REPLICAS}.{key}.template.spec.containers"
+        containers = replica["template"]["spec"].get("containers") or []
+        if "pytorch" not in [c.get("name") for c in containers]:
+            yield (where, "none is named 'pytorch'", "name one so")
+        for container in containers:
+            yield from _container(f"{where}[{container.get('name')}]", container)
+
+
+def _container(where: str, container: Object) -> Iterator[Found]:
+    if not container.get("image"):
+        yield (f"{where}.image", "is missing", "use --image")
+    if any(not port.get("name") for port in container.get("ports") or []):
+        yield (
+            f"{where}.ports",
+            "a nameless port breaks the job's Service",
+            "name every port",
+        )

@@ -1,0 +1,232 @@
+"""Every check of a job before it leaves this machine: each with an id, a message and a fix.
+
+`check_spec` judges what the user gave; `gptddp.k8s.admission` judges any PyTorchJob as the
+operator would, and what the operator should refuse but does not.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gptddp import config
+from gptddp.errors import ConfigError
+from gptddp.k8s.render import quantity
+from gptddp.k8s.render.spec import JobSpec, flag
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: where, what the rule is, and what to do."""
+
+    id: str
+    field: str
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.rule}; {self.fix} [{self.id}]"
+
+
+Found = tuple[str, str, str]  # field, rule, fix
+SpecRule = Callable[[JobSpec], Iterator[Found]]
+SPEC_RULES: dict[str, SpecRule] = {}
+
+
+def spec_rule(function: SpecRule) -> SpecRule:
+    """Register a rule; its id is the function's name with dashes."""
+    SPEC_RULES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def check_spec(spec: JobSpec) -> list[Problem]:
+    """Every broken rule of a resolved spec, in a fixed order."""
+    return [Problem(id, *found) for id, rule in SPEC_RULES.items() for found in rule(spec)]
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise ConfigError that lists the problems, one a line; nothing if there is none."""
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+
+
+# Set by the operator, the launcher or the manifest: a user's value would be overridden without a
+# word, or break the rendezvous.
+RESERVED_ENV = re.compile(
+    r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
+    r"|LOCAL_WORLD_SIZE|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+)
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
+_SUBDOMAIN = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
+_LABEL = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+@spec_rule
+def _world_size(spec: JobSpec) -> Iterator[Found]:
+    """Every worker needs a lane of its own."""
+    settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)
+    workers = (spec.max or 1) * max(1, spec.nproc_per_node or 1)
+    try:
+        config.check_world_size(settings, workers)
+    except ConfigError as error:
+        what, _, fix = str(error).partition("; ")
+        yield ("--replicas", what, fix)
+
+
+@spec_rule
+def _places(spec: JobSpec) -> Iterator[Found]:
+    """The job decides where data and runs lie in its pods."""
+    if spec.train.data:
+        yield (
+            "--data after --",
+            "the job mounts the dataset itself",
+            "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]",
+        )
+    if spec.train.run_dir:
+        yield (
+            "--run-dir after --",
+            "the job's run directory is /runs/<name>",
+            "use --name to name the job and its run, and --runs for the claim",
+        )
+
+
+@spec_rule
+def _device(spec: JobSpec) -> Iterator[Found]:
+    """A pod without a GPU has no CUDA."""
+    if spec.train.device == "cuda" and spec.gpus < 1:
+        yield ("--device cuda", "the pods have no GPU", "add --gpus 1")
+
+
+@spec_rule
+def _gpus(spec: JobSpec) -> Iterator[Found]:
+    """GPUs are whole, not negative, and one process each at most."""
+    if spec.gpus < 0:
+        yield ("--gpus", f"{spec.gpus} is negative", "use 0 or more")
+    if 0 < spec.gpus < (spec.nproc_per_node or 1):
+        yield (
+            "--nproc-per-node",
+            f"{spec.nproc_per_node} processes share {spec.gpus} GPUs",
+            f"use --nproc-per-node {spec.gpus} or less: NCCL wants a GPU for each",
+        )
+    if not _RESOURCE.fullmatch(spec.gpu_resource):
+        yield (
+            "--gpu-resource",
+            f"{spec.gpu_resource!r} is not <domain>/<resource>",
+            "use a name as in nvidia.com/gpu",
+        )
+
+
+@spec_rule
+def _quantity(spec: JobSpec) -> Iterator[Found]:
+    """CPU and memory are positive Kubernetes quantities, and memory holds /dev/shm."""
+    broken = False
+    for name, example in (("cpu", "500m or 2"), ("memory", "4Gi"), ("shm", "256Mi")):
+        text = str(getattr(spec, name))
+        if not quantity.parse(text):
+            broken = True
+            rule = f"{text!r} is not a positive Kubernetes quantity"
+            yield (flag(name), rule, f"use one such as {example}")
+    if not broken and (quantity.parse(spec.shm or "") or 0) >= (
+        quantity.parse(spec.memory or "") or 0
+    ):
+        yield (
+            "--memory",
+            f"{spec.memory} is not more than --shm {spec.shm}",
+            "raise it: what lies in /dev/shm counts against the pod's memory",
+        )
+
+
+@spec_rule
+def _grace(spec: JobSpec) -> Iterator[Found]:
+    """Less than ten seconds cannot hold a step and a checkpoint."""
+    if spec.grace_s < 10:
+        yield (
+            "--grace-s",
+            f"{spec.grace_s} s is not enough to commit a checkpoint",
+            "use at least 10",
+        )
+
+
+@spec_rule
+def _volumes(spec: JobSpec) -> Iterator[Found]:
+    """Claims are DNS-1123 names; a path inside one is relative and stays in it."""
+    yield from place("--data", spec.claim, spec.data_path)
+    yield from place("--runs", spec.runs)
+
+
+def place(option: str, claim: str, path: str = "") -> Iterator[Found]:
+    """What is wrong with a claim, and a path in it, that an option names."""
+    if not _SUBDOMAIN.fullmatch(claim):
+        yield (
+            option,
+            f"{claim!r} is not the name of a PersistentVolumeClaim",
+            "use lower case letters, digits, '-' and '.'; a folder is for --volume",
+        )
+    if ".." in path.split("/"):
+        yield (option, "the path leaves the claim", "name it without '..'")
+
+
+def is_label(name: str) -> bool:
+    """May it name an object and be a label's value."""
+    return bool(_LABEL.fullmatch(name))
+
+
+@spec_rule
+def _namespace(spec: JobSpec) -> Iterator[Found]:
+    """A namespace is a DNS-1123 label."""
+    if spec.namespace is not None and not _LABEL.fullmatch(spec.namespace):
+        yield (
+            "--namespace",
+            f"{spec.namespace!r} is not a DNS label",
+            "use up to 63 lower case letters, digits and '-'",
+        )
+
+
+@spec_rule
+def _image(spec: JobSpec) -> Iterator[Found]:
+    """An image reference is one word."""
+    if not spec.image or re.search(r"\s", spec.image):
+        yield (
+            "--image",
+            f"{spec.image!r} is not an image reference",
+            "use one such as registry.example/gptddp:0.1.0",
+        )
+
+
+@spec_rule
+def _env_name(spec: JobSpec) -> Iterator[Found]:
+    """A variable's name is one that every shell can read."""
+    for name, _value in spec.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"--env {name}", "not the name of a variable", "use letters, digits and '_'"
+
+
+@spec_rule
+def _env_reserved(spec: JobSpec) -> Iterator[Found]:
+    """No variable that the operator, the launcher or the manifest sets."""
+    for name, _value in spec.env:
+        if RESERVED_ENV.fullmatch(name):
+            fix = "leave it out: it would be overridden, or break the rendezvous"
+            yield f"--env {name}", "the operator or the launcher sets it", fix
+
+
+@spec_rule
+def _env_secret(spec: JobSpec) -> Iterator[Found]:
+    """A manifest is no place for secrets."""
+    for name, _value in spec.env:
+        if _SECRET.search(name):
+            fix = "put it into a Secret, and valueFrom.secretKeyRef into the rendered manifest"
+            yield f"--env {name}", "looks like a secret, which anyone may read in a manifest", fix
+
+
+def warnings(spec: JobSpec) -> list[str]:
+    """What is allowed but seldom meant; one line each."""
+    notes = []
+    last = spec.image.rpartition("/")[2]
+    if "@" not in last and (":" not in last or last.endswith(":latest")):
+        notes.append(f"--image {spec.image} has no fixed tag: pods may run different code")
+    if spec.gpus > 0 and spec.train.device == "cpu":
+        notes.append("--device cpu leaves the pods' GPUs idle")
+    return notes

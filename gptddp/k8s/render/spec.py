@@ -1,0 +1,173 @@
+"""The job as its user states it: one frozen dataclass, from `job.toml` and flags.
+
+Defaults < the `[job]` table < flags. `None` means "computed from the rest": see `resolve`, which
+gives each such default its reason. The trainer's part is a `gptddp.config.Config`.
+"""
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptddp import __version__, config
+from gptddp.config import Config, did_you_mean
+from gptddp.errors import ConfigError
+from gptddp.k8s.render.quantity import gibibytes
+
+
+def _f(default: Any, help: str) -> Any:
+    """A field with the help of its flag and TOML key."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that decides a job's manifest. Every field but the last is a flag and a key."""
+
+    name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
+    namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
+    image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
+    replicas: int = _f(1, "pods to start with, and the most the job will ever have")
+    min: int | None = _f(
+        None, "fewest pods to train with [default: half of the replicas, rounded up]"
+    )
+    max: int | None = _f(None, "most pods to train with, for scaling up later [default: replicas]")
+    nproc_per_node: int | None = _f(None, "worker processes a pod [default: its GPUs, or 1]")
+    cpu: str | None = _f(
+        None, "CPUs a pod, request and limit [default: 1 a worker process, 3 with a GPU]"
+    )
+    memory: str | None = _f(
+        None, "memory a pod, request and limit, shm included [default: from the model's size]"
+    )
+    gpus: int = _f(0, "GPUs a pod")
+    gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
+    shm: str | None = _f(
+        None, "size of /dev/shm, which holds staged checkpoints [default: from the model's size]"
+    )
+    data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
+    runs: str = _f("runs", "claim with the run directories, shared by all pods")
+    grace_s: int = _f(60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint")
+    env: tuple[tuple[str, str], ...] = _f((), "environment variable NAME=VALUE; may be repeated")
+    train: Config = _f(Config(), "")
+
+    @property
+    def claim(self) -> str:
+        return self.data.partition("/")[0]
+
+    @property
+    def data_path(self) -> str:
+        """Where the dataset lies inside its claim; empty for the claim's root."""
+        return self.data.partition("/")[2].strip("/")
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(JobSpec) if f.name != "train"}
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `nproc_per_node` is `--nproc-per-node`."""
+    return "--" + name.replace("_", "-")
+
+
+def kind(name: str) -> type:
+    """The type of a field's value in a flag or a TOML file: str, int, or dict for `env`."""
+    if name == "env":
+        return dict
+    return int if "int" in str(FIELDS[name].type) else str
+
+
+def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
+    """The resolved job of a file, flags (None: not given) and the trainer's arguments.
+
+    Raises ConfigError for anything that cannot be read; `rules.check_spec` judges the values.
+    """
+    values = _job_table(file) if file else {}
+    env = {**values.pop("env", {}), **dict(flags.get("env") or ())}
+    values |= {k: v for k, v in flags.items() if v is not None and k != "env"}
+    train = _train(file, train_args)
+    return resolve(JobSpec(**values, env=tuple(sorted(env.items())), train=train))
+
+
+def resolve(spec: JobSpec) -> JobSpec:
+    """Fill every field that was left open.
+
+    - min: ceil(N/2): half of the pods train on while the rest come back. Two halves of a split
+      network cannot both do so, as the rendezvous' store is on worker-0.
+    - nproc_per_node: one process a GPU; "auto" would count the node's cores, not the pod's.
+    - cpu: one a process, as one thread a rank is what a small model can use; 3 with a GPU, for
+      its data threads, which still fits a node of four cores.
+    - shm, memory: see `_sizes`.
+    """
+    nproc = spec.nproc_per_node or (spec.gpus if spec.gpus > 0 else 1)
+    shm, memory = _sizes(spec, max(1, nproc))
+    return dataclasses.replace(
+        spec,
+        min=math.ceil(spec.replicas / 2) if spec.min is None else spec.min,
+        max=spec.replicas if spec.max is None else spec.max,
+        nproc_per_node=nproc if spec.nproc_per_node is None else spec.nproc_per_node,
+        cpu=spec.cpu or str(nproc * (3 if spec.gpus > 0 else 1)),
+        shm=spec.shm or shm,
+        memory=spec.memory or memory,
+    )
+
+
+def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
+    """Quantities for /dev/shm and the pod's memory, which contains it.
+
+    State is weights and two Adam moments in fp32, 12 bytes a parameter, with the vocabulary taken
+    as GPT-2's. /dev/shm: a staged checkpoint, and the state that a survivor leaves for its next
+    life. Memory: that, 1 GiB for the launcher, and for each process its libraries (1 GiB, 6 GiB
+    where CUDA is loaded) and its state once more.
+    """
+    c = config.with_preset(spec.train, accelerator=spec.gpus > 0)
+    assert c.n_layer and c.n_embd and c.seq_len
+    parameters = 12 * c.n_layer * c.n_embd**2 + (50_257 + c.seq_len) * c.n_embd
+    state_bytes = 12 * parameters
+    shm_bytes = max(2**28, 2 * state_bytes)
+    process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + state_bytes
+    return gibibytes(shm_bytes), gibibytes(2**30 + nproc * process_bytes + shm_bytes, whole=True)
+
+
+def _train(file: Path | None, args: Sequence[str]) -> Config:
+    """The trainer's configuration: the `[train]` table, then the arguments after `--`."""
+    if file and any(a == "--config" or a.startswith("--config=") for a in args):
+        raise ConfigError(
+            f"--config and -f {file} both bring trainer settings: put them into [train] of {file}"
+        )
+    first = ["--config", str(file)] if file else []
+    return config.from_args([*first, *args], prog="gptddp-k8s submit ... --")
+
+
+def _job_table(file: Path) -> dict[str, Any]:
+    """The `[job]` table with its values' types checked; `env` is a dict."""
+    try:
+        text = file.read_text("utf-8")
+        tables = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the job file {file}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in ("job", "train") or not isinstance(table, dict):
+            raise ConfigError(f"{file}: {name!r} is not one of the tables [job] and [train]")
+    table = tables.get("job", {})
+    for key in table:
+        if key not in FIELDS:
+            raise ConfigError(f"{file}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
+    return {key: _value(f"{file}: job.{key}", key, value) for key, value in table.items()}
+
+
+def _value(where: str, name: str, value: Any) -> Any:
+    """A TOML value as the field's type; a number will do for a quantity such as `cpu = 2`."""
+    wanted = kind(name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is str and name in ("cpu", "memory", "shm") and number:
+        return str(value)
+    if wanted is dict and isinstance(value, dict):
+        return {k: _value(f"{where}.{k}", "image", v) for k, v in value.items()}
+    if type(value) is wanted:
+        return value
+    shape = {"str": "a string", "int": "a whole number", "dict": "a table of strings"}
+    raise ConfigError(f"{where} is {value!r}: it must be {shape[wanted.__name__]}")

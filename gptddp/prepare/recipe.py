@@ -1,0 +1,111 @@
+"""What decides a dataset: settings and source files; and whether they are still the same."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gptddp.data.tokenizer import MIN_VOCAB, load_tokenizer
+from gptddp.data.tokenizer_json import BOS
+from gptddp.errors import DataError
+from gptddp.prepare import listing
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the dataset, besides the sources."""
+
+    text_field: str = "text"
+    tokens_field: str | None = None  # the documents are lists of token ids in this column
+    tokenizer: str = "bpe"  # "bpe": train one; "bytes"; or the path of a tokenizer.json
+    vocab_size: int | None = None  # None: `default_vocab_size` of the text
+    val_fraction: float = 0.01
+    seed: int = 1337
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.val_fraction < 1:
+            raise DataError(f"--val-fraction is {self.val_fraction}: use a value between 0 and 1")
+        if not 0 <= self.seed < 2**64:
+            raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
+        if self.tokens_field is not None and self.tokenizer == "bpe":
+            raise DataError(
+                f"--tokens-field {self.tokens_field} is of tokens that have been made already: "
+                "give the tokenizer.json that made them with --tokenizer"
+            )
+        if self.vocab_size is not None:
+            if self.tokenizer != "bpe":
+                raise DataError("--vocab-size is for a tokenizer to be trained: leave it out here")
+            if not MIN_VOCAB <= self.vocab_size <= 2**20:
+                raise DataError(
+                    f"--vocab-size is {self.vocab_size}: use {MIN_VOCAB} (256 bytes and "
+                    f"{BOS}) to {2**20}"
+                )
+
+
+DEFAULTS = Settings()
+
+
+def default_vocab_size(text_bytes: int) -> int:
+    """2048 below 16 MiB, so that tokens are seen often enough; 32768 from 1 GiB; between them 4096.
+
+    Less than 1 GiB is for a tiny model, most of whose work a large softmax would be. More is for a
+    GPT-2, whose own vocabulary is 50257; 32768 ids fit in 16 bits with room for rare text.
+    """
+    if text_bytes < 16 << 20:
+        return 2048
+    return 4096 if text_bytes < 1 << 30 else 32768
+
+
+def given_tokenizer(tokenizer: str) -> bytes | None:
+    """The content of the given tokenizer.json, found to work; None for "bpe" and "bytes"."""
+    if tokenizer in ("bpe", "bytes"):
+        return None
+    if not os.path.isfile(tokenizer):
+        raise DataError(f"--tokenizer {tokenizer}: use bpe, bytes, or a tokenizer.json that exists")
+    load_tokenizer(tokenizer)
+    return Path(tokenizer).read_bytes()
+
+
+def origin(
+    given: Sequence[str | os.PathLike[str]],
+    files: Sequence[listing.SourceFile],
+    settings: Settings,
+    definition: bytes | None,
+) -> dict[str, Any]:
+    """What the manifest says of the making: it can be compared with that of another call."""
+    said = asdict(settings)
+    if definition is not None:
+        said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
+    sources = {
+        "given": [listing.show(os.fspath(source)) for source in given],
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+        "listing_sha256": listing.sha256(files),
+    }
+    return {"settings": said, "sources": sources}
+
+
+def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a dataset was made from that is not so now, in words; empty if nothing is."""
+    old, new = (made.get("settings", {}) for made in (manifest, now))
+    words = [
+        f"--{name.replace('_', '-')} {old.get(name)} -> {value}"
+        for name, value in new.items()
+        if _plain(old.get(name)) != _plain(value)
+    ]
+    old, new = (made.get("sources", {}) for made in (manifest, now))
+    if old.get("listing_sha256") != new["listing_sha256"]:
+        words.append(
+            f"the source files ({old.get('files')} -> {new['files']} files, "
+            f"{old.get('bytes')} -> {new['bytes']} bytes; names, sizes and times are compared)"
+        )
+    return words
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value

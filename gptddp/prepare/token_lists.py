@@ -1,0 +1,69 @@
+"""Lists of token ids in a parquet column of a source, as documents."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from gptddp.data.parquet import open_parquet
+from gptddp.data.tokenizer import Tokenizer
+from gptddp.errors import DataError
+from gptddp.prepare.listing import SourceFile, show
+from gptddp.prepare.sources import check_unique
+
+
+def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[bytes]:
+    """The documents of a parquet file, empty ones included; raises DataError, naming the row."""
+    where, row = show(file.path), 0
+    if file.kind != "parquet":
+        raise DataError(
+            f"{where} is not a parquet file: only those hold tokens; of a folder, take them with "
+            "--include '*.parquet'"
+        )
+    try:
+        with open_parquet(file.path) as reader:
+            _check_column(reader.schema_arrow, field, where)
+            for batch in reader.iter_batches(1024, columns=[field], use_threads=False):
+                for ids in batch.column(0):
+                    row += 1
+                    yield from _split(ids.values, tokenizer, f"{where}, row {row}")
+    except (OSError, pa.ArrowException) as error:
+        after = f" after row {row}" if row else ""
+        raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
+
+
+def _check_column(schema: pa.Schema, field: str, where: str) -> None:
+    fix = "name the column that holds the token ids with --tokens-field"
+    if field not in schema.names:
+        names = ", ".join(map(repr, schema.names))
+        raise DataError(f"{where}: no column {field!r}, but {names}; {fix}")
+    check_unique(schema, field, where)
+    kind = schema.field(field).type
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):
+        raise DataError(
+            f"{where}: column {field!r} is of type {kind}: it must be a list of whole numbers, as "
+            f"list<uint16>; {fix}"
+        )
+
+
+def _split(values: pa.Array | None, tokenizer: Tokenizer, where: str) -> Iterator[bytes]:
+    """The documents of one list of ids, without their BOS."""
+    if values is None:
+        yield b""
+        return
+    if values.null_count:
+        raise DataError(f"{where}: {values.null_count} of its ids are null: mend or remove the row")
+    ids = values.to_numpy(zero_copy_only=False)
+    outside = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if len(outside):
+        raise DataError(
+            f"{where}: id {outside[0]} is not in the vocabulary, which ends at "
+            f"{tokenizer.vocab_size - 1}: give the tokenizer.json that made these tokens with "
+            "--tokenizer"
+        )
+    opens = np.flatnonzero(ids == tokenizer.bos)
+    starts, ends = [0, *(opens + 1).tolist()], [*opens.tolist(), len(ids)]
+    parts = [ids[i:j] for i, j in zip(starts, ends, strict=True) if i < j]
+    for part in parts or [ids[:0]]:
+        yield part.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes()

@@ -1,0 +1,81 @@
+"""The trainer's own errors, counted: a step that fails in three lives is not tried a fourth time.
+
+A rank that fails by an error of its own, not for a lost peer, a signal or a user's mistake, leaves
+`faults/<step>.<generation>.<rank>.json` in the run directory, or, as long as no life has begun, in
+a folder of its pod. Kills leave nothing and never count.
+"""
+
+import contextlib
+import re
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import CrashLoopError
+from gptddp.files import read_json, write_json_atomic
+from gptddp.run.history import logged
+
+LIVES = 3
+# A rank that fails after its peers have done the step fails at the next one in its next life.
+SPAN = 2
+_NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
+
+
+def final(
+    error: BaseException, folder: Path, *, step: int, generation: int, rank: int, pod: str
+) -> CrashLoopError | None:
+    """Record that `error` has ended this life in `step`; the job's last error at the third life.
+
+    A fault is past once a later generation has logged steps beyond it. What an operating system
+    refuses is no error of the trainer's, and where nothing can be written nothing is counted.
+    """
+    if isinstance(error, OSError):
+        return None
+    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    stack = "".join(traceback.format_exception(error))
+    mine = {"error": text, "rank": rank, "pod": pod, "time": time.time(), "traceback": stack}
+    faults = folder / "faults"
+    try:
+        faults.mkdir(exist_ok=True)
+        write_json_atomic(faults / f"{step}.{generation}.{rank}.json", mine)
+        found = [match for path in faults.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except OSError:
+        return None
+    near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
+    if len({life for _, life in near}) < LIVES:
+        return None
+    for life, line in logged(folder):
+        near = {(at, of) for at, of in near if life <= of or line["step"] <= at + SPAN}
+    lives = len({life for _, life in near})
+    if lives < LIVES:
+        return None
+    print(f"[rank {rank}] {stack}", file=sys.stderr, end="")
+    what = f"step {step} has" if step else "the way to the first step has"
+    return CrashLoopError(
+        f"{what} failed in {lives} lives by an error of the trainer's own, the last time on "
+        + (first(folder, generation) or _told(mine))
+    )
+
+
+def first(folder: Path, generation: int) -> str | None:
+    """The first error that a life ended by; None if it had none of its own."""
+    records: list[dict[str, Any]] = []
+    for path in (folder / "faults").glob(f"*.{generation}.*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            records.append(read_json(path) or {})
+    with contextlib.suppress(LookupError, TypeError):
+        return _told(min(records, key=lambda record: record["time"], default={}))
+    return None
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    return f"rank {record['rank']} ({record['pod']}): {record['error']}"
+
+
+def forget(folder: Path) -> None:
+    """A life has begun: what failed before one in this pod is past."""
+    shutil.rmtree(folder / "faults", ignore_errors=True)

@@ -1,0 +1,136 @@
+"""The history of a run, in its directory: one log per generation, one ledger; stdlib only.
+
+`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gptddp.run.lines import Lines
+
+LEDGER = "ledger.jsonl"
+_LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
+# `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
+_CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
+
+
+class RunLog(Lines):
+    """The log of one generation: `append` an object for each step. Rank 0 only.
+
+    No step is logged before the events that came `before` it are durable.
+    """
+
+    def __init__(
+        self, run_dir: str | Path, generation: int, before: "Ledger | None" = None
+    ) -> None:
+        super().__init__(Path(run_dir) / f"log.{generation}.jsonl", before)
+
+
+class Ledger(Lines):
+    """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
+
+    sync_every = 1
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__(Path(run_dir) / LEDGER)
+
+    def event(self, event: str, generation: int, **fields: Any) -> None:
+        """Append an event with the time (unix seconds), durable as soon as the disk allows."""
+        self.append({"event": event, "time": time.time(), "generation": generation, **fields})
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a file and its object, but those that a dying writer or disk has torn."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                if isinstance(obj := json.loads(line), dict):
+                    yield line, obj
+
+
+def complete(
+    run_dir: str | Path, log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log the steps up to `step` that the run has done but that rank 0 took with it unwritten."""
+    if not lines:  # the usual start: spare it the reading of the whole history
+        return
+    known = {line["step"] for line in history(run_dir)}
+    for line in lines:
+        if line["step"] not in known and line["step"] <= step:
+            log.append(line)
+
+
+def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """The run's steps in order, each as the highest generation that has it logged it.
+
+    Where the newest generation has not yet come as far as one before it, the steps beyond are
+    the older one's. They are no fiction: the rows of a step are the same in every generation,
+    and so are the losses but for rounding where the world size changed. When the newest gets
+    there, its own lines take their place.
+    """
+    for _, line in logged(run_dir):
+        yield line
+
+
+def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of `history`, each with the generation that logged it."""
+    logs = [(int(m[1]), name) for name in _names(run_dir) if (m := _LOG.fullmatch(name))]
+    # as text: objects of a million steps would take a gigabyte
+    lines: dict[int, tuple[int, bytes]] = {}
+    for generation, name in sorted(logs):
+        for line, obj in _read(Path(run_dir) / name):
+            if isinstance(step := obj.get("step"), int):
+                lines[step] = generation, line
+    for step in sorted(lines):
+        yield lines[step][0], json.loads(lines[step][1])
+
+
+def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The run's events in the order in which they were written, each once; nothing else."""
+
+    def is_event(it: dict[str, Any]) -> bool:
+        event, time, generation = (it.get(key) for key in ("event", "time", "generation"))
+        return isinstance(event, str) and isinstance(time, float) and isinstance(generation, int)
+
+    lines = _read(Path(run_dir) / LEDGER)
+    return list({line: event for line, event in lines if is_event(event)}.values())
+
+
+def highest_generation(
+    run_dir: str | Path, events: Sequence[Mapping[str, Any]] | None = None
+) -> int:
+    """The highest generation that has left anything in the run directory; 0 for a new run.
+
+    `events`: those of its ledger, if they have been read.
+    """
+    found = [0]
+    for name in _names(run_dir):
+        if match := _LOG.fullmatch(name):
+            found.append(int(match[1]))
+    checkpoints = Path(run_dir) / "checkpoints"
+    for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
+        found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
+    events = read_ledger(run_dir) if events is None else events
+    found += [event["generation"] for event in events]
+    return max(found)
+
+
+def _names(directory: str | Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def void_generation(events: Sequence[Mapping[str, Any]]) -> int:
+    """The last generation in which ranks have diverged: no memory up to it is gone on from."""
+    return max((e["generation"] for e in events if e["event"] == "diverged"), default=0)

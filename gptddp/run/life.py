@@ -1,0 +1,24 @@
+"""What one life of a run begins with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gptddp.config import Config
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one life of the run begins with: the same on every rank."""
+
+    config: Config  # resolved
+    generation: int
+    step: int  # finished steps
+    meta: dict[str, Any]  # of the checkpoint; {} when the run begins, or goes on from memory
+    source: str  # the checkpoint's name, "memory" or "scratch"
+    redo: int  # steps that an earlier life has done beyond `step`
+    last_line: dict[str, Any] | None  # of the log, by any life
+    line: dict[str, Any] | None  # of `step`, there
+    run_id: str  # of this run directory's content, unique for ever
+    parent: str | None  # the checkpoint that this life descends from
+    holder: int | None  # the rank whose snapshot this life goes on from
+    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, see quarantine.py

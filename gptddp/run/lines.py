@@ -1,0 +1,165 @@
+"""A file of JSON lines that only grows."""
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptddp.files import explain, fsync
+
+WAIT_S = 0.05  # for a line to be written; no more than once an outage
+
+
+RETRY_S = 1.0  # after an error of the disk
+
+
+class Lines:
+    """A file of JSON lines that only grows; a thread of its own writes them.
+
+    The caller of `append` touches no disk: whatever the volume does, lines wait in memory, in
+    order, and go out when it works again. Lines whose fsync has failed are written again, since
+    the system may have dropped them: such a line may be there twice.
+    """
+
+    sync_every = 1000  # lines; until then they are kept in memory too
+
+    def __init__(self, path: Path, after: "Lines | None" = None) -> None:
+        self.path = path
+        self._after = after  # all that it has been given is durable before any of ours is written
+        self._lines: list[bytes] = []  # not yet written in full
+        self._unsynced: list[bytes] = []
+        self._changed = threading.Condition()  # guards the two lists
+        self._disk = threading.Lock()  # `append` never takes it: its owner may hang
+        self._fd: int | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._error: str | None = None
+        self._since = 0.0  # monotonic: since when the disk owes us something
+
+    def append(self, obj: Mapping[str, Any]) -> None:
+        """Have a line written: at once, or in its time where the disk is behind already.
+
+        A disk that keeps up is waited for, so that a kill right after this loses no line.
+        """
+        line = json.dumps({key: _finite(value) for key, value in obj.items()})
+        with self._changed:
+            if keeps_up := self._settled():
+                self._since = time.monotonic()
+            self._lines.append(line.encode() + b"\n")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.path.name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            if keeps_up:
+                self._changed.wait_for(self._settled, WAIT_S)
+
+    def sync(self) -> None:
+        """Make every line so far durable. Raises OSError where it cannot; takes what it takes."""
+        self._put(sync=True)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until every line is written; False where that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(self._settled, timeout_s)
+
+    def trouble(self, patience_s: float) -> str | None:
+        """What keeps lines from the disk: its error, or that it has hung for so long."""
+        waited_s = time.monotonic() - self._since
+        if self._error is None and not self._settled() and waited_s > patience_s:
+            return f"{self.path} has taken nothing for {waited_s:.0f} s"
+        return self._error
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what waits, if the disk takes it in time."""
+        settled = self.settle(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if settled and self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _settled(self) -> bool:
+        return not self._lines and len(self._unsynced) < self.sync_every
+
+    # -- where it may hang: in our thread, or in the caller of `sync`
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or not self._settled())
+            try:
+                self._put()
+            except OSError:  # `trouble` tells
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+        with self._disk:
+            self._close()
+
+    def _put(self, sync: bool = False) -> None:
+        with self._disk:
+            try:
+                if self._after is not None:
+                    self._after.sync()
+                self._write()
+                if sync or len(self._unsynced) >= self.sync_every:
+                    self._sync()
+                self._error = None
+            except OSError as error:
+                self._error = explain(OSError(error.errno, error.strerror, str(self.path)))
+                self._close()  # the next try opens anew: a stale handle never recovers
+                raise
+
+    def _write(self) -> None:
+        data, done = b"".join(self._lines), 0
+        try:
+            while done < len(data):
+                done += os.write(self._open(), data[done:])
+        finally:
+            whole = data.count(b"\n", 0, done)
+            with self._changed:
+                self._unsynced += self._lines[:whole]
+                del self._lines[:whole]
+                self._since = time.monotonic()
+                self._changed.notify_all()
+
+    def _sync(self) -> None:
+        if not self._unsynced:
+            return
+        try:
+            os.fsync(self._open())
+        except OSError:
+            with self._changed:
+                self._lines[:0] = self._unsynced
+            raise
+        finally:
+            with self._changed:
+                self._unsynced = []
+                self._changed.notify_all()
+
+    def _open(self) -> int:
+        if self._fd is None:
+            self._fd = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
+            size = os.fstat(self._fd).st_size
+            if size == 0:
+                fsync(self.path.parent)
+            elif os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
+        return self._fd
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are not JSON: they become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,22 @@
+"""Decisions to leave row groups out, as the ledger keeps them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Row groups that are left out from a step on, by number and as `file#row group`."""
+
+    row_groups: list[int]
+    names: list[str]
+
+
+def decided(ledger: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
+    """What earlier lives decided from `step` finished steps on: {finished steps: row groups}."""
+    found: dict[int, list[int]] = {}
+    for event in ledger:
+        if event["event"] == "quarantine" and event["step"] >= step:
+            found.setdefault(event["step"], []).extend(event["row_groups"])
+    return found

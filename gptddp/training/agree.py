@@ -1,0 +1,45 @@
+"""What all ranks agree on in a step, and what the run has come to so far."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gptddp.data.loader import Batch
+from gptddp.distributed.connect import World
+
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The sum over all ranks of what each brought to the step."""
+
+    targets: int  # valid targets of the whole step, the denominator of its loss
+    fp: int  # fingerprint of its rows, 64 bits
+    bad: bool  # some rank has a row group that it cannot read: the step is not done
+    stop: bool  # some rank was asked to stop: the step is not done
+    out_of_time: bool  # rank 0's time budget is used up: the step is not done
+    save: bool  # rank 0 saves a checkpoint after this step
+    cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
+
+
+def agree(batch: Batch, stop: bool, out_of_time: bool, save: bool, world: World) -> Agreed:
+    """All ranks: one small all-reduce before the step, so that no decision is taken alone.
+
+    The fingerprint travels as two halves, because a sum of int64 may not overflow.
+    """
+    flags = (batch.bad >= 0, stop, world.rank == 0 and out_of_time, world.rank == 0 and save)
+    head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
+    mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel()])
+    total = world.all_reduce(torch.from_numpy(mine)).numpy()
+    targets, low, high, bad, stops, out, saves = (int(value) for value in total[:7])
+    return Agreed(
+        targets=targets,
+        fp=(low + (high << 32)) % 2**64,
+        bad=bad > 0,
+        stop=stops > 0,
+        out_of_time=out > 0,
+        save=saves > 0,
+        cursors=total[7:].reshape(batch.cursors.shape),
+    )

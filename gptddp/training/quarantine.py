@@ -1,0 +1,77 @@
+"""Row groups that cannot be read: left out for good, by a decision that all ranks take together.
+
+A row group belongs to one lane, so only the rank that owns it sees the fault, and it sees it in the
+step that needs the rows: the same step whatever the world size, threads and prefetch. That rank
+brings no rows to the step; all ranks hear of it, go back to where the step before ended, and try
+again without the row group. Its blocks then count as empty, so the order that is left is a pure
+function of the saved state: cursors, and the row groups in quarantine.
+
+A lane that needs more rows because of one decision never needs fewer because of another, so the
+decisions of a step do not depend on the order in which they are found.
+
+A decision is written to the ledger before any rank acts on it. A life that begins at an earlier
+checkpoint takes it again at the same step, even if the file has been mended since.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from gptddp.data.lanes import hosts
+from gptddp.data.loader import Batch, Loader, as_text, from_text
+from gptddp.distributed.connect import World
+from gptddp.errors import BadRowGroup
+from gptddp.run.progress import Progress
+from gptddp.run.quarantine import Decision
+
+log = logging.getLogger(__name__)
+
+
+def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
+    """The next batch; one without rows, and with `bad`, where a row group has to be left out.
+
+    `again`: what an earlier life decided for this step. Raises BadRowGroup under on_bad "fail".
+    """
+    for group in sorted(again):
+        if group not in loader.quarantined:
+            return _no_rows(loader, group)
+    try:
+        return loader.next()
+    except BadRowGroup as error:
+        if on_bad != "quarantine":
+            raise
+        log.warning("%s", str(error).rsplit(";", 1)[0])
+        return _no_rows(loader, error.group)
+
+
+def _no_rows(loader: Loader, bad: int) -> Batch:
+    cursors = np.zeros((loader.lanes, 3), np.int64)
+    nothing = np.zeros((0, 0))
+    return Batch(nothing, nothing, targets=0, fp=0, cursors=cursors, wait_s=0.0, bad=bad)
+
+
+def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> Decision:
+    """All ranks: put what any rank could not read into the data state, for a loader made anew."""
+    found = torch.zeros(world.world_size, dtype=torch.int64)
+    found[world.rank] = batch.bad + 1
+    new = sorted({group - 1 for group in world.all_reduce(found).tolist() if group})
+    progress.data = without(loader, progress.data, new)
+    groups = [loader.groups[number] for number in new]
+    return Decision(new, [f"{group.path}#{group.index}" for group in groups])
+
+
+def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:
+    """A loader's state, {} for that of a run's beginning, with more row groups in quarantine."""
+    state = state or loader.state(np.zeros((loader.lanes, 3), np.int64))
+    quarantined = sorted({*loader.quarantined, *groups})
+    # A lane that has lost its last row group begins the same epoch of another lane's. Doing that
+    # again changes nothing, so it does not matter in how many rounds a step's decisions come.
+    moves = zip(loader.hosts, hosts(loader.shares, quarantined) or loader.hosts, strict=True)
+    cursors = [
+        cursor if before == after else [cursor[0], 0, 0]
+        for cursor, (before, after) in zip(from_text(state["lanes"]), moves, strict=True)
+    ]
+    return {**state, "lanes": as_text(cursors), "quarantined": quarantined}

@@ -1,0 +1,38 @@
+"""The wish to stop, as the training loop sees it."""
+
+import signal
+
+from gptddp.distributed import environment
+from gptddp.distributed.environment import is_launched
+from gptddp.distributed.watchdog import WORKER_S, Watchdog, limit_s
+
+
+class StopFlag(Watchdog):
+    """A signal sets a flag and nothing else; the ranks agree on it at the next step.
+
+    A rank that does not get there leaves alone: at once while it has nothing to lose, and else
+    when the grace period comes to its end, if somebody has set one.
+    """
+
+    def __init__(self) -> None:
+        self.holds = False  # is there a state that would be lost?
+        grace_s = environment.grace_s()
+        self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
+        # torchrun passes on what the terminal has sent to all of its processes.
+        super().__init__(self._over, hurried=not is_launched())
+
+    def _over(self, waited_s: float) -> bool:
+        return not self.holds or (self.limit_s is not None and waited_s > self.limit_s)
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.number)
+
+    @property
+    def cause(self) -> str:
+        name = signal.Signals(self.number).name if self.number else "another rank's signal"
+        return f"stopped by {name}"
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (self.number or signal.SIGTERM)

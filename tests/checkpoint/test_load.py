@@ -1,0 +1,336 @@
+"""A checkpoint loads as it was written, or not at all."""
+
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptddp.checkpoint import retention, snapshot, store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.errors import CheckpointError
+
+
+def save(run_dir, step, generation=1, size=40_000, meta=None):
+    """Commit a checkpoint whose bytes are a function of its step; its path."""
+    tensors = {"weights": weights(step, size), "step": torch.tensor(step)}
+    saved = Writer(run_dir, generation, keep=9).save(step, tensors, meta or {"step": step})
+    assert saved.error is None
+    return Path(run_dir) / "checkpoints" / saved.name
+
+
+def weights(step, size=40_000):
+    """Random bytes, the same for the same step."""
+    return torch.rand(size // 4, generator=torch.Generator().manual_seed(step))
+
+
+def loaded_step(run_dir, **options):
+    """The step of the newest checkpoint, whose content is compared with what `save` wrote."""
+    loaded = load_newest(run_dir, **options)
+    step = int(loaded.tensors["step"])
+    assert torch.equal(loaded.tensors["weights"], weights(step))
+    assert loaded.step == loaded.meta["step"] == step
+    return step
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(store, "CHUNK_BYTES", 4096)
+
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+def test_round_trip(tmp_path, small_chunks):
+    """Every dtype, stride and shape, empty and 0-d, comes back equal, in dtype and shape too."""
+    noise = torch.randn(3, 1700)
+    tensors = {str(dtype): noise.to(dtype) for dtype in DTYPES}
+    tensors |= {
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3, dtype=torch.bfloat16),
+        "transposed": noise.t(),
+        "strided": noise[::2, ::3],
+        "expanded": torch.ones(1, 5).expand(4, 5),
+        "parameter": torch.nn.Parameter(noise.clone()),
+        "odd": torch.arange(3, dtype=torch.uint8),
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+    meta = {"tokens": 2**60 + 1, "lr": 0.1 + 0.2, "lanes": [[0, 1, 2]], "name": "é", "none": None}
+    assert Writer(tmp_path, 3).save(12, tensors, meta).error is None
+    loaded = load_newest(tmp_path)
+    assert (loaded.step, loaded.generation, loaded.meta) == (12, 3, meta)
+    assert loaded.name == "step-000000000012.3" and loaded.skipped == ()
+    assert list(loaded.tensors) == list(tensors)
+    for name, tensor in tensors.items():
+        back = loaded.tensors[name]
+        assert back.dtype == tensor.dtype and back.shape == tensor.shape, name
+        assert _bytes(back) == _bytes(tensor.detach()), name
+
+
+def _bytes(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def test_nothing_to_load(tmp_path):
+    """A new run, and one whose checkpoint directory is empty or holds only foreign names: None."""
+    assert load_newest(tmp_path / "absent") is None
+    root = tmp_path / "checkpoints"
+    for foreign in (".tmp/step-000000000009.1.ab", ".trash/step-000000000009.1", "notes", "step-9"):
+        (root / foreign).mkdir(parents=True)
+    (root / "LATEST").write_text("step-000000000009.1\n")
+    assert load_newest(tmp_path) is None
+    assert loaded_step(save(tmp_path, 3).parents[1]) == 3
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def _truncate(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _append(path):
+    with open(path, "ab") as file:
+        file.write(b"\0")
+
+
+def _zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _hole(path):
+    with open(path, "r+b") as file:
+        file.seek(8192)
+        file.write(bytes(4096))
+
+
+def _swap_chunks(path):
+    data = path.read_bytes()
+    path.write_bytes(data[4096:8192] + data[:4096] + data[8192:])
+
+
+def _loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+DAMAGES = [_truncate, _append, _zero, Path.unlink, _loop, lambda path: os.truncate(path, 0)]
+CASES = [(file, damage) for file in ("manifest.json", "shard-0-of-1.bin") for damage in DAMAGES]
+CASES += [("shard-0-of-1.bin", _hole), ("shard-0-of-1.bin", _swap_chunks)]
+
+
+@pytest.mark.parametrize(("file", "damage"), CASES)
+def test_damage_is_found_set_aside_and_the_one_before_is_loaded(
+    tmp_path, small_chunks, caplog, file, damage
+):
+    """Any damage is named in a warning, the checkpoint is kept as .bad, the one before loads."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    damage(newest / file)
+    assert loaded_step(tmp_path) == 1
+    assert file in caplog.text and newest.name in caplog.text
+    assert not newest.exists() and newest.with_name(newest.name + ".bad.1").exists()
+
+
+def spoil(data, rng):
+    """A flipped bit, 4 KB of zeros, a lost end, or two parts that have changed places."""
+    block = min(4096, len(data) // 3)
+    one, two = sorted((rng.randrange(len(data) - block), rng.randrange(len(data) - block)))
+    kind = rng.choice(["flip", "flip", "flip", "hole", "cut", "swap"])
+    if kind == "flip":
+        return data[:one] + bytes([data[one] ^ 1 << rng.randrange(8)]) + data[one + 1 :]
+    if kind == "hole":
+        return data[:one] + bytes(block) + data[one + block :]
+    if kind == "cut":
+        return data[:one]
+    middle = max(one + block, two)
+    return (
+        data[:one] + data[middle : middle + block] + data[one + block : middle]
+        + data[one : one + block] + data[middle + block :]
+    )  # fmt: skip
+
+
+def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
+    """1000 random flipped bits, holes, truncations and swaps over manifest, shard and what was
+    left in memory: not one passes, and what is put back does."""
+    caplog.set_level(logging.ERROR)
+    path, memory = save(tmp_path, 5, size=20_000), tmp_path / "memory"
+    state = dict(run_id="run", generation=1, meta={"step": 5}, lines=[], fault={})
+    assert snapshot.write(memory, {"weights": weights(5, 20_000)}, **state)
+    good = {
+        path / "manifest.json": lambda: retention.verify(path).ok,
+        path / "shard-0-of-1.bin": lambda: retention.verify(path).ok,
+        memory: lambda: snapshot.read(memory) is not None,
+    }
+    rng, found = random.Random(0), dict.fromkeys(good, 0)
+    while sum(found.values()) < 1000:
+        file = rng.choice(list(good))
+        data = file.read_bytes()
+        if (bad := spoil(data, rng)) == data:
+            continue
+        file.write_bytes(bad)
+        assert not good[file](), (file.name, sum(found.values()))
+        file.write_bytes(data)
+        found[file] += 1
+    assert min(found.values()) > 300 and all(is_good() for is_good in good.values())
+
+
+def test_several_shards(tmp_path):
+    """A manifest with two shards verifies; swapping the two files or the directories does not."""
+    shards = [memoryview(os.urandom(100)), memoryview(os.urandom(100))]
+    for step in (1, 2):
+        manifest = {"step": step, "generation": 1, "time": 0, "tensors": {}, "meta": {}}
+        store.commit(tmp_path, manifest, shards)
+    one, two = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert retention.verify(one).ok and retention.verify(two).ok
+    os.rename(one / "shard-0-of-2.bin", one / "x")
+    os.rename(one / "shard-1-of-2.bin", one / "shard-0-of-2.bin")
+    os.rename(one / "x", one / "shard-1-of-2.bin")
+    assert "do not match their hash" in retention.verify(one).reason
+    shutil.rmtree(one)
+    os.rename(two, one)
+    assert "belongs to step-000000000002.1" in retention.verify(one).reason
+
+
+@pytest.mark.parametrize("forge", ["empty", "file", "loop", "dangling", "copy", "garbage"])
+def test_forged_newest_is_passed_over(tmp_path, forge):
+    """Something that only has a checkpoint's name, at a higher step, is not taken for one."""
+    good = save(tmp_path, 7)
+    forged = good.with_name("step-000000000099.1")
+    if forge == "empty":
+        forged.mkdir()
+    elif forge == "file":
+        forged.write_bytes(b"x")
+    elif forge in ("loop", "dangling"):
+        forged.symlink_to(forged if forge == "loop" else good / "absent")
+    elif forge == "copy":
+        shutil.copytree(good, forged)
+    else:
+        forged.mkdir()
+        (forged / "manifest.json").write_text(json.dumps({"format": 1, "step": 99}))
+    (good.parent / "LATEST").write_text("step-000000000099.1")
+    assert loaded_step(tmp_path) == 7
+
+
+def test_never_from_zero_when_all_are_bad(tmp_path):
+    """No valid checkpoint among existing ones is exit code 4 with the fix, also the second time."""
+    for step in (1, 2):
+        os.truncate(save(tmp_path, step) / "shard-0-of-1.bin", 5)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none is valid.*from a backup") as caught:
+            load_newest(tmp_path)
+        assert caught.value.exit_code == 4
+    assert len(list((tmp_path / "checkpoints").glob("*.bad.1"))) == 2
+
+
+def test_damaged_twice_under_one_name(tmp_path):
+    """A second bad checkpoint of the same name is set aside beside the first."""
+    for number in (1, 2):
+        save(tmp_path, 1)
+        (save(tmp_path, 2) / "manifest.json").unlink()
+        assert loaded_step(tmp_path) == 1
+        assert (tmp_path / "checkpoints" / f"step-000000000002.1.bad.{number}").exists()
+        shutil.rmtree(tmp_path / "checkpoints" / "step-000000000001.1")
+
+
+# -- which one ---------------------------------------------------------------------------------
+
+
+def test_the_newer_generation_wins_over_the_higher_step(tmp_path):
+    """A branch that a newer generation has left is not returned to, whatever the file times."""
+    for step, generation in ((100, 1), (200, 1), (150, 2)):
+        path = save(tmp_path, step, generation)
+        os.utime(path, (2_000_000_000 - step, 2_000_000_000 - step))
+    assert loaded_step(tmp_path) == 150
+    (path / "manifest.json").unlink()
+    assert loaded_step(tmp_path) == 200
+
+
+def test_steps_are_compared_as_numbers(tmp_path):
+    """Generation 10 is newer than generation 9, step 1000 than step 999."""
+    for step, generation in ((5, 9), (999, 10), (1000, 10)):
+        save(tmp_path, step, generation)
+    assert loaded_step(tmp_path) == 1000
+
+
+def test_a_name_not_yet_listed_is_found_by_the_hint(tmp_path, monkeypatch):
+    """On a network file system whose listing is stale, LATEST still leads to the newest."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    listdir = os.listdir
+    hidden = "step-000000000002.1"
+    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != hidden])
+    assert loaded_step(tmp_path) == 2
+
+
+def test_refused_ones_stay(tmp_path, caplog):
+    """A checkpoint that the caller refuses is skipped with the reason and left in its place."""
+    save(tmp_path, 1, meta={"step": 1, "config": "a"})
+    other = save(tmp_path, 2, meta={"step": 2, "config": "b"})
+
+    def accept(meta):
+        return None if meta["config"] == "a" else "of another configuration"
+
+    assert loaded_step(tmp_path, accept=accept) == 1
+    assert "another configuration" in caplog.text and other.exists()
+    with pytest.raises(CheckpointError, match="refused"):
+        load_newest(tmp_path, accept=lambda _meta: "refused")
+
+
+def test_a_reader_leaves_damage_in_place(tmp_path):
+    """With quarantine=False a bad checkpoint is skipped but not renamed."""
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2)
+    _truncate(bad / "shard-0-of-1.bin")
+    assert loaded_step(tmp_path, quarantine=False) == 1
+    assert bad.exists()
+
+
+def test_a_newer_format_is_not_called_damaged(tmp_path, monkeypatch):
+    """A checkpoint of a later version stops with a message, and nothing is renamed."""
+    monkeypatch.setattr(store, "FORMAT", 2)
+    path = save(tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="use the version that wrote it"):
+        load_newest(tmp_path)
+    assert path.exists() and "format 2" in retention.verify(path).reason
+
+
+def test_unwritable_directory(tmp_path, monkeypatch, caplog):
+    """Where a bad checkpoint cannot be renamed, it is skipped where it lies, with a warning."""
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2)
+    _truncate(bad / "manifest.json")
+
+    def rename(*_paths):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with caplog.at_level(logging.WARNING):
+        assert loaded_step(tmp_path) == 1
+    assert "Read-only file system" in caplog.text and bad.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
+    """A checkpoint that cannot be read just now is not set aside, and no final error is raised."""
+    path = save(tmp_path, 1)
+    read_bytes = Path.read_bytes
+
+    def fail(self):
+        raise OSError(code, os.strerror(code)) if self.name == "manifest.json" else None
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError, match="no checkpoint can be read"):
+        load_newest(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert path.exists() and loaded_step(tmp_path) == 1

@@ -1,0 +1,266 @@
+"""Which checkpoints stay on the disk, and what a user is told of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.crashing import killed
+
+from gptddp.checkpoint import retention, store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.cli import cli
+from gptddp.run.history import Ledger
+
+
+def save(run_dir, *steps, generation=1, keep=99):
+    """Commit a small checkpoint for each step; the directory of all."""
+    for step in steps:
+        tensors = {"x": torch.full((100,), float(step))}
+        assert Writer(run_dir, generation, keep=keep).save(step, tensors, {}).error is None
+    return run_dir / "checkpoints"
+
+
+def steps(run_dir):
+    """(generation, step) of the checkpoints that are there, newest first."""
+    return [store.order(name) for name in store.names(run_dir) if store.is_candidate(name)]
+
+
+def test_keeps_the_newest(tmp_path):
+    """After each commit the newest `keep` stay, and trash and temporary directories are empty."""
+    root = save(tmp_path, *range(8, 13), keep=3)
+    assert steps(tmp_path) == [(1, 12), (1, 11), (1, 10)]
+    assert os.listdir(root / ".trash") == os.listdir(root / ".tmp") == []
+
+
+def test_newest_by_generation_then_step(tmp_path):
+    """A low step of the newest generation is not pruned as the oldest, whatever the file times."""
+    save(tmp_path, 100, 200, 300)
+    for path in (save(tmp_path, 50, 60, generation=2)).glob("step-*.2"):
+        os.utime(path, (0, 0))
+    retention.prune(tmp_path, 3)
+    assert steps(tmp_path) == [(2, 60), (2, 50), (1, 300)]
+
+
+def test_only_loadable_ones_count(tmp_path):
+    """Torn checkpoints do not push out whole ones, nor are they deleted while newer than those."""
+    root = save(tmp_path, *range(1, 8))
+    for step in (5, 6, 7):
+        os.truncate(root / f"step-{step:012d}.1" / "manifest.json", 10)
+    assert retention.prune(tmp_path, 2) == [f"step-{step:012d}.1" for step in (2, 1)]
+    assert steps(tmp_path) == [(1, step) for step in (7, 6, 5, 4, 3)]
+    assert load_newest(tmp_path).step == 4
+
+
+def test_bad_ones_are_never_deleted(tmp_path):
+    """What was set aside stays for inspection."""
+    root = save(tmp_path, 1)
+    retention.quarantine(root / "step-000000000001.1")
+    save(tmp_path, 2, 3, 4, keep=1)
+    assert (root / "step-000000000001.1.bad.1" / "manifest.json").exists()
+    assert steps(tmp_path) == [(1, 4)]
+
+
+def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
+    """Busy files delay the deletion: no error, the name is free, the next call finishes."""
+    root = save(tmp_path, 1, 2)
+    unlink = os.unlink
+
+    def busy(*_args, **_kwargs):
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "unlink", busy)
+    retention.prune(tmp_path, 1)
+    assert steps(tmp_path) == [(1, 2)] and len(os.listdir(root / ".trash")) == 1
+    monkeypatch.setattr(os, "unlink", unlink)
+    retention.prune(tmp_path, 1)
+    assert os.listdir(root / ".trash") == []
+
+
+def test_an_open_reader_is_not_disturbed(tmp_path):
+    """Files that a reader has open can be pruned; it reads on, and a new reader falls back."""
+    root = save(tmp_path, 1, 2)
+    with open(root / "step-000000000001.1" / "shard-0-of-1.bin", "rb") as file:
+        retention.prune(tmp_path, 1)
+        assert len(file.read()) == 400
+    assert load_newest(tmp_path).step == 2
+
+
+def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
+    """All that a reader has listed may vanish under it: it lists again and loads the newest."""
+    save(tmp_path, 1, 2)
+    read_manifest = store.read_manifest
+
+    def slow(path):
+        monkeypatch.setattr(store, "read_manifest", read_manifest)
+        save(tmp_path, 3, 4, keep=1)
+        return read_manifest(path)
+
+    monkeypatch.setattr(store, "read_manifest", slow)
+    assert load_newest(tmp_path).step == 4
+
+
+def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
+    """A writer clears what dead ones of its own and older generations left; a late one does not
+    touch what its successor is building."""
+    root = save(tmp_path, 1)
+    for generation in (1, 2, 3):
+        (root / ".tmp" / f"step-000000000009.{generation}.{'ab' * 16}").mkdir()
+    (root / ".tmp" / "else").mkdir()
+    retention.remove_stale(tmp_path, 2)
+    assert os.listdir(root / ".tmp") == [f"step-000000000009.3.{'ab' * 16}"]
+
+
+def test_killed_at_every_system_call(tmp_path):
+    """Killed anywhere while it sets the newest aside and prunes: those that stay are whole, no
+    other has a checkpoint's name but the bad one, and the next call does the rest."""
+    first, newest = tmp_path / "first", "step-000000000005.1"
+    os.truncate(save(first, *range(1, 6)) / newest / "manifest.json", 10)
+    for point in range(1, 99):
+        root = shutil.copytree(first, run := tmp_path / str(point)) / "checkpoints"
+        code = f"quarantine(Path({str(root / newest)!r})); prune({str(run)!r}, 2)"
+        crashed = killed(point, "gptddp.checkpoint.retention", code)
+        rows = retention.list_checkpoints(run, full=True)
+        assert [row.step for row in rows[:3]] == [5, 4, 3]
+        assert [row.ok for row in rows] == [False, *[True] * (len(rows) - 1)]
+        if (root / newest).exists():
+            retention.quarantine(root / newest)
+        retention.prune(run, 2)
+        assert steps(run) == [(1, 4), (1, 3)] and os.listdir(root / ".trash") == []
+        assert os.listdir(root / f"{newest}.bad.1")
+        if not crashed:
+            break
+    assert 10 < point < 98
+
+
+def test_list_tells_the_state_of_each(tmp_path):
+    """The list has whole, torn and set-aside ones, newest first; only `full` sees a flipped bit."""
+    root = save(tmp_path, 1, 2, 3, 4)
+    shard = root / "step-000000000003.1" / "shard-0-of-1.bin"
+    shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    os.truncate(root / "step-000000000002.1" / "manifest.json", 9)
+    retention.quarantine(root / "step-000000000001.1")
+    rows = retention.list_checkpoints(tmp_path)
+    assert [row.step for row in rows] == [4, 3, 2, 1]
+    assert [row.state for row in rows] == ["complete", "complete", "invalid", "quarantined"]
+    assert rows[0].nbytes == 400 and rows[0].time > 1.7e9 and rows[0].generation == 1
+    assert rows[2].reason == "manifest.json does not match its own hash"
+    rows = retention.list_checkpoints(tmp_path, full=True)
+    assert [row.state for row in rows] == ["verified", "invalid", "invalid", "quarantined"]
+    assert [row.ok for row in rows] == [True, False, False, False]
+    assert "bytes 0 to 400 do not match" in rows[1].reason
+    assert retention.list_checkpoints(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("name", ["step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"])
+def test_other_names_are_not_checkpoints(name):
+    """Only the exact form of the name counts."""
+    assert store.order(name) is None and not store.is_candidate(name)
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def by_hand(run_dir, *args):
+    (run_dir / "config.json").write_text('{"config": {"keep": 3}}')
+    return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
+
+
+def test_prune_by_hand_counts_only_verified_ones(tmp_path):
+    """A flipped bit that only reading finds does not push out the last good ones."""
+    root = save(tmp_path, *range(1, 6))
+    shard = root / "step-000000000005.1" / "shard-0-of-1.bin"
+    shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    result = by_hand(tmp_path, "--prune", "--keep", "1")
+    assert result.exit_code == 0, result.output
+    assert steps(tmp_path) == [(1, 5), (1, 4)]
+    assert result.stderr.splitlines() == [f"deleted step-00000000000{n}.1" for n in (3, 2, 1)]
+    assert result.stdout.count("complete") == 2
+
+
+def test_prune_by_hand_keeps_what_the_run_keeps(tmp_path):
+    """Without --keep it is the run's own number; --keep without --prune is a mistake."""
+    save(tmp_path, *range(1, 6))
+    assert by_hand(tmp_path, "--keep", "1").exit_code == 2
+    assert by_hand(tmp_path, "--prune").exit_code == 0
+    assert steps(tmp_path) == [(1, 5), (1, 4), (1, 3)]
+
+
+def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
+    """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
+    root = save(tmp_path, *range(1, 6))
+    Ledger(tmp_path).event("start", 2, source="step-000000000002.1")
+    writer = Writer(
+        tmp_path, 2, parent="step-000000000002.1", keep=99,
+        before_commit=lambda: by_hand(tmp_path, "--prune", "--keep", "1") and None,
+    )  # fmt: skip
+    assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
+    assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
+    assert store.read_manifest(root / "step-000000000003.2")["parent"] == "step-000000000002.1"
+
+
+def test_none_valid_deletes_nothing(tmp_path):
+    """Where no checkpoint can be used, none is deleted, and the exit code says so."""
+    root = save(tmp_path, 1, 2, 3)
+    for name in os.listdir(root):
+        if name.startswith("step"):
+            os.truncate(root / name / "shard-0-of-1.bin", 1)
+    assert by_hand(tmp_path, "--prune", "--keep", "1").exit_code == 4
+    assert len(steps(tmp_path)) == 3
+
+
+PRUNER = """
+import sys
+from pathlib import Path
+from gptddp.checkpoint.retention import prune_by_hand
+while True:
+    prune_by_hand(Path(sys.argv[1]), 2)
+"""
+
+
+def test_pruners_readers_and_a_writer_at_once(tmp_path):
+    """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
+    read finds a checkpoint, and at least two can always be verified."""
+    save(tmp_path, 1, 2, 3)
+    done, pause = threading.Event(), threading.Lock()
+
+    def write():
+        writer, step = Writer(tmp_path, 1, keep=3), 3
+        while not done.is_set():
+            step += 1
+            with pause:
+                saved = writer.save(step, {"x": torch.full((50_000,), float(step))}, {})
+            assert saved.error is None
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = []
+    try:
+        for _ in range(8):
+            command = [sys.executable, "-c", PRUNER, str(tmp_path)]
+            pruners = [subprocess.Popen(command) for _ in range(2)]
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                loaded = load_newest(tmp_path, quarantine=False)
+                assert (loaded.tensors["x"] == loaded.step).all()
+                seen.append(loaded.step)
+            for pruner in pruners:
+                assert pruner.poll() is None
+                pruner.kill()
+                pruner.wait()
+            with pause:
+                rows = retention.list_checkpoints(tmp_path, full=True)
+            assert [row.state for row in rows[:2]] == ["verified"] * 2
+    finally:
+        done.set()
+        thread.join()
+    assert sorted(seen) == seen and len(set(seen)) > 8
+    retention.prune(tmp_path, 2)
+    assert len(steps(tmp_path)) == 2 and os.listdir(tmp_path / "checkpoints/.trash") == []

@@ -1,0 +1,250 @@
+"""The background writer: full and broken disks, volumes that hang.
+
+test_writer_crashes.py has the kills.
+"""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from support.checkpoint_saver import loaded_step, state
+
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.run.history import RunLog, history
+
+# -- in the background -------------------------------------------------------------------------
+
+
+class Gate:
+    """A volume that hangs until it is opened."""
+
+    def __init__(self):
+        self.open = threading.Event()
+
+    def __call__(self):
+        assert self.open.wait(60)
+
+
+def test_training_may_change_the_tensors_at_once(tmp_path):
+    """What is saved is the state at `submit`, whatever happens to the tensors afterwards."""
+    gate, tensors = Gate(), state(5)
+    writer = Writer(tmp_path, 1, before_commit=gate)
+    assert writer.submit(5, tensors, {}) and writer.busy and writer.poll() is None
+    tensors["x"].fill_(-1)
+    gate.open.set()
+    assert writer.wait() and not writer.busy
+    saved = writer.poll()
+    assert (saved.step, saved.error, saved.nbytes) == (5, None, 4000)
+    assert saved.stall_s > 0 and saved.write_s > 0 and writer.poll() is None
+    assert loaded_step(tmp_path) == 5
+
+
+def test_one_save_in_flight(tmp_path):
+    """A save while another runs is refused at once; the next one after it is taken."""
+    gate = Gate()
+    writer = Writer(tmp_path, 1, before_commit=gate)
+    assert writer.submit(1, state(1), {})
+    assert not writer.submit(2, state(2), {})
+    gate.open.set()
+    assert writer.wait() and writer.submit(3, state(3), {}) and writer.wait()
+    assert [writer.poll().step, writer.poll().step, writer.poll()] == [1, 3, None]
+    assert loaded_step(tmp_path) == 3
+
+
+def test_parents_are_recorded(tmp_path):
+    """Each manifest names the checkpoint before it, the restored one for the first of a life."""
+    writer = Writer(tmp_path, 4, parent="step-000000000009.3")
+    for step in (10, 11):
+        assert writer.save(step, state(step), {}).error is None
+    root = tmp_path / "checkpoints"
+    parents = [store.read_manifest(root / f"step-0000000000{n}.4")["parent"] for n in (10, 11)]
+    assert parents == ["step-000000000009.3", "step-000000000010.4"]
+    assert (root / "LATEST").read_text() == "step-000000000011.4\n"
+
+
+def test_a_committed_step_is_not_saved_again(tmp_path):
+    """The last save of a life does nothing where the step is on disk, by this life or before."""
+    gate = Gate()
+    writer = Writer(tmp_path, 1, before_commit=gate)
+    writer.submit(8, state(8), {})
+    threading.Timer(0.1, gate.open.set).start()
+    saved = writer.save(8, state(8), {})
+    assert (saved.name, saved.error) == ("step-000000000008.1", None)
+    assert writer.poll().step == 8 and writer.poll() is None
+    assert Writer(tmp_path, 2, parent=saved.name).save(8, state(8), {}).name == saved.name
+    assert len(store.names(tmp_path)) == 1
+
+
+def test_a_hanging_volume_is_told_and_holds_up_nothing(tmp_path):
+    """Waiting ends at the timeout; the trouble has a name until the save is through."""
+    gate = Gate()
+    writer = Writer(tmp_path, 1, before_commit=gate)
+    assert writer.submit(1, state(1), {}) and not writer.wait(0.05)
+    assert writer.trouble(60) is None and "in the writing for" in writer.trouble(0.01)
+    gate.open.set()
+    assert writer.save(2, state(2), {}).error is None and writer.trouble(0) is None
+    assert loaded_step(tmp_path) == 2
+
+
+def test_a_hanging_volume_does_not_hang_the_exit(tmp_path):
+    """A process whose writer is stuck ends when its main thread does."""
+    code = (
+        "import sys, threading, torch; from gptddp.checkpoint.writer import Writer\n"
+        "writer = Writer(sys.argv[1], 1, before_commit=threading.Event().wait)\n"
+        "assert writer.submit(1, {'x': torch.ones(9)}, {}); assert not writer.wait(0.1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
+    assert done.returncode == 0
+
+
+def test_layout_may_change(tmp_path):
+    """Other names, shapes or dtypes than in the save before get a buffer of their own."""
+    writer = Writer(tmp_path, 1)
+    writer.prepare(state(1))
+    for step, tensors in enumerate([state(0), {"x": torch.ones(7, dtype=torch.int64)}, {}]):
+        assert writer.save(step, tensors, {}).error is None
+        assert load_newest(tmp_path).tensors.keys() == tensors.keys()
+
+
+def test_a_late_writer_is_fenced(tmp_path):
+    """Once a newer generation has begun, an older one commits nothing more and is told why."""
+    late = Writer(tmp_path, 1)
+    assert late.save(10, state(10), {}).error is None
+    log = RunLog(tmp_path, 2)
+    log.append({"step": 11})
+    log.close()
+    assert "generation 2 of this run has begun" in late.save(20, state(20), {}).error
+    assert Writer(tmp_path, 2).save(15, state(15), {}).error is None
+    assert loaded_step(tmp_path) == 15 and len(store.names(tmp_path)) == 2
+
+
+def test_the_log_is_durable_before_the_checkpoint(tmp_path, monkeypatch):
+    """A checkpoint is not committed while the log of its steps cannot be written."""
+    log = RunLog(tmp_path, 1)
+    writer = Writer(tmp_path, 1, before_commit=log.sync)
+    assert writer.save(1, state(1), {}).error is None
+    write = os.write
+
+    def fail_log(fd, data):
+        if b'"step": 2' in bytes(data[:20]):
+            raise OSError(errno.EIO, "Input/output error")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", fail_log)
+    log.append({"step": 2})
+    assert "Input/output error" in writer.save(2, state(2), {}).error
+    assert loaded_step(tmp_path) == 1
+    monkeypatch.undo()
+    assert writer.save(3, state(3), {}).error is None
+    assert [line["step"] for line in history(tmp_path)] == [2]
+
+
+# -- disks -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "gptddp-test", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_full_disk(small_disk):
+    """A full disk is an error with the fix; the previous checkpoint stays, the next save works."""
+    log = RunLog(small_disk, 1)
+    writer = Writer(small_disk, 1, before_commit=log.sync)
+    log.append({"step": 1})
+    assert writer.save(1, state(1, 1 << 20), {}).error is None
+    (small_disk / "ballast").write_bytes(bytes(5 << 19))
+    log.append({"step": 2})
+    saved = writer.save(2, state(2, 1 << 20), {})
+    assert "No space left on device" in saved.error and "free space" in saved.error
+    assert loaded_step(small_disk) == 1
+    assert os.listdir(small_disk / "checkpoints" / ".tmp") == []
+    (small_disk / "ballast").unlink()
+    assert writer.save(3, state(3, 1 << 20), {}).error is None
+    assert loaded_step(small_disk) == 3
+    assert [line["step"] for line in history(small_disk)] == [1, 2]
+
+
+def test_disk_full_of_checkpoints(small_disk):
+    """Where checkpoints beyond the newest two fill the disk, they make room for the next."""
+    writer = Writer(small_disk, 1, keep=9)
+    for step in range(1, 9):
+        assert writer.save(step, state(step, 1 << 20), {}).error is None
+    assert loaded_step(small_disk) == 8 and len(store.names(small_disk)) == 3
+
+
+def fail_at(monkeypatch, point, code, lasting):
+    """Let the n-th call of these fail, and with `lasting` all after it; the calls are counted."""
+    calls = []
+
+    def failing(call, real):
+        def fail(*args, **kwargs):
+            calls.append(call)
+            if len(calls) == point or (lasting and len(calls) > point):
+                raise OSError(code, os.strerror(code), call)
+            return real(*args, **kwargs)
+
+        return fail
+
+    for call in ("mkdir", "open", "write", "fsync", "rename", "replace"):
+        monkeypatch.setattr(os, call, failing(call, getattr(os, call)))
+    return calls
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
+    """Whichever call of a save fails, once or from then on: no exception, the result says
+    whether the checkpoint is there, and the save after the trouble works."""
+    for point in range(1, 100):
+        run = tmp_path / str(point)
+        writer = Writer(run, 1, keep=2)
+        assert writer.save(1, state(1), {}).error is None
+        calls = fail_at(monkeypatch, point, code, lasting)
+        saved = writer.save(2, state(2), {})
+        monkeypatch.undo()
+        if saved.error is None:
+            assert loaded_step(run) == 2
+        else:
+            assert os.strerror(code) in saved.error and loaded_step(run) in (1, 2)
+        assert writer.save(3, state(3), {}).error is None
+        assert loaded_step(run) == 3 and os.listdir(run / "checkpoints" / ".tmp") == []
+        if len(calls) < point:
+            break
+    assert point > 10
+
+
+def test_a_bug_in_the_writer_does_not_end_training(tmp_path, caplog):
+    """An unexpected exception in the thread is the result's error, with a traceback in the log."""
+    saved = Writer(tmp_path, 1, before_commit=lambda: 1 // 0).save(1, state(1), {})
+    assert "ZeroDivisionError" in saved.error and "Traceback" in caplog.text
+    assert load_newest(tmp_path) is None
+
+
+def test_a_rename_that_nfs_repeats(tmp_path, monkeypatch):
+    """A rename that has worked but reports an error is a success; a taken name is an error."""
+    rename = os.rename
+
+    def twice(source, target):
+        rename(source, target)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "rename", twice)
+    assert Writer(tmp_path, 1).save(1, state(1), {}).error is None
+    monkeypatch.undo()
+    assert "exists already" in Writer(tmp_path, 1).save(1, state(7), {}).error
+    assert loaded_step(tmp_path) == 1

@@ -1,0 +1,147 @@
+"""Damaged, missing and changed files of a dataset: found, named, and left out if asked to."""
+
+import json
+import random
+import shutil
+
+import pytest
+from support.prepared import texts
+from support.quarantined_run import Run
+from support.rewritten_dataset import rewrite
+
+from gptddp.data import blocks
+from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.errors import DataError
+from gptddp.prepare import shard_writer
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+
+CODECS = ["none", "snappy", "zstd"]
+
+
+@pytest.fixture(scope="module", params=CODECS)
+def healthy(request, tmp_path_factory) -> Dataset:
+    """Four shards of four row groups or so, in each of the usual compressions."""
+    folder = tmp_path_factory.mktemp(request.param)
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 8))) for _ in range(300)]
+    lines = [" ".join([str(i), *rng.choices(words, k=rng.randint(5, 60))]) for i in range(320)]
+    (folder / "lines.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_writer, "_SHARD_BYTES", 13_000)
+        made = prepare([folder / "lines.jsonl"], folder / "made", Settings(tokenizer="bytes"))
+    return rewrite(made, folder / "data", 20, request.param)
+
+
+@pytest.fixture
+def dataset(healthy, tmp_path, monkeypatch) -> Dataset:
+    """A copy to damage."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    return open_dataset(shutil.copytree(healthy.dir, tmp_path / "data"))
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content)
+
+
+def test_flipped_bits_are_found(dataset):
+    """Wherever a bit flips, what is read is what was written, or DataError names the place."""
+    path = dataset.dir / dataset.row_groups("train")[0].path
+    groups = [g for g in dataset.row_groups("train") if dataset.dir / g.path == path]
+    good, expected = path.read_bytes(), [dataset.read(group) for group in groups]
+    assert len(groups) > 2
+    rng, found = random.Random(1), 0
+    for at in sorted(rng.sample(range(len(good)), 150)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
+        for group, documents in zip(groups, expected, strict=True):
+            try:
+                assert dataset.read(group) == documents
+            except DataError as error:
+                assert f"{path}, row group {group.index}" in str(error)
+                found += 1
+    assert found > 50  # a flip in one row group does not show in the others
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "flipped"])
+def test_a_bad_file_is_left_out_at_every_world_size(dataset, how):
+    """Damage while the run goes on: the same row groups out, the same fingerprints, 1 to 3 ranks.
+
+    Bad at the start of a later life it is the same decision, and that life may begin.
+    """
+    path = dataset.dir / dataset.row_groups("train")[5].path
+    good = path.read_bytes()
+    ends = []
+    for world_size in (1, 2, 3):
+        path.write_bytes(good)
+        run = Run(dataset, lanes=6, batch=6, seq_len=64).go(world_size, 10)
+        damage(path, how)
+        run.go(world_size, 60)
+        run.dataset = open_dataset(dataset.dir, "quarantine")
+        run.go(1 + world_size % 3, 150)
+        ends.append((run.fps, run.progress.data))
+    assert ends[0] == ends[1] == ends[2]
+    groups = dataset.row_groups("train")
+    out = {groups[number].path for number in ends[0][1]["quarantined"]}
+    assert out == {str(path.relative_to(dataset.dir))}
+    assert len(ends[0][1]["quarantined"]) == 1 or how != "flipped"
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated"])
+def test_a_bad_file_at_the_start_is_refused_or_left_out(dataset, how):
+    """on_bad=fail names it before anything is done; quarantine opens, and warns of it."""
+    path = dataset.dir / dataset.row_groups("train")[5].path
+    said = "No such file" if how == "missing" else "bytes instead of"
+    damage(path, how)
+    with pytest.raises(DataError, match=f"{path.name}:? .*{said}.*put the files back"):
+        open_dataset(dataset.dir)
+    (warning,) = open_dataset(dataset.dir, "quarantine").warnings()
+    assert path.name in warning and said in warning
+
+
+@pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
+def test_files_that_were_added_or_renamed_are_refused(dataset, on_bad):
+    """Under either policy: it is not damage, so nobody can say what was meant."""
+    train = dataset.dir / "train"
+    (train / "00001.parquet").rename(train / "one.parquet")
+    shutil.copy(train / "00000.parquet", train / "more.parquet")
+    (train / ".hidden.parquet").write_bytes(b"left by a network file system")
+    with pytest.raises(DataError) as caught:
+        open_dataset(dataset.dir, on_bad)
+    assert "00001.parquet: No such file or directory (renamed to train/one.parquet?)" in str(
+        caught.value
+    )
+    assert "train/more.parquet was added" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_validation_and_tokenizer_must_be_whole(dataset):
+    """No policy leaves out validation text: losses would no longer be comparable."""
+    damage(dataset.dir / "val/00000.parquet", "truncated")
+    with pytest.raises(DataError, match="val/00000.parquet has .* bytes instead of"):
+        open_dataset(dataset.dir, "quarantine")
+
+
+def test_a_volume_that_is_away_is_not_taken_for_bad_files(dataset):
+    """Without the manifest no row group is put into quarantine: the error says what is missing."""
+    run = Run(dataset, lanes=6, batch=6, seq_len=64).go(2, 3)
+    dataset.dir.rename(dataset.dir.with_name("away"))
+    with pytest.raises(DataError, match="is out of reach .No such file.*bring the storage back"):
+        run.go(2, 200)
+    assert run.ledger == []
+    dataset.dir.with_name("away").rename(dataset.dir)
+    assert run.go(3, 20).fps == Run(dataset, lanes=6, batch=6, seq_len=64).go(1, 20).fps
+
+
+def test_every_compression_gives_the_same_documents(healthy):
+    """The rewritten shards hold what prepare wrote."""
+    made = open_dataset(healthy.dir.parent / "made")
+    assert texts(healthy, "train") == texts(made, "train")

@@ -1,0 +1,236 @@
+"""The cache of packed rows: the same rows as without it, whatever happens to its files."""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import resource
+import types
+
+import numpy as np
+import pytest
+from support.loaders import same
+
+from gptddp.data import blocks
+from gptddp.data import cache as cache_module
+from gptddp.data.cache import Cache, open_cache
+from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.data.loader import Loader
+from gptddp.data.packing import Packed, pack
+from gptddp.errors import DataError
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+
+
+@pytest.fixture
+def dataset(tmp_path) -> Dataset:
+    """200 short documents of bytes."""
+    rng = random.Random(1)
+    texts = [f"{i}: " + "".join(rng.choices("abcd ", k=rng.randint(5, 90))) for i in range(200)]
+    source = tmp_path / "source.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return prepare([source], tmp_path / "data", Settings(tokenizer="bytes"))
+
+
+@pytest.fixture
+def cache(tmp_path) -> Cache:
+    (tmp_path / "cache").mkdir()
+    return Cache(tmp_path / "cache", 1 << 20)
+
+
+def steps(dataset: Dataset, n: int = 60, **changes):
+    """The first steps of a loader, and how many row groups it read."""
+    reads, counted = [], open_dataset(dataset.dir)
+    counted.read = lambda group: reads.append(group) or dataset.read(group)
+    settings = {"lanes": 4, "batch": 8, "seq_len": 30, "seed": 1, "prefetch": 0} | changes
+    with contextlib.closing(Loader(counted, **settings)) as loader:
+        return [loader.next() for _ in range(n)], len(reads)
+
+
+def rows(n: int, seq_len: int, dtype) -> Packed:
+    rng = np.random.default_rng(n)
+    tokens = rng.integers(0, np.iinfo(dtype).max, (n, seq_len + 1)).astype(dtype)
+    return Packed(tokens, rng.random((n, seq_len)) < 0.9)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize(("n", "seq_len"), [(0, 5), (1, 1), (7, 8), (9, 30)])
+def test_rows_come_back_as_they_were_put(cache, n, seq_len, dtype):
+    """Tokens, validity, shapes and dtypes; nothing comes back under another identity."""
+    given = rows(n, seq_len, dtype)
+    cache.put(("a", 1), given)
+    back = cache.get(("a", 1), seq_len, dtype)
+    assert np.array_equal(back.tokens, given.tokens) and back.tokens.dtype == dtype
+    assert np.array_equal(back.valid, given.valid) and back.valid.dtype == bool
+    assert cache.get(("a", 2), seq_len, dtype) is None
+
+
+@pytest.mark.parametrize("pack_as", ["best-fit", "concat"])
+def test_a_second_life_reads_no_text(dataset, cache, pack_as):
+    """Same batches with an empty cache, a full one and none; the full one spares every read."""
+    plain, reads = steps(dataset, pack=pack_as)
+    assert plain[-1].cursors[:, 0].min() >= 1 and reads
+    for expected_reads in (True, False):
+        batches, reads = steps(dataset, cache=cache, pack=pack_as)
+        same(batches, plain)
+        assert bool(reads) == expected_reads
+
+
+def test_other_ranks_epochs_and_seeds_use_the_same_rows(dataset, cache):
+    """After an epoch in one process nothing is read by any rank of four, nor with another seed."""
+    steps(dataset, cache=cache)
+    for rank in range(4):
+        assert steps(dataset, 20, cache=cache, rank=rank, world_size=4)[1] == 0
+    assert steps(dataset, 20, cache=cache, seed=2)[1] == 0
+
+
+@pytest.mark.parametrize("other", [dict(seq_len=31), dict(pack="concat")])
+def test_other_rows_are_not_confused(dataset, cache, other):
+    """Another row length or packing finds nothing, and makes the rows that it makes without."""
+    steps(dataset, cache=cache)
+    batches, reads = steps(dataset, cache=cache, **other)
+    assert reads
+    same(batches, steps(dataset, **other)[0])
+
+
+def damage_bit(path):
+    data = bytearray(path.read_bytes())
+    data[random.Random(path.name).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped bit": damage_bit,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(66)),
+    "of another block": lambda path: path.write_bytes(
+        max(path.parent.iterdir(), key=lambda p: (p != path, p.name)).read_bytes()
+    ),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_file_is_made_again(dataset, cache, how):
+    """Whatever stands in the files, the batches are right."""
+    plain, _ = steps(dataset, cache=cache)
+    for path in sorted(cache.folder.iterdir()):
+        DAMAGES[how](path)
+    batches, reads = steps(dataset, cache=cache)
+    same(batches, plain)
+    assert reads
+    if how != "a folder":
+        assert steps(dataset, cache=cache)[1] == 0
+
+
+def test_a_touched_file_of_the_dataset_is_read_again(dataset, cache, monkeypatch):
+    """Damage in the data is found with the cache as without."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    steps(dataset, cache=cache)
+    [path] = (dataset.dir / "train").iterdir()
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[100:2000] = bytes(1900)
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(DataError):
+        steps(dataset, cache=cache)
+
+
+def test_the_size_is_bounded(tmp_path):
+    """Never much more than the limit, the last used stay, foreign files are left alone."""
+    cache = Cache(tmp_path, 100_000)
+    (tmp_path / "mine.txt").write_text("not of the cache")
+    stale = tmp_path / "dead.tmp"
+    stale.write_bytes(bytes(500))
+    os.utime(stale, (1, 1))
+    for i in range(100):
+        cache.put((i,), rows(20, 50, np.uint16))
+        assert cache.get((0,), 50, np.uint16) is not None or i > 0
+        assert sum(p.stat().st_size for p in tmp_path.glob("*.*")) < 115_000
+    assert cache.get((99,), 50, np.uint16) is not None and cache.get((1,), 50, np.uint16) is None
+    assert (tmp_path / "mine.txt").exists() and not stale.exists()
+
+
+def test_a_full_disk_ends_the_caching_only(dataset, cache, caplog):
+    """Files that may not grow: one warning, right batches, nothing half-written is left."""
+    plain, _ = steps(dataset)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60, old[1]))
+    try:
+        batches, _ = steps(dataset, cache=cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    same(batches, plain)
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "no more rows are cached" in caplog.text
+    assert all(path.stat().st_size <= 60 for path in cache.folder.iterdir())
+    assert not list(cache.folder.glob("*.tmp"))
+
+
+def test_a_folder_that_disappears_ends_the_caching_only(dataset, cache):
+    """Somebody empties the scratch space: the batches go on."""
+    plain, _ = steps(dataset, cache=cache)
+    for path in cache.folder.iterdir():
+        path.unlink()
+    cache.folder.rmdir()
+    same(steps(dataset, cache=cache)[0], plain)
+
+
+def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
+    """What others can write to could hold other rows: it is refused with a warning."""
+    assert open_cache("none") is None and not caplog.records
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume").chmod(0o777)  # as that of an emptyDir
+    good = open_cache(str(tmp_path / "volume"))
+    assert good.folder.parent == tmp_path / "volume"
+    assert good.folder.stat().st_mode & 0o777 == 0o700
+    for name in ("open", "link", "file"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / good.folder.name
+        if name == "open":
+            path.mkdir()
+            path.chmod(0o777)
+        elif name == "link":
+            path.symlink_to(good.folder)
+        else:
+            path.write_text("")
+    for name in ("open", "link", "file", f"file/{good.folder.name}"):
+        caplog.clear()
+        assert open_cache(str(tmp_path / name)) is None
+        assert name in caplog.text
+    monkeypatch.setattr(cache_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert open_cache("auto").folder.parent == tmp_path
+    full = types.SimpleNamespace(free=400)
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda path: full)
+    assert open_cache("auto").limit_bytes == 100
+
+
+def test_an_unfinished_file_is_not_taken_for_rows(dataset, cache):
+    """What a process left that was killed while it wrote is never read."""
+    plain, _ = steps(dataset, cache=cache)
+    for path in list(cache.folder.iterdir()):
+        path.rename(path.with_suffix(".0123.tmp"))
+    batches, reads = steps(dataset, cache=cache)
+    same(batches, plain)
+    assert reads
+
+
+def test_packed_rows_of_the_cache_can_be_taken_from(cache):
+    """They behave as those that pack() gives."""
+    packed = pack([np.arange(9, dtype=np.uint16)], 99, 4, np.uint16)
+    cache.put(("x",), packed)
+    assert np.array_equal(cache.get(("x",), 4, np.uint16).take(slice(1)).tokens, packed.tokens[:1])
+
+
+def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):
+    """A row group that is left out for good stays out, though its rows are at hand."""
+    steps(dataset, cache=cache)
+    with contextlib.closing(Loader(dataset, lanes=4, batch=8, seq_len=30, seed=1)) as loader:
+        state = loader.state(np.zeros((4, 3), np.int64)) | {"quarantined": list(range(0, 190, 2))}
+    plain, _ = steps(dataset, state=state)
+    batches, reads = steps(dataset, state=state, cache=cache)
+    same(batches, plain)
+    assert not reads

@@ -1,0 +1,253 @@
+"""The loader: the same batches at any world size, from any state, with any threads."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy._core._multiarray_umath import __cpu_dispatch__
+from support import loaders
+from support.loaders import (
+    LANES,
+    SEQ_LEN,
+    Bytes,
+    Dataset,
+    corpus,
+    expected_pairs,
+    fingerprints,
+    open_loader,
+    run,
+    same,
+)
+
+from gptddp.data import blocks
+from gptddp.data.loader import Batch, eval_rows
+from gptddp.errors import DataError
+
+GOLDEN = ["86704448f9cdd03e", "7c7f7c4d09f23e48", "fd10fc92eeae0331"]
+# the first step for which lanes need these row groups of the corpus
+BAD_STEPS = {2: 9, 4: 7, 9: 0}
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Dataset, list[Batch]]:
+    """A corpus, and more than two epochs of it in one process."""
+    dataset = corpus()
+    batches = run(dataset, [(1, 150)], 150)
+    assert batches[-1].cursors[:, 0].min() >= 2
+    return dataset, batches
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, LANES])
+def test_batches_do_not_depend_on_the_world_size(alone, world_size):
+    """Rows, targets, fingerprint and position of each step are those of one process."""
+    dataset, batches = alone
+    same(run(dataset, [(world_size, 150)], 150), batches)
+
+
+def test_concatenated_batches_survive_changes_of_the_world_size():
+    """The other way to pack is as independent of world size, threads and restarts."""
+    alone = run(corpus(), [(1, 60)], 60, pack="concat")
+    same(run(corpus(), [(3, 11), (5, 40), (1, 60)], 60, pack="concat", threads=2), alone)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4), (8, 7, 8), (3, 4, 3, 1)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_batches_survive_changes_of_the_world_size(alone, sizes, seed):
+    """States saved at arbitrary steps continue at another world size as if nothing had been."""
+    dataset, batches = alone
+    stops = sorted(random.Random(f"{sizes}{seed}").sample(range(1, 150), len(sizes) - 1)) + [150]
+    same(run(dataset, list(zip(sizes, stops, strict=True)), 150), batches)
+
+
+def test_a_state_after_every_single_step(alone):
+    """A run that begins anew after each step sees the same batches."""
+    dataset, batches = alone
+    schedule = [(1 + step % 3, step + 1) for step in range(60)]
+    same(run(dataset, schedule, 60), batches[:60])
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(threads=3), dict(prefetch=0), dict(prefetch=5, threads=2)]
+)
+def test_batches_do_not_depend_on_threads_and_prefetch(alone, changes):
+    """Only when a batch is ready may depend on them."""
+    dataset, batches = alone
+    same(run(dataset, [(1, 80), (2, 150)], 150, **changes), batches)
+
+
+def test_the_order_is_the_one_it_has_always_been():
+    """Fingerprints of a fixed corpus; whoever changes them changes packing.IDS as well."""
+    assert fingerprints() == GOLDEN
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONHASHSEED": "1"},
+        {"PYTHONHASHSEED": "2", "LC_ALL": "C", "PYTHONUTF8": "0"},
+        {"NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__)},
+        {"NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__[1:])},
+    ],
+    ids=["hash seed", "locale", "no vector units", "some vector units"],
+)
+def test_batches_do_not_depend_on_the_environment(environment):
+    """Hash seed, locale and the processor's vector units change nothing."""
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", loaders.__file__],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )  # fmt: skip
+    assert child.stdout.split() == GOLDEN
+
+
+def pairs_of_epoch(dataset: Dataset, lanes: int, **changes) -> Counter:
+    """(token, next token) of all targets but BOS in the first epoch of every lane."""
+    pairs: Counter = Counter()
+    with open_loader(dataset, lanes=lanes, batch=lanes, **changes) as loader:
+        ended = np.zeros(lanes, bool)
+        while not ended.all():
+            batch = loader.next()
+            valid = batch.valid & (batch.tokens[:, 1:] != Bytes.bos) & ~ended[:, None]
+            before, after = batch.tokens[:, :-1][valid], batch.tokens[:, 1:][valid]
+            pairs.update(zip(before.tolist(), after.tolist(), strict=True))
+            ended = batch.cursors[:, 0] > 0
+    return pairs
+
+
+@pytest.mark.parametrize("pack", ["best-fit", "concat"])
+@pytest.mark.parametrize("lanes", [1, 3, 8, 20, 50])
+def test_an_epoch_is_the_corpus(lanes, pack):
+    """Every token of every document is a target once in an epoch, whatever the number of lanes."""
+    dataset = corpus()
+    documents = [text for group in dataset.splits["train"] for text in group if text]
+    assert len(documents) > 50
+    assert pairs_of_epoch(dataset, lanes, pack=pack) == expected_pairs(documents)
+
+
+@pytest.mark.parametrize("rows_a_lane", [1, 2, 5])
+def test_every_step_takes_as_many_rows_of_each_lane(rows_a_lane):
+    """m = batch / lanes rows of each lane, in the order of the lanes; nothing of other ranks."""
+    dataset = corpus()
+    with open_loader(dataset, batch=rows_a_lane * LANES, rank=1, world_size=3) as loader:
+        batch = loader.next()
+    assert batch.tokens.shape == (3 * rows_a_lane, SEQ_LEN + 1)
+    assert batch.valid.shape == (3 * rows_a_lane, SEQ_LEN)
+    assert batch.tokens.dtype == np.uint16
+    assert np.flatnonzero(batch.cursors.any(axis=1)).tolist() == [2, 3, 4]
+    assert batch.targets == batch.valid.sum() and 0 <= batch.fp < 2**64
+
+
+def test_one_document_is_enough():
+    """With one document in all, every lane repeats it; world sizes still agree."""
+    dataset = Dataset([[None, "the only document, a bit longer than a row of tokens is", ""]])
+    batches = run(dataset, [(1, 30)], 30)
+    same(run(dataset, [(3, 7), (8, 20), (2, 30)], 30), batches)
+    assert batches[-1].cursors[:, 0].min() > 5
+    for lane in range(LANES):
+        rows = np.concatenate([b.tokens[2 * lane : 2 * lane + 2] for b in batches])
+        assert {tuple(row) for row in rows.tolist()} == {
+            tuple(r) for r in batches[0].tokens.tolist()
+        }
+    orders = {b.tokens[lane].tobytes() for b in batches for lane in range(2 * LANES)}
+    assert len(orders) == 4  # the rows of the document
+
+
+def test_huge_row_groups_are_read_once():
+    """A row group of many blocks is read once for them all, not once for each."""
+    dataset = Dataset([[f"<{i}>" + "x" * (i % 40) for i in range(5000)]])
+    with open_loader(dataset, lanes=2, batch=2, prefetch=1) as loader:
+        while not loader.next().cursors[:, 0].all():
+            pass
+        assert dataset.reads["train/00000.parquet"] <= 4
+    documents = [text for group in dataset.splits["train"] for text in group]
+    assert pairs_of_epoch(dataset, 2) == expected_pairs(documents)
+
+
+def test_row_groups_without_text_give_no_rows():
+    """Null and empty documents, and row groups of nothing else, are passed over without a hang."""
+    groups = [["", None], ["one text"], [None], ["another text", ""], []]
+    dataset = Dataset(groups)
+    assert pairs_of_epoch(dataset, 2) == expected_pairs(["one text", "another text"])
+
+
+def test_a_long_word_is_split_over_rows():
+    """A document of one word of a megabyte loses nothing."""
+    dataset = Dataset([["w" * 2**20], ["short"]])
+    assert sum(pairs_of_epoch(dataset, 2, seq_len=1000).values()) == 2**20 + 5
+
+
+def test_batches_do_not_depend_on_the_listing(alone):
+    """The order in which the data set lists its row groups changes nothing."""
+    dataset, batches = alone
+    backwards = corpus()
+    backwards.row_groups = lambda split: dataset.row_groups(split)[::-1]
+    same(run(backwards, [(1, 20)], 20), batches[:20])
+
+
+def test_a_state_is_small():
+    """Under 1 KB of JSON for 48 lanes with large numbers everywhere, at least 10^14 tokens on."""
+    settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")
+    with open_loader(corpus(), **settings) as loader:
+        for cursor in ([999, 9999, 32767], [0, 9999999, 1047], [9999999, 0, 1047]):
+            assert len(json.dumps(loader.state(np.full((48, 3), cursor)))) < 1000
+
+
+def test_a_read_error_that_passes_is_not_noticed(alone, monkeypatch):
+    """Two failing attempts on every row group change no batch."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001, 0.001))
+    batches = alone[1]
+    dataset = corpus()
+
+    def fail(group, attempt):
+        if attempt % 3:
+            raise DataError(f"{group.path}, row group {group.index}: Input/output error")
+
+    dataset.fail = fail
+    same(run(dataset, [(2, 40)], 40), batches[:40])
+
+
+@pytest.mark.parametrize("bad", [2, 4, 9])
+def test_a_bad_row_group_is_named_at_the_step_that_needs_it(alone, monkeypatch, bad):
+    """next() raises DataError with file and row group, at the same step with any threads."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    dataset = corpus()
+
+    def fail(group, attempt):
+        if group.index == bad:
+            raise DataError(f"{group.path}, row group {group.index}: bad page checksum")
+
+    dataset.fail = fail
+    failed_at = set()
+    for changes in [dict(threads=1), dict(threads=3, prefetch=5)]:
+        steps = 0
+        with open_loader(dataset, **changes) as loader:
+            with pytest.raises(DataError) as caught:
+                while True:
+                    assert loader.next().fp == alone[1][steps].fp
+                    steps += 1
+            with pytest.raises(DataError):
+                loader.next()
+        failed_at.add(steps)
+        name = f"train/{bad:05}.parquet, row group {bad}: bad page checksum (2 attempts"
+        assert name in str(caught.value)
+    assert failed_at == {BAD_STEPS[bad]}
+
+
+def test_validation_rows_are_fixed_and_limited():
+    """The same whole rows each time, no more than asked for, all of them where there are fewer."""
+    dataset = corpus()
+    tokens, valid = eval_rows(dataset, 16, 320)
+    assert tokens.shape == (20, 17) and valid.shape == (20, 16)
+    again, _ = eval_rows(dataset, 16, 320)
+    assert np.array_equal(tokens, again)
+    assert len(eval_rows(dataset, 16, 1)[0]) == 1
+    tokens, valid = eval_rows(dataset, 16, 10**9)
+    documents = [text for group in dataset.splits["val"] for text in group]
+    real = valid & (tokens[:, 1:] != Bytes.bos)
+    pairs = zip(tokens[:, :-1][real].tolist(), tokens[:, 1:][real].tolist(), strict=True)
+    assert Counter(pairs) == expected_pairs(documents)

@@ -1,0 +1,147 @@
+"""The loader on prepared datasets: real parquet files and tokenizers."""
+
+import contextlib
+import itertools
+import json
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gptddp.data import blocks
+from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.data.loader import Batch, Loader, eval_rows
+from gptddp.errors import DataError
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+
+LANES = 6
+
+
+@pytest.fixture(scope="module", params=["bytes", "bpe"])
+def dataset(request, tmp_path_factory) -> Dataset:
+    """Documents of random words, no two the same."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefg", k=rng.randint(1, 9))) for _ in range(500)]
+    texts = [f"{i}: " + " ".join(rng.choices(words, k=int(4 / (0.02 + rng.random())))) + " <|bos|>"
+             for i in range(600)]  # fmt: skip
+    source = folder / "source.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
+
+
+def open_loader(dataset: Dataset, **changes) -> contextlib.closing[Loader]:
+    settings = {"lanes": LANES, "batch": LANES, "seq_len": 64, "seed": 7} | changes
+    return contextlib.closing(Loader(dataset, **settings))
+
+
+def batches_of(dataset: Dataset, steps: int, **changes) -> list[Batch]:
+    with open_loader(dataset, **changes) as loader:
+        return [loader.next() for _ in range(steps)]
+
+
+def documents_of(dataset: Dataset, split: str) -> list[str]:
+    return [text for group in dataset.row_groups(split) for text in dataset.read(group)]
+
+
+def expected_pairs(dataset: Dataset, split: str) -> Counter:
+    """(token, next token) of every document of a split."""
+    tokenizer, pairs = dataset.tokenizer(), Counter()
+    encode = tokenizer.encoder()
+    for text in documents_of(dataset, split):
+        tokens = [tokenizer.bos, *encode(text).tolist()]
+        pairs.update(zip(tokens, tokens[1:], strict=False))
+    return pairs
+
+
+def pairs_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> Counter:
+    """(token, next token) of every target but BOS."""
+    real = valid & (tokens[:, 1:] != bos)
+    return Counter(zip(tokens[:, :-1][real].tolist(), tokens[:, 1:][real].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4, 3, 4), (2, 5, 3, 1)])
+def test_an_epoch_is_the_training_split(dataset, sizes):
+    """The first epoch of all lanes has every token of every document as a target once.
+
+    Whatever the world sizes that it is trained at, one after the other, each from a saved state.
+    """
+    bos, pairs, state = dataset.tokenizer().bos, Counter(), None
+    ended, lives = np.zeros(LANES, bool), itertools.cycle(sizes)
+    while not ended.all():
+        world_size = next(lives)
+        with contextlib.ExitStack() as stack:
+            places = [dict(rank=rank, world_size=world_size) for rank in range(world_size)]
+            loaders = [
+                stack.enter_context(open_loader(dataset, state=state, **place)) for place in places
+            ]
+            for _ in range(13):
+                batches = [loader.next() for loader in loaders]
+                tokens = np.concatenate([batch.tokens for batch in batches])[~ended]
+                valid = np.concatenate([batch.valid for batch in batches])[~ended]
+                pairs += pairs_of(tokens, valid, bos)
+                cursors = sum(batch.cursors for batch in batches)
+                ended |= cursors[:, 0] > 0
+            state = json.loads(json.dumps(loaders[0].state(cursors)))
+    assert pairs == expected_pairs(dataset, "train")
+
+
+def test_validation_rows_are_the_validation_split(dataset):
+    """All of them are every document of the split, with literal special tokens as plain text."""
+    tokens, valid = eval_rows(dataset, 64, 10**9)
+    tokenizer = dataset.tokenizer()
+    assert pairs_of(tokens, valid, tokenizer.bos) == expected_pairs(dataset, "val")
+    starts = tokens == tokenizer.bos
+    assert starts[:, 0].sum() + (starts[:, 1:] & valid).sum() == len(documents_of(dataset, "val"))
+    assert "<|bos|>" in tokenizer.decode(tokens.reshape(-1).tolist())
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 5, LANES])
+def test_ranks_share_the_batches_of_one_process(dataset, world_size):
+    """Fingerprints sum to those of one process, and rows are its rows, from a saved state too."""
+    alone = batches_of(dataset, 60)
+    with open_loader(dataset) as loader:
+        state = json.loads(json.dumps(loader.state(alone[29].cursors)))
+    ranks = [
+        batches_of(dataset, 30, rank=rank, world_size=world_size, state=state, threads=2)
+        for rank in range(world_size)
+    ]
+    for step, batches in enumerate(zip(*ranks, strict=True)):
+        assert sum(batch.fp for batch in batches) % 2**64 == alone[30 + step].fp
+        rows = np.concatenate([batch.tokens for batch in batches])
+        assert np.array_equal(rows, alone[30 + step].tokens)
+
+
+def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
+    """A copy in another folder continues the run with the same batches."""
+    copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "elsewhere"))
+    alone = batches_of(dataset, 20)
+    with open_loader(copy, state={**loader_state(dataset, alone[9])}) as loader:
+        assert [loader.next().fp for _ in range(10)] == [batch.fp for batch in alone[10:]]
+
+
+def loader_state(dataset: Dataset, batch: Batch) -> dict:
+    with open_loader(dataset) as loader:
+        return loader.state(batch.cursors)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_file_is_named(dataset, tmp_path, monkeypatch, damage):
+    """A file that was damaged after the start raises DataError with its name and row group."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.01, 0.01))
+    copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "copy"))
+    path = Path(copy.dir) / copy.row_groups("train")[0].path
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[len(content) // 3] ^= 1
+    path.unlink()
+    if damage != "remove":
+        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
+    with open_loader(copy) as loader, pytest.raises(DataError, match=r"3 attempts") as caught:
+        while loader.next().cursors[:, 0].min() < 1:
+            pass
+    assert str(path) in str(caught.value) and "row group" in str(caught.value)

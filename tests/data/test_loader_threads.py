@@ -1,0 +1,90 @@
+"""The loader's threads: how they end, and how far they are ahead."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from support import loaders
+from support.loaders import LANES, Dataset, corpus, open_loader
+
+from gptddp.data import blocks
+from gptddp.data.loader import Loader
+from gptddp.errors import DataError
+
+
+def threads_of_loaders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gptddp-data")]
+
+
+def test_close_ends_the_threads():
+    """close() joins, twice is harmless, and next() afterwards says so instead of waiting."""
+    loader = Loader(corpus(), lanes=8, batch=8, seq_len=16, seed=1, threads=3)
+    loader.next()
+    assert len(threads_of_loaders()) == 3
+    loader.close()
+    loader.close()
+    assert threads_of_loaders() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        while True:
+            loader.next()
+
+
+def test_a_loader_that_is_dropped_ends_its_threads():
+    """Threads do not keep a forgotten loader alive."""
+    loader = Loader(corpus(), lanes=8, batch=8, seq_len=16, seed=1)
+    loader.next()
+    del loader
+    assert threads_of_loaders() == []
+
+
+def test_close_does_not_wait_for_a_retry(monkeypatch):
+    """The waits between attempts end at once when the loader is closed."""
+    monkeypatch.setattr(blocks, "RETRY_S", (60.0,))
+    dataset = corpus()
+    failing = threading.Event()
+
+    def fail(group, attempt):
+        failing.set()
+        raise DataError("gone")
+
+    dataset.fail = fail
+    loader = Loader(dataset, lanes=8, batch=8, seq_len=16, seed=1)
+    assert failing.wait(30)
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 20
+    assert threads_of_loaders() == []
+
+
+@pytest.mark.parametrize("how", ["end", "raise", "slow read"])
+def test_a_process_ends_with_a_loader_open(how):
+    """No hang and no noise at the interpreter's exit while threads work."""
+    child = subprocess.run(
+        [sys.executable, loaders.__file__, how], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert child.returncode == (1 if how == "raise" else 0)
+    expected = ["Traceback", "ZeroDivisionError"] if how == "raise" else []
+    lines = [line for line in child.stderr.splitlines() if not line.startswith(" ")]
+    assert [line.split()[0].rstrip(":") for line in lines] == expected
+
+
+def test_only_a_bounded_number_of_blocks_is_made_ahead():
+    """A loader that nobody reads from stops near `prefetch` blocks a lane, and does not spin."""
+    text = "words of a document " * 20
+    dataset = Dataset([[text] * 10 for _ in range(400)])
+    with open_loader(dataset, prefetch=1.5, batch=LANES) as loader:
+        loader.next()
+        for _ in range(100):
+            before = sum(dataset.reads.values())
+            time.sleep(0.1)
+            if sum(dataset.reads.values()) == before:
+                break
+        assert LANES <= before <= 1.5 * LANES + 2
+        cpu = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - cpu < 0.25
+        assert sum(dataset.reads.values()) == before

@@ -1,0 +1,133 @@
+"""The place of a process in the world, and what its machine can do."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gptddp.distributed import peers
+from gptddp.distributed.connect import connect
+from gptddp.distributed.environment import place
+from gptddp.distributed.hardware import cpu_quota, use_fast_fp32
+from gptddp.distributed.report import report
+from gptddp.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_threads_follow_the_cgroup_quota(tmp_path, monkeypatch, files, cpus):
+    """The quota of cgroup v2 or v1 cuts the affinity, rounded up; without one that stays."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == (cpus or 64)
+
+
+def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
+    """torchrun's variables win, Slurm's are mapped, and without any there is one process."""
+    for name in list(os.environ):
+        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") or name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    assert place() == (0, 0, 1, 1)
+    slurm = dict(SLURM_PROCID="5", SLURM_LOCALID="1", SLURM_NTASKS="8", MASTER_ADDR="node0")
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    assert place() == (5, 1, 8, 1)
+    torchrun = dict(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert place() == (3, 1, 4, 2)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(ConfigError, match="start through torchrun or srun"):
+        place()
+
+
+def test_fp32_stays_fp32_whatever_the_processor():
+    """The fast setting is only kept where a matrix product still has fp32 accuracy."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        use_fast_fp32(torch.device("cpu"))
+        a, b = torch.randn(128, 128), torch.randn(128, 128)
+        exact = a.double() @ b.double()
+        assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_peer_that_is_waited_for_too_long_ends_the_process():
+    """Also while the main thread is in C, as it is in torch's store; in time it does nothing."""
+    code = (
+        "import ctypes; from gptddp.distributed.connect import limit\n"
+        "with limit(60): pass\n"
+        "with limit(0.2): ctypes.CDLL(None).sleep(30)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "[rank 0] a peer has not answered for 0.2 s\n")
+
+
+def test_a_failed_collective_names_the_silent_rank(monkeypatch):
+    """By what has been noted in the store; an error that says no time is told as it is."""
+    with connect("cpu") as world:
+        world = dataclasses.replace(world, world_size=3, pods=("pod-0", "pod-1", ""))
+        monkeypatch.setattr(peers, "ROLL_CALL_S", 0.1)
+        for name in ("gloo: Timed out waiting 60000ms for recv", "ran for 60000 milliseconds"):
+            with pytest.raises(RuntimeError, match="60000") as caught:
+                raise RuntimeError(name)
+            said = peers.blame(caught.value, world, 0.0)
+            assert said.startswith("rank 1 (pod-1), rank 2 have not answered for 60 s in ")
+        closed = RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:9. This is\nmore")
+        with pytest.raises(RuntimeError, match="closed") as caught:
+            raise closed
+        assert peers.blame(closed, world, 1.0).startswith(
+            "Connection closed by peer [::1]:9 in test_a_failed_"
+        )
+        # closed by one whose timeout came a moment earlier
+        assert peers.blame(closed, world, 59.9).startswith(
+            "rank 1 (pod-1), rank 2 have not answered for 59 s in "
+        )
+
+
+def test_a_group_of_one_runs_the_same_collectives():
+    """One process has a process group too, and leaves none behind."""
+    with connect("cpu") as world:
+        assert world.all_reduce(torch.tensor([3, 4])).tolist() == [3, 4]
+        assert world.from_rank_0(lambda: {"a": 1}) == {"a": 1}
+        with pytest.raises(ConfigError, match="nope"):
+            world.from_rank_0(lambda: (_ for _ in ()).throw(ConfigError("nope")))
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("verdict", ["verdict.json", "no/such/folder.json", None])
+def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, capsys, verdict):
+    """A verdict that is written is not said as well; where none can be written it is said."""
+    monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    if verdict:
+        monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / verdict))
+    report(ConfigError("nope"))
+    assert capsys.readouterr().err == ("" if verdict == "verdict.json" else "gptddp train: nope\n")
+    if verdict == "verdict.json":
+        left = json.loads((tmp_path / verdict).read_text())
+        assert left == {"code": 2, "rank": 0, "message": "nope"}
+
+
+def test_the_device_must_be_there():
+    """--device cuda without a GPU is refused with the fix."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="--device cpu"), connect("cuda"):
+        pass

@@ -1,0 +1,120 @@
+"""The thread that leaves when the main thread cannot: alone, without a trainer."""
+
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gptddp.distributed.watchdog import KILL_S, LAUNCHER_S, WORKER_S, limit_s
+
+SETUP = """
+import ctypes, os, signal, sys, time
+from gptddp.distributed.watchdog import Watchdog
+def stuck():
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    os.write(1, b"stuck")
+    lock(mutex)
+"""
+
+
+def start(code, **kind):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SETUP + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kind
+    )
+    assert select.select([process.stdout], [], [], 30)[0]
+    return process
+
+
+def ended(process):
+    """Exit code and output."""
+    try:
+        process.wait(20)
+        return process.returncode, process.stdout.read(), process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_leaves_although_the_main_thread_is_in_c(number):
+    """128 + the first signal's number, after the last words, when it is time."""
+    process = start("""
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by, such as nohup
+dog = Watchdog(lambda waited_s: waited_s > 1.2, lambda: os.write(1, b" heard"))
+dog.last_words = lambda: os.write(1, b" words")
+stuck()
+""")
+    process.send_signal(number)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = ended(process)
+    assert (code, out) == (128 + number, b"stuck heard words")
+    assert err.decode().startswith("gptddp: left 1.") and signal.Signals(number).name in str(err)
+
+
+def test_words_that_fail_or_never_end_do_not_hold_it_up():
+    """Nor does a full pipe that nobody reads."""
+    process = start("""
+os.set_blocking(2, False)
+try:
+    while os.write(2, b"x" * 4096): pass
+except BlockingIOError:
+    os.set_blocking(2, True)
+dog = Watchdog(lambda waited_s: waited_s > 1.0, lambda: 1 / 0)
+dog.last_words = stuck
+os.write(1, b"ready ")
+stuck()
+""")
+    process.terminate()
+    assert process.wait(20) == 143
+    process.communicate()
+
+
+def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed():
+    """With `hurried`; without it the process has its time."""
+    code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"
+    took = {}
+    for hurried in (True, False):
+        process = start(code.format(hurried))
+        begin = time.monotonic()
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert ended(process)[0] == 130
+        took[hurried] = time.monotonic() - begin
+    assert took[True] < 2 <= took[False]
+
+
+def test_once_closed_it_leaves_no_more():
+    """A signal at the end of a process is noted, and does not change its exit code."""
+    process = start("""
+dog = Watchdog(lambda waited_s: True)
+dog.close()
+os.write(1, b"closed")
+while not dog.number: time.sleep(0.01)
+time.sleep(0.3)
+""")
+    process.terminate()
+    assert ended(process)[0] == 0
+
+
+def test_sighup_is_ignored_where_it_was():
+    """Under nohup the end of the terminal is none of the process."""
+    process = start(
+        "\ndog = Watchdog(lambda waited_s: True)\nos.write(1, b'here')\ntime.sleep(0.5)\n",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    process.send_signal(signal.SIGHUP)
+    assert ended(process)[0] == 0
+
+
+@pytest.mark.parametrize("grace_s", [1, 5, 10, 30, 60, 3600])
+def test_a_worker_leaves_before_it_is_killed_and_its_launcher_before_the_kubelet_acts(grace_s):
+    """At any grace period, each with a part of it for itself."""
+    limits = [limit_s(grace_s, margin_s) for margin_s in (WORKER_S, KILL_S, LAUNCHER_S)]
+    assert 0.5 * grace_s <= limits[0] < limits[1] < limits[2] < grace_s
+    assert limits[2] <= max(grace_s - 3, 0.82 * grace_s)

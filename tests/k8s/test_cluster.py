@@ -1,0 +1,71 @@
+"""The transport to the API server, against a real socket."""
+
+import pytest
+from support.api_server import Log
+
+from gptddp.k8s.cluster import ClusterError
+
+
+@pytest.fixture
+def log(api):
+    """The log of a pod."""
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})
+    api.logs["demo-worker-0"] = Log()
+    return api.logs["demo-worker-0"]
+
+
+def line(second, text):
+    return f"2026-11-21T09:00:{second:02}.000000001Z", text
+
+
+def test_an_object_comes_as_a_plain_dict(api, cluster):
+    """What the server has is returned unchanged, and what it has not is None."""
+    job = {"kind": "PyTorchJob", "metadata": {"name": "demo", "labels": {"a": "b"}}}
+    api.put(job)
+    assert cluster.get("PyTorchJob", "demo") == job
+    assert cluster.get("PyTorchJob", "other") is None
+    assert cluster.find("PyTorchJob", "a=b") == [job] and cluster.find("PyTorchJob", "a=c") == []
+
+
+def test_a_refusal_keeps_the_servers_words(api, cluster):
+    """Message and status of the answer are in the error."""
+    api.down = True
+    with pytest.raises(ClusterError, match="currently unable") as caught:
+        cluster.find("Pod")
+    assert caught.value.status == 503
+
+
+def test_a_server_that_is_away_is_named(api, cluster):
+    """Nobody listens: the address and what to look at, and no status."""
+    api.close()
+    with pytest.raises(
+        ClusterError, match="cannot reach the cluster at http://127.0.0.1"
+    ) as caught:
+        cluster.find("Pod")
+    assert caught.value.status == 0
+
+
+def test_a_log_comes_in_lines(log, cluster):
+    """Lines with their times; an answer of megabytes too."""
+    lines = log.lines = [line(n % 60, "x" * 1000 + str(n)) for n in range(3000)]
+    assert list(cluster.log("demo-worker-0")) == [f"{t} {text}" for t, text in lines]
+
+
+def test_a_broken_log_is_an_error_after_whole_lines(log, cluster):
+    """No torn line is given when the connection breaks inside one."""
+    log.lines = [line(1, "one"), line(2, "two")]
+    log.break_after = [len(log.text()) - 2]
+    seen = []
+    with pytest.raises(ClusterError):
+        for text in cluster.log("demo-worker-0"):
+            seen.append(text)
+    assert seen == [" ".join(line(1, "one"))]
+
+
+def test_a_silent_log_is_given_up(log, cluster):
+    """A follower asks for an error after a time without a byte."""
+    log.lines, log.done = [line(1, "one")], False
+    lines = cluster.log("demo-worker-0", follow=True, quiet_s=0.3)
+    assert next(lines) == " ".join(line(1, "one"))
+    with pytest.raises(ClusterError):
+        next(lines)

@@ -1,0 +1,203 @@
+"""Local jobs that are killed, stopped, continued, and two at once; real processes."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.local_jobs import alive, job, kinds, pod_file, status, until
+
+from gptddp.k8s.local import reaper
+
+# -- death -------------------------------------------------------------------------------------
+
+FAMILY = """
+if once(name):
+    clean = {"PATH": os.environ["PATH"]}
+    other = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    scrubbed = subprocess.Popen(["sleep", "300"], env=clean)
+    (runs / f"{name}.pids.tmp").write_text(f"{os.getpid()} {other.pid} {scrubbed.pid}")
+    (runs / f"{name}.pids.tmp").rename(runs / f"{name}.pids")
+    time.sleep(300)
+wait("end")
+"""
+
+
+def family(folder, name):
+    return [int(pid) for pid in pod_file(folder, f"{name}.pids").read_text().split()]
+
+
+def test_a_killed_pod_takes_all_of_its_processes_along(start, tmp_path):
+    """SIGKILL of the main process ends children in other sessions; another pod takes its place."""
+    process = start(job(FAMILY))
+    pids = until(lambda: family(tmp_path, "job-worker-1"))
+    assert status(tmp_path)["pods"]["job-worker-1"]["pid"] == pids[0]
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: status(tmp_path)["pods"]["job-worker-1"]["pid"] not in (None, pids[0]))
+    assert not any(map(alive, pids))
+    pod_file(tmp_path, "end").touch()
+    assert process.wait(20) == 0
+
+
+SEMAPHORE = """
+import multiprocessing
+if once(name):
+    lock = multiprocessing.get_context("forkserver").Lock()
+    (runs / f"{name}.sem.tmp").write_text("sem." + lock._semlock.name.strip("/"))
+    (runs / f"{name}.sem.tmp").rename(runs / f"{name}.sem")
+    time.sleep(300)
+wait("end")
+"""
+
+
+@pytest.mark.parametrize("victim", ["pod", "runner"])
+def test_what_is_killed_leaves_no_semaphore(start, tmp_path, victim):
+    """/dev/shm is the machine's: multiprocessing's tracker gets the time to tidy up there."""
+    process = start(job(SEMAPHORE, replicas=1))
+    name = until(lambda: pod_file(tmp_path, "job-worker-0.sem").read_text())
+    semaphore = Path("/dev/shm", name)
+    assert semaphore.exists()
+    pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
+    os.kill(pid if victim == "pod" else process.pid, signal.SIGKILL)
+    until(lambda: not semaphore.exists())
+    pod_file(tmp_path, "end").touch()
+    assert process.wait(20) == (0 if victim == "pod" else -signal.SIGKILL)
+
+
+def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tmp_path):
+    """SIGKILL of the runner ends its pods and their children; the next submit continues."""
+    built = job(FAMILY)
+    process = start(built)
+    pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
+    process.kill()
+    pod_file(tmp_path, "end").touch()
+    exit_code, _, err = finish(built)  # at once: it has to wait for the guard of the first
+    assert not any(map(alive, pids))
+    assert exit_code == 0, err
+    assert reaper.members(str(tmp_path)) == []
+
+
+def test_a_runner_killed_with_its_guard_leaves_no_tagged_process(start, finish, tmp_path):
+    """Even then the main processes die with their parent, and the next submit ends the rest."""
+    built = job(FAMILY)
+    process = start(built)
+    pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
+    guards = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "guard.py"], capture_output=True, text=True
+    )
+    os.kill(int(guards.stdout), signal.SIGKILL)
+    process.kill()
+    until(lambda: not alive(pids[0]) and not alive(pids[3]))
+    pod_file(tmp_path, "end").touch()
+    assert finish(built)[0] == 0
+    assert not alive(pids[1]) and not alive(pids[4])
+    for pid in (pids[2], pids[5]):  # neither tag nor guard: nobody knew them
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- stopping and continuing -------------------------------------------------------------------
+
+STOPPABLE = """
+signal.signal(signal.SIGTERM, lambda *_: ((runs / f"{name}.saved").touch(), sys.exit(143)))
+(runs / f"{name}.up").touch()
+wait("end")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_gracefully_and_the_same_submit_continues(start, finish, tmp_path, number):
+    """Pods get SIGTERM and may save; exit code 130; submitting again goes on to the end."""
+    built = job(STOPPABLE)
+    process = start(built)
+    until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "the same command continues it" in err
+    assert all(pod_file(tmp_path, f"job-worker-{i}.saved").exists() for i in range(2))
+    assert kinds(status(tmp_path)) == ["Created", "Suspended"]
+    pod_file(tmp_path, "end").touch()
+    exit_code, _, err = finish(built)
+    assert exit_code == 0, err
+
+
+def test_a_second_ctrl_c_kills(start, tmp_path):
+    """Pods that ignore SIGTERM have their grace period, unless Ctrl-C comes twice."""
+    process = start(job("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STOPPABLE.split("\n")[2]
+                        + "\nwait('never')", grace_s=300))  # fmt: skip
+    until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert reaper.members(str(tmp_path)) == []
+
+
+def test_the_grace_period_ends_with_sigkill(start, tmp_path):
+    """A pod that ignores SIGTERM is killed when its terminationGracePeriodSeconds are over."""
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (runs / 'up').touch(); wait('never')"
+    process = start(job(code, replicas=1, grace_s=1))
+    until(lambda: pod_file(tmp_path, "up").exists())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "did not stop within 1 s" in err
+
+
+def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
+    """Running: says so; another manifest: refused with the difference; succeeded: nothing to do."""
+    built, other = job("wait('end')"), job("wait('end')", replicas=3)
+    process = start(built)
+    until(lambda: kinds(status(tmp_path)) == ["Created", "Running"])
+    exit_code, _, err = finish(built)
+    assert exit_code == 0 and f"already running, as process {process.pid}" in err
+    exit_code, _, err = finish(other)
+    assert exit_code == 2
+    assert re.search(r"- +maxReplicas: 2\n", err) and re.search(r"\+ +replicas: 3\n", err)
+    assert "another --name" in err
+    assert "spec-hash" not in err
+    pod_file(tmp_path, "end").touch()
+    assert process.wait(20) == 0
+    exit_code, _, err = finish(built)
+    assert exit_code == 0 and "already succeeded" in err
+    assert finish(other)[0] == 2
+
+
+def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
+    """Succeeded counts as long as the run directory is there: who removes it wants a new run."""
+    built = job("pathlib.Path(sys.argv[2]).mkdir(); print('trained', flush=True)", replicas=1)
+    containers = built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers[0]["args"] = ["--run-dir", "/runs/job"]
+    assert "already" not in finish(built)[2]
+    assert "already succeeded" in finish(built)[2]
+    pod_file(tmp_path, "job").rmdir()
+    assert finish(built)[0] == 0
+    log = tmp_path / "local" / "jobs" / "job" / "logs" / "job-worker-0.log"
+    assert log.read_text() == 2 * "trained\n"
+
+
+def test_two_jobs_at_once_do_not_meet(start, tmp_path):
+    """Jobs started together have other addresses and ports, and both can listen on every one."""
+    code = """
+import socket
+host, port = os.environ["PET_RDZV_ENDPOINT"].split(":")
+if first:
+    store = socket.create_server(("", int(port)))
+    (runs / "endpoint").write_text(f"{host} {port}")
+    wait("end")
+else:
+    time.sleep(60)
+"""
+    folders = [tmp_path / f"local{i}" for i in range(3)]
+    processes = [start(job(code), folder=folder) for folder in folders]
+    files = [folder / "volumes" / "runs" / "endpoint" for folder in folders]
+    seen = [until(lambda file=file: file.read_text().split()) for file in files]
+    assert len({host for host, _ in seen}) == len({port for _, port in seen}) == 3
+    for folder in folders:
+        (folder / "volumes" / "runs" / "end").touch()
+    assert [process.wait(20) for process in processes] == [0, 0, 0]

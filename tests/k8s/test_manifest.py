@@ -1,0 +1,213 @@
+"""Rendering: golden manifests, and what each of them has."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from support.manifests import SPECS, container, render, render_job
+
+from gptddp import config
+from gptddp.errors import ConfigError
+from gptddp.k8s.render import manifest, spec
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_golden(name):
+    """The manifest of a spec is the file that a user may copy, byte for byte.
+
+    After a change that is meant, write them anew: `python tests/test_manifest.py`.
+    """
+    assert manifest.to_yaml(render(*SPECS[name])) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_both_yaml_dumpers_write_the_same(name, monkeypatch):
+    """A PyYAML without its C library renders the same bytes."""
+    fast = manifest.to_yaml(render(*SPECS[name]))
+    monkeypatch.delattr(yaml, "CSafeDumper", raising=False)
+    assert manifest.to_yaml(render(*SPECS[name])) == fast
+
+
+def test_the_yaml_is_plain():
+    """`---` first, LF ends, no nulls, no anchors, and the same objects when read again."""
+    objects = render(*SPECS["full"])
+    text = manifest.to_yaml(objects)
+    assert text.startswith("---\n") and text.endswith("\n") and "\r" not in text
+    assert not re.search(r"null|~$|[&*]id\d|!!", text, re.M)
+    assert list(yaml.safe_load_all(text)) == objects
+
+
+def test_the_order_of_options_does_not_matter():
+    """Flags, their spelling and the order of variables leave no trace in the bytes."""
+    one = render({"env": (("A", "1"), ("B", "2"))}, ["--steps", "5", "--seed=3"])
+    two = render({"env": (("B", "2"), ("A", "1"))}, ["--seed", "3", "--steps=5"])
+    assert manifest.to_yaml(one) == manifest.to_yaml(two)
+
+
+def test_a_changed_spec_has_another_hash_and_rendezvous():
+    """The annotation and rdzvId follow the manifest, and nothing else does."""
+    one, two = render_job(), render_job(args=["--steps", "7"])
+    hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two)]
+    assert hashes[0] != hashes[1]
+    for job, digest in zip((one, two), hashes, strict=True):
+        assert job["spec"]["elasticPolicy"]["rdzvId"] == f"gptddp-{digest[:8]}"
+        bare = copy.deepcopy(job)
+        del bare["metadata"]["annotations"], bare["spec"]["elasticPolicy"]["rdzvId"]
+        assert manifest.spec_hash(bare) == digest
+
+
+def test_every_job_is_elastic_worker_only_and_explicit():
+    """The fields whose defaults would hang, leak or crash-loop are all written down."""
+    job = render_job({"replicas": 5})
+    body = job["spec"]
+    assert list(body["pytorchReplicaSpecs"]) == ["Worker"]
+    elastic = body["elasticPolicy"]
+    assert (elastic["minReplicas"], elastic["maxReplicas"], elastic["maxRestarts"]) == (3, 5, 1000)
+    conf = {item["key"]: item["value"] for item in elastic["rdzvConf"]}
+    assert conf["read_timeout"] == "60" and conf["join_timeout"] == "900"
+    assert body["nprocPerNode"] == "1" and body["runPolicy"]["cleanPodPolicy"] == "Running"
+    assert body["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
+    assert {p["name"]: p["containerPort"] for p in container(job)["ports"]} == {
+        "pytorchjob-port": 23456, "metrics": 9464,
+    }  # fmt: skip
+    env = {e["name"]: e.get("value") for e in container(job)["env"]}
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1" and env["GPTDDP_GRACE_S"] == "60"
+    assert "command" not in container(job) and container(job)["name"] == "pytorch"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_pods_meet_the_restricted_standard(name):
+    """Nothing that Pod Security `restricted` refuses, no token, and somewhere to write."""
+    job = render_job(*SPECS[name])
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert "initContainers" not in pod and "hostNetwork" not in pod
+    context = container(job)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+    assert kinds == {"persistentVolumeClaim", "emptyDir"}
+    mounts = {m["mountPath"]: m for m in container(job)["volumeMounts"]}
+    assert mounts["/data"]["readOnly"] is True
+    env = {e["name"]: e.get("value") for e in container(job)["env"]}
+    assert env["HOME"] in mounts and env["TMPDIR"] in mounts
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_companions_select_the_pods_of_the_job(name):
+    """Token-less account, pods of the job among themselves and the metrics port, one at a time."""
+    account, policy, budget, job = render(*SPECS[name])
+    for companion in (account, policy, budget):
+        for key in ("name", "namespace", "labels"):
+            assert companion["metadata"].get(key) == job["metadata"].get(key)
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert worker["serviceAccountName"] == account["metadata"]["name"]
+    assert account["automountServiceAccountToken"] is False
+    pods = {"matchLabels": {"training.kubeflow.org/job-name": job["metadata"]["name"]}}
+    assert policy["spec"]["podSelector"] == budget["spec"]["selector"] == pods
+    peers, metrics = policy["spec"]["ingress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"] and peers == {
+        "from": [{"podSelector": pods}]
+    }
+    ports = {port["name"]: port["containerPort"] for port in container(job)["ports"]}
+    assert metrics == {"ports": [{"protocol": "TCP", "port": ports["metrics"]}]}
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_the_hash_is_that_of_the_job_in_any_namespace():
+    """Named by a flag or by the context, it is the same job: the same hash and rendezvous."""
+    here, there = render_job(), render_job({"namespace": "team-a"})
+    assert there["metadata"].pop("namespace") == "team-a"
+    assert here == there
+
+
+def test_requests_are_limits_and_gpus_are_counted():
+    """Guaranteed pods; a GPU resource of any name; one process a GPU."""
+    job = render_job({"gpus": 2, "gpu_resource": "amd.com/gpu"})
+    resources = container(job)["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["amd.com/gpu"] == "2" and job["spec"]["nprocPerNode"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "args", "preset"),
+    [({}, [], "tiny"), ({"gpus": 1}, [], "gpt2"), ({}, ["--preset", "gpt2-xl"], "gpt2-xl")],
+)
+def test_the_arguments_name_places_and_preset(flags, args, preset):
+    """The image decides nothing: where data and run are, and which model, stand in the manifest."""
+    job = render_job({**flags, "name": "demo", "data": "d/set"}, args)
+    parsed = config.from_args(container(job)["args"])
+    assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
+    assert parsed.metrics_port == 9464
+
+
+def test_trainer_settings_survive_the_way_through_the_manifest():
+    """Every trainer option that was given reaches the container as the same value."""
+    args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
+    given = config.from_args(args)
+    parsed = config.from_args(container(render_job(args=args))["args"])
+    places = {"data", "run_dir", "preset", "metrics_port"}
+    for name in set(config.FIELDS) - places:
+        assert getattr(parsed, name) == getattr(given, name), name
+
+
+# -- job.toml ----------------------------------------------------------------------------------
+
+
+def toml(tmp_path, text):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_file(tmp_path):
+    """Defaults < file < flags, for the job and for the trainer; env is merged by name."""
+    file = toml(
+        tmp_path,
+        '[job]\nname = "a"\nreplicas = 8\ncpu = 2\nenv = {A = "1", B = "1"}\n'
+        "[train]\nsteps = 10\nlr = 1\n",
+    )
+    got = spec.load(file, {"replicas": 2, "env": (("B", "2"),), "name": None}, ["--steps", "20"])
+    assert (got.name, got.replicas, got.cpu, got.min) == ("a", 2, "2", 1)
+    assert got.env == (("A", "1"), ("B", "2"))
+    assert (got.train.steps, got.train.lr) == (20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[job]\nreplica = 3", r"unknown key job\.replica: did you mean 'replicas'\?"),
+        ("[train]\nstepz = 3", r"unknown key 'stepz': did you mean 'steps'\?"),
+        ("[jobs]\nreplicas = 3", r"'jobs' is not one of the tables \[job\] and \[train\]"),
+        ("replicas = 3", "'replicas' is not one of the tables"),
+        ('[job]\nreplicas = "3"', r"job\.replicas is '3': it must be a whole number"),
+        ("[job]\nreplicas = true", "must be a whole number"),
+        ("[job]\nname = 3", "must be a string"),
+        ("[job]\nenv = {A = 1}", r"job\.env\.A is 1: it must be a string"),
+        ("[job]\nenv = 'A=1'", "must be a table of strings"),
+        ("[job", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
+    """The message has the key, what it must be, and the nearest name that exists."""
+    with pytest.raises(ConfigError, match=message):
+        spec.load(toml(tmp_path, text), {}, [])
+
+
+def test_a_missing_file_and_two_sources_are_refused(tmp_path):
+    """-f of nothing, and trainer settings from two files at once."""
+    with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml"):
+        spec.load(tmp_path / "none.toml", {}, [])
+    with pytest.raises(ConfigError, match="--config and -f"):
+        spec.load(toml(tmp_path, ""), {}, ["--config=x.toml"])
+
+
+if __name__ == "__main__":
+    for name, arguments in SPECS.items():
+        (GOLDEN / f"{name}.yaml").write_text(manifest.to_yaml(render(*arguments)))

@@ -1,0 +1,245 @@
+"""The short Jobs of prepare and sample: their objects, and their way through a small API server."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from support.api_server import Log
+from support.writable_api_server import WriteAPI
+
+from gptddp.k8s.cli.main import cli
+from gptddp.k8s.render import manifest, spec
+
+PREPARE = ("prepare", "--source", "texts/books")
+
+
+@pytest.fixture
+def api(tmp_path):
+    server = WriteAPI(tmp_path)
+    for claim in ("data", "runs", "texts"):
+        server.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": {}})
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def k8s(api):
+    """Run `gptddp-k8s` against the server."""
+    return api.command_line
+
+
+def dry_run(*args):
+    result = CliRunner().invoke(cli, ["prepare", "--dry-run", *args])
+    assert result.exit_code == 0, result.output
+    return yaml.safe_load(result.stdout)
+
+
+def pod_of(job):
+    return job["spec"]["template"]["spec"]
+
+
+def run_pods(api, message="", log=(), **state):
+    """Every Job that is created gets a pod that has ended with this state, and ends with it."""
+
+    def ended(body):
+        name = body["metadata"]["name"]
+        code = state.get("exitCode", 0)
+        terminated = {"terminated": {"exitCode": code, "message": message, **state}}
+        container = {"name": "c", "image": "i", "state": state.get("state", terminated)}
+        api.put(
+            {
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"{name}-pod",
+                    "creationTimestamp": "2026-11-21T09:00:00Z",
+                    "labels": {"batch.kubernetes.io/job-name": name},
+                },
+                "status": {"phase": "Failed" if code else "Succeeded",
+                           "containerStatuses": [container], **state.get("status", {})},
+            }
+        )  # fmt: skip
+        api.logs[f"{name}-pod"] = Log([("2026-11-21T09:00:00.000000001Z", line) for line in log])
+        if not state.get("state") and not state.get("status"):
+            kind = "Failed" if code else "Complete"
+            body["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+    api.created["Job"] = ended
+
+
+# -- the objects -------------------------------------------------------------------------------
+
+
+def test_prepare_runs_the_images_own_command():
+    """Source read-only, data writable, options as given; the same bytes for the same options."""
+    job = dry_run("--source", "texts/a/b", "--data", "sets/new", "--", "--vocab-size", "4096")
+    (container,) = pod_of(job)["containers"]
+    assert container["command"] == [
+        *("gptddp", "prepare", "/source/a/b", "--out", "/data/new", "--vocab-size", "4096")
+    ]
+    mounts = {m["mountPath"]: m.get("readOnly", False) for m in container["volumeMounts"]}
+    assert mounts == {"/data": False, "/source": True, "/tmp": False}
+    claims = {v["name"]: v.get("persistentVolumeClaim") for v in pod_of(job)["volumes"]}
+    assert claims["data"] == {"claimName": "sets"} and claims["source"] == {"claimName": "texts"}
+    assert job == dry_run(
+        "--source", "texts/a/b", "--data", "sets/new", "--", "--vocab-size", "4096"
+    )
+
+
+def test_source_and_data_in_one_claim_are_mounted_once():
+    """So that prepare can see whether one folder lies in the other."""
+    job = dry_run("--source", "v/raw", "--data", "v/set")
+    (container,) = pod_of(job)["containers"]
+    assert container["command"] == ["gptddp", "prepare", "/data/raw", "--out", "/data/set"]
+    assert len(pod_of(job)["volumes"]) == 2  # and the scratch folder
+
+
+def test_short_jobs_meet_the_restricted_standard():
+    """As the trainer's pods: the very same parts."""
+    worker = manifest.objects(spec.load(None, {}, []))[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    trainer, pod = worker["template"]["spec"], pod_of(dry_run("--source", "texts"))
+    for key in ("securityContext", "automountServiceAccountToken", "enableServiceLinks"):
+        assert pod[key] == trainer[key]
+    assert pod["containers"][0]["securityContext"] == trainer["containers"][0]["securityContext"]
+    env = {e["name"]: e["value"] for e in pod["containers"][0]["env"]}
+    assert env == {"HOME": "/tmp", "TMPDIR": "/tmp"} and pod["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--source", "v/set/raw", "--data", "v/set"], "lies in --data v/set"),
+        (["--source", "v", "--data", "v"], "a folder of its own"),
+        (["--source", "/mnt/x"], "PersistentVolumeClaim"),
+        (["--source", "v/../x"], "without '..'"),
+        (["--source", "v", "--cpu", "many"], "--cpu: 'many'"),
+        (["--source", "v", "--image", ""], "--image"),
+        (["--source", "v", "--name", "A"], "--name: 'A'"),
+        (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
+        (["--source", "v", "--", "--out", "x"], "with --data"),
+        (["--source", "v", "--", "more"], "with --source"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):
+    """Exit code 2, the option and the fix."""
+    result = CliRunner().invoke(cli, ["prepare", "--dry-run", *args])
+    assert result.exit_code == 2 and words in result.stderr and result.stdout == ""
+
+
+# -- prepare -----------------------------------------------------------------------------------
+
+
+def test_prepare_returns_at_once_and_does_nothing_twice(api, k8s):
+    """Created, then unchanged; its running Job refuses other options with the difference."""
+    first = k8s(*PREPARE)
+    assert (first.exit_code, first.stdout) == (0, "job.batch/prepare created\n")
+    again = k8s(*PREPARE)
+    assert again.stdout == "job.batch/prepare unchanged\n" and "is running" in again.stderr
+    other = k8s(*PREPARE, "--cpu", "2")
+    assert other.exit_code == 2 and "resources.limits.cpu: 1 -> 2" in other.stderr
+    assert api.writes == ["create Job"]
+
+
+def test_prepare_waits_and_follows(api, k8s):
+    """The log on stdout, what to type next on stderr."""
+    run_pods(api, log=["reading", "writing"])
+    result = k8s(*PREPARE, "--follow")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "job.batch/prepare created\nreading\nwriting\n"
+    assert "gptddp-k8s submit --data data" in result.stderr
+
+
+def test_a_failed_prepare_tells_why_and_is_run_again(api, k8s):
+    """Exit code 100 with the program's last words; the same command replaces it."""
+    run_pods(api, message="Error: cannot read /source/books: check the path", exitCode=2)
+    result = k8s(*PREPARE, "--wait")
+    assert result.exit_code == 100
+    assert "prepare failed: cannot read /source/books: check the path" in result.stderr
+    again = k8s(*PREPARE, "--wait")
+    assert "the last Job prepare failed: cannot read" in again.stderr
+    assert api.writes == ["create Job", "delete Job", "create Job"]
+
+
+def test_a_done_prepare_makes_room_for_another(api, k8s):
+    """Other options after the end: replaced without a word of refusal."""
+    run_pods(api)
+    k8s(*PREPARE, "--wait")
+    assert k8s(*PREPARE, "--wait", "--", "--seed", "3").exit_code == 0
+    assert api.writes == ["create Job", "delete Job", "create Job"]
+
+
+def test_a_missing_source_claim_is_named(api, k8s):
+    """Nothing is created."""
+    result = k8s("prepare", "--source", "nope/x")
+    assert result.exit_code == 2 and "no claim nope (--source)" in result.stderr
+    assert api.writes == []
+
+
+# -- sample ------------------------------------------------------------------------------------
+
+
+def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
+    """stdout is the sample; step and seed are on stderr; no Job is left."""
+    run_pods(api, message="step 40, seed 0", log=["def f():", "    pass"])
+    result = k8s("sample", "demo", "--prompt", "def")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "def f():\n    pass\n" and result.stderr == "step 40, seed 0\n"
+    assert api.all() == []
+
+
+def test_sample_takes_image_and_claims_from_the_job(api, k8s):
+    """What is given wins over the job's; the run is the job's."""
+    flags = {"name": "demo", "image": "mine:1", "data": "texts/set", "runs": "runs"}
+    api.put(manifest.objects(spec.load(None, flags, []))[-1])
+    made = []
+    api.created["Job"] = made.append
+    k8s("sample", "demo", "--timeout", "0", "--memory", "9Gi")
+    (container,) = pod_of(made[0])["containers"]
+    assert container["image"] == "mine:1" and "/runs/demo" in container["command"]
+    assert container["resources"]["limits"]["memory"] == "9Gi"
+    assert all(m.get("readOnly") for m in container["volumeMounts"] if m["name"] != "scratch")
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod_of(made[0])["volumes"][:2]]
+    assert claims == ["texts", "runs"]
+    assert api.writes == ["create Job", "delete Job"]
+
+
+def test_sample_without_a_checkpoint_says_so(api, k8s):
+    """Exit code 100 with gptddp's own words, and no Job left."""
+    run_pods(api, message="Error: /runs/demo has no checkpoint yet", exitCode=4)
+    result = k8s("sample", "demo")
+    assert result.exit_code == 100 and "has no checkpoint yet" in result.stderr
+    assert "gptddp-k8s status demo" in result.stderr and api.writes[-1] == "delete Job"
+
+
+def test_sample_with_a_missing_image_does_not_wait(api, k8s):
+    """The kubelet's words, and the option."""
+    run_pods(api, state={"waiting": {"reason": "ImagePullBackOff", "message": "no such host"}})
+    result = k8s("sample", "demo")
+    assert result.exit_code == 100 and "cannot get the image i" in result.stderr
+    assert "no such host" in result.stderr and "--image" in result.stderr
+
+
+def test_sample_that_no_node_takes_says_so_and_times_out(api, k8s):
+    """The scheduler's words while waiting, exit code 124, and no Job left."""
+    condition = {"type": "PodScheduled", "status": "False", "message": "2 Insufficient cpu. x"}
+    run_pods(api, status={"phase": "Pending", "conditions": [condition], "containerStatuses": []})
+    result = k8s("sample", "demo", "--timeout", "0.5")
+    assert result.exit_code == 124 and "no node takes it: 2 Insufficient cpu" in result.stderr
+    assert api.writes == ["create Job", "delete Job"]
+
+
+def test_a_pod_that_is_refused_is_told_from_the_events(api, k8s):
+    """Without a pod there is only the event of the Job's controller."""
+    about = {"reason": "FailedCreate", "involvedObject": {"name": "demo-sample-x1y2z"}}
+    api.put({"kind": "Event", "metadata": {"name": "e"}, "message": "exceeded quota", **about})
+    result = k8s("sample", "demo", "--timeout", "0.5")
+    assert result.exit_code == 124 and "exceeded quota" in result.stderr
+
+
+def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
+    """What a killed sample left goes with the job."""
+    api.cut_at = 1  # its own delete does not come through
+    k8s("sample", "demo", "--timeout", "0")
+    api.cut_at = None
+    assert [kind for kind, _ in api.all()] == ["Job"]
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and 'job.batch "demo-sample-x1y2z" deleted' in result.stdout
+    assert api.all() == []

@@ -1,0 +1,127 @@
+"""Waiting for a job: exit codes, and what is told on the way."""
+
+import threading
+import time
+
+import pytest
+from support.api_objects import condition, job, pod, terminated, unscheduled
+
+from gptddp.k8s.cluster import NotFoundError
+from gptddp.k8s.observe import wait, watcher
+
+NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Looks of hundredths of a second."""
+    monkeypatch.setattr(wait, "EVERY_S", 0.03)
+    monkeypatch.setattr(watcher, "EVERY_S", 0.03)
+
+
+def later(*acts):
+    """Do these things one after the other, a quarter of a second apart."""
+
+    def run():
+        for act in acts:
+            time.sleep(0.25)
+            act()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def test_a_job_that_succeeds_is_0(api, cluster, capsys):
+    """Each state is told once, with the pods that are ready."""
+    api.put(job("Created", replicas=2))
+    later(
+        lambda: api.put(pod(0), job("Created", "Running", replicas=2)),
+        lambda: api.put(job("Created", condition("Running", "False"), "Succeeded", replicas=2)),
+    )
+    assert wait.until_done(cluster, "demo", 20) == 0
+    said = [x for x in capsys.readouterr().err.splitlines() if "created yet" not in x]
+    assert said == [
+        "demo: Pending, 0 of 2 pods ready",
+        "demo: Running, 1 of 2 pods ready",
+        "demo: Succeeded",
+    ]
+
+
+def test_a_job_that_fails_is_100_and_says_why(api, cluster, capsys):
+    """Pod, exit code and the rank's own words."""
+    words = "gptddp.launch: rank 1: the dataset is broken\n"
+    api.put(job("Failed"), pod(1, terminated(2, words), phase="Failed"))
+    assert wait.until_done(cluster, "demo") == 100
+    assert capsys.readouterr().err == (
+        "demo: Failed: pod demo-worker-1: exited with 2 (bad configuration or data): "
+        "rank 1: the dataset is broken\n"
+    )
+
+
+def test_a_suspended_job_is_103(api, cluster, capsys):
+    """And how to go on."""
+    api.put(job("Suspended", suspend=True))
+    assert wait.until_done(cluster, "demo") == 103
+    assert "gptddp-k8s resume demo" in capsys.readouterr().err
+
+
+def test_a_resumed_job_is_not_suspended(api, cluster):
+    """The condition stays True until the operator has started the pods."""
+    api.put(job("Suspended"))
+    assert wait.until_done(cluster, "demo", 0.1) == 124
+
+
+def test_a_job_that_is_deleted_is_102(api, cluster, capsys):
+    """Gone is not the same as never there."""
+    api.put(job("Running"))
+    later(lambda: api.remove("PyTorchJob", "demo"))
+    assert wait.until_done(cluster, "demo", 20) == 102
+    assert "demo: gone" in capsys.readouterr().err
+    with pytest.raises(NotFoundError):
+        wait.until_done(cluster, "demo")
+
+
+def test_another_job_of_the_name_is_not_waited_for(api, cluster):
+    """The job that was waited for has another uid."""
+    api.put(job("Running"))
+    later(lambda: api.put(job("Running", uid="another")))
+    assert wait.until_done(cluster, "demo", 20) == 102
+
+
+def test_time_that_is_up_is_124_with_the_reason(api, cluster, capsys):
+    """The reason was told when it had stayed for two looks, and once."""
+    api.put(job(), unscheduled(0, NO_ROOM))
+    assert wait.until_done(cluster, "demo", 0.4) == 124
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "demo: Pending, 0 of 4 pods ready"
+    assert said[1] == f"demo: pod demo-worker-0: no node takes it: {NO_ROOM.rstrip('.')}"
+    assert said[2].startswith("demo: still Pending after 0.4 s: pod demo-worker-0")
+    assert len(said) == 3
+
+
+def test_a_passing_reason_is_not_told(api, cluster, capsys):
+    """What is seen at one look only was on its way to be put right."""
+    seen = wait.Teller("demo")
+    running, held = job("Running"), unscheduled(3, NO_ROOM)
+    for pods in ([], [held], [], [held], [held], [held]):
+        seen.tell(watcher.Facts(running, [pod(0), pod(1), pod(2), *pods]))
+    assert capsys.readouterr().err.count("no node takes it") == 1
+
+
+def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
+    """Told once that it is away, once that it is back; the job's end is seen then."""
+    api.put(job("Running"))
+    later(
+        lambda: setattr(api, "down", True),
+        lambda: api.put(job("Succeeded")),
+        lambda: setattr(api, "down", False),
+    )
+    assert wait.until_done(cluster, "demo", 20) == 0
+    said = capsys.readouterr().err
+    assert said.count("does not answer") == said.count("answers again") == 1
+
+
+def test_time_runs_out_while_the_api_server_is_away(api, cluster):
+    """A timeout holds also then."""
+    api.put(job("Running"))
+    later(lambda: setattr(api, "down", True))
+    assert wait.until_done(cluster, "demo", 0.8) == 124

@@ -1,0 +1,267 @@
+"""The launcher before torchrun begins, and the worker's way out."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptddp.config import Config
+from gptddp.errors import ConfigError
+from gptddp.launch import torch_private
+from gptddp.launch.launcher import finished
+from gptddp.launch.pod import pod_from, torchrun_args
+
+# What the operator and the manifest give to the second of four pods.
+ENV = {
+    "POD_NAME": "demo-worker-1", "HOSTNAME": "demo-worker-1", "GPTDDP_GRACE_S": "60",
+    "PET_NNODES": "2:4", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "demo-worker-0:23456", "PET_RDZV_ID": "demo-1a2b3c4d",
+    "PET_MAX_RESTARTS": "1000", "PET_RDZV_CONF": "join_timeout=600,last_call_timeout=1",
+}  # fmt: skip
+
+
+def parsed(env: dict[str, str], *flags: str):
+    """torchrun's own reading of the command line that the launcher makes."""
+    from torch.distributed.run import parse_args
+
+    return parse_args(torchrun_args(pod_from(env), "worker.py", flags))
+
+
+def test_torchrun_understands_the_command_line():
+    """Every option arrives, and no flag of the trainer is taken for one of torchrun's."""
+    args = parsed(ENV, "--run-dir", "/runs/demo", "--run", "x", "--log", "y")
+    assert (args.nnodes, args.nproc_per_node, args.rdzv_id) == ("2:4", "1", "demo-1a2b3c4d")
+    assert (args.rdzv_endpoint, args.local_addr) == ("demo-worker-0:23456", "demo-worker-1")
+    assert (args.max_restarts, args.monitor_interval, args.shutdown_timeout) == (1000, 0.1, 56)
+    assert (args.start_method, args.run_path, args.training_script) == (
+        "forkserver", True, "worker.py",
+    )  # fmt: skip
+    assert args.training_script_args == ["--run-dir", "/runs/demo", "--run", "x", "--log", "y"]
+
+
+def test_the_manifests_rendezvous_settings_win():
+    """PET_RDZV_CONF replaces our values key by key, is_host too."""
+    conf = dict(pair.split("=") for pair in parsed(ENV).rdzv_conf.split(","))
+    assert conf["join_timeout"] == "600" and conf["last_call_timeout"] == "1"
+    assert conf["keep_alive_interval"] == "1" and conf["is_host"] == "0"
+    env = ENV | {"PET_RDZV_CONF": "is_host=1"}
+    assert "is_host=1" in parsed(env).rdzv_conf
+
+
+@pytest.mark.parametrize(
+    ("changes", "address", "is_host"),
+    [
+        ({}, "demo-worker-1", False),
+        ({"POD_NAME": "demo-worker-0"}, "demo-worker-0", True),
+        ({"POD_NAME": ""}, "demo-worker-1", False),
+        ({"PET_RDZV_ENDPOINT": "demo-worker-1.ns.svc:23456"}, "demo-worker-1", True),
+        ({"PET_RDZV_ENDPOINT": "127.6.3.1:2", "POD_ADDRESS": "127.6.3.1"}, "127.6.3.1", True),
+        ({"PET_RDZV_ENDPOINT": "127.6.3.1:2", "POD_ADDRESS": "127.6.3.2"}, "127.6.3.2", False),
+    ],
+)  # fmt: skip
+def test_the_pod_knows_its_address_and_whether_it_hosts(changes, address, is_host):
+    """A pod goes by its own address, else its name; the one the endpoint names is the host."""
+    pod = pod_from(ENV | changes)
+    assert (pod.address, pod.is_host) == (address, is_host)
+
+
+def test_without_an_operator_the_pod_is_the_whole_job():
+    """No PET_*: one worker, its own host, on loopback."""
+    pod = pod_from({"HOSTNAME": "laptop"})
+    assert (pod.nodes, pod.workers, pod.is_host) == ((1, 1), 1, True)
+    assert pod.address == "127.0.0.1" and pod.largest_world == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PET_NNODES", "4:2"),
+        ("PET_NNODES", "0"),
+        ("PET_NNODES", "many"),
+        ("PET_NPROC_PER_NODE", "0"),
+        ("PET_NPROC_PER_NODE", "cpu"),
+        ("PET_RDZV_ENDPOINT", ""),
+        ("PET_RDZV_ENDPOINT", "demo-worker-0"),
+        ("PET_RDZV_CONF", "join_timeout=soon"),
+        ("GPTDDP_GRACE_S", "1m"),
+    ],
+)
+def test_a_bad_variable_is_named(name, value):
+    """A mistake in the pod's environment is a ConfigError that names the variable."""
+    with pytest.raises(ConfigError, match=name):
+        pod_from(ENV | {name: value})
+
+
+def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
+    """Finished means: no more steps are wanted, and no more time."""
+    marker = tmp_path / "finished.json"
+    config = Config(run_dir=str(tmp_path))
+    assert not finished(config)
+    for torn in ("", "{", "[]", "{}", '{"step": null, "steps": 1}'):
+        marker.write_text(torn)
+        assert not finished(config)
+    marker.write_text(json.dumps({"step": 40, "steps": 40}))
+    assert finished(config) and finished(dataclasses.replace(config, steps=40))
+    assert not finished(dataclasses.replace(config, steps=41))
+    marker.write_text(json.dumps({"step": 30, "steps": 40, "max_time": 5.0}))
+    assert finished(dataclasses.replace(config, max_time=5.0))
+    assert not finished(dataclasses.replace(config, max_time=6.0)) and not finished(config)
+
+
+def start(code: str, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args], env=clean | (env or {}), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+# With torch out of reach, whatever works is done before torchrun and the rendezvous.
+LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
+EARLY = "import sys; sys.modules['torch'] = None; " + LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--step", "3"], "unknown option '--step'"),
+        (["--batch", "10", "--lanes", "4"], "batch 10 is not divisible by lanes 4"),
+        (["--lanes", "3", "--batch", "3"], "4 workers but only 3 lanes"),
+    ],
+)
+def test_a_mistake_ends_with_2_before_the_rendezvous(args, message):
+    """One line on stderr says what is wrong."""
+    code, out, err = ended(start(EARLY, *args, env=ENV))
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
+    """Else a job of another seed would succeed without a step; open fields are the run's own."""
+    (tmp_path / "finished.json").write_text('{"step": 40, "steps": 40}')
+    (tmp_path / "config.json").write_text('{"config": {"seed": 7, "seq_len": 64, "lr": 0.1}}')
+    config = Config(run_dir=str(tmp_path), seed=7)
+    assert finished(config) and finished(dataclasses.replace(config, seq_len=64, lr=0.2))
+    assert not finished(dataclasses.replace(config, seed=8))
+    assert not finished(dataclasses.replace(config, seq_len=128))
+
+
+def test_a_finished_run_ends_with_0_before_the_rendezvous(tmp_path):
+    """A pod that is started again at the end of the job leaves at once."""
+    (tmp_path / "finished.json").write_text('{"step": 5, "steps": 5}')
+    code, out, err = ended(start(EARLY, "--run-dir", str(tmp_path), "--steps", "5", env=ENV))
+    assert (code, out) == (0, "") and "is finished" in err
+
+
+def test_help_is_printed():
+    """--help shows the trainer's flags."""
+    code, out, _ = ended(start(EARLY, "--help"))
+    assert code == 0 and "--run-dir" in out
+
+
+HIDDEN = [
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous._delay",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler"
+    "._stop_heartbeats",
+    "torch.distributed.launcher.api.LocalElasticAgent",
+]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_name_that_torch_lacks_is_told_at_the_start(monkeypatch, name):
+    """The message has the name, this torch and the one to install; the unchanged torch passes."""
+    torch_private.check_torch()
+    monkeypatch.delattr(name)
+    with pytest.raises(
+        ConfigError, match=rf"torch {torch.__version__[:4]}.* has no {name},.*2\.13"
+    ):
+        torch_private.check_torch()
+
+
+def test_what_only_an_instance_has_is_looked_for_too(monkeypatch):
+    """A member that no __init__ sets is missing, and so is a whole module."""
+    for module, name in [
+        (next(iter(torch_private.NAMES)), "_RendezvousState._gone"),
+        ("torch.gone", "x"),
+    ]:
+        monkeypatch.setattr(torch_private, "NAMES", {module: [name]})
+        with pytest.raises(ConfigError, match=f"has no {module}.{name}"):
+            torch_private.check_torch()
+
+
+def test_the_launcher_does_not_start_on_another_torch():
+    """Exit code 2 and one line, before the pod looks for its peers."""
+    hide = (
+        "from torch.distributed.elastic.rendezvous import dynamic_rendezvous as d; del d._delay; "
+    )
+    code, out, err = ended(start(hide + LAUNCH, env=ENV))
+    assert (code, out) == (2, "") and "dynamic_rendezvous._delay" in err and err.count("\n") == 1
+
+
+def test_what_nobody_expected_may_be_retried():
+    """A failure of the launcher itself ends with a traceback and a code above 127."""
+    code, _, err = ended(start(EARLY, env=ENV))
+    assert code == 200 and "Traceback" in err
+
+
+def test_sigterm_ends_it_while_it_imports():
+    """Long before torchrun has handlers of its own, the exit code is 143."""
+    pod = start(LAUNCH, env=ENV)
+    status, wanted = Path(f"/proc/{pod.pid}/status"), 1 << (signal.SIGTERM - 1)
+    end = time.monotonic() + 30
+    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) & wanted:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    pod.terminate()
+    assert ended(pod)[0] == 143
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_that_the_workers_find_is_told_once(tmp_path, workers):
+    """No dataset: exit code 2 and one line that says so, whatever the number of workers."""
+    flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
+    code, out, err = ended(start(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
+    assert (code, out) == (2, ""), err
+    assert err.count("no such folder") == 1
+    assert err.splitlines()[-1].startswith("gptddp.launch: rank ")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("return None", 7, ""),  # 7: what the script does after `run` has returned
+        ("return 0", 7, ""),
+        ("sys.exit()", 7, ""),
+        ("sys.exit(0)", 7, ""),
+        ("return 3", 3, ""),
+        ("sys.exit(4)", 4, ""),
+        ("sys.exit('no data')", 1, "no data\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise RuntimeError('broken')", 1, "RuntimeError: broken\n"),
+    ],
+)
+def test_success_returns_from_the_script_and_failure_leaves_at_once(body, code, message):
+    """torchrun needs a returned success; a failure does not wait for threads or handlers."""
+    script = f"""
+import atexit, sys, threading, time
+from gptddp.distributed.process import run
+def main():
+    {body}
+threading.Thread(target=time.sleep, args=(0.01,)).start()
+atexit.register(print, "late")
+run(main)
+sys.exit(7)
+"""
+    found, out, err = ended(start(script))
+    assert found == code and err.endswith(message) and ("late" in out) == (code == 7)

@@ -1,0 +1,59 @@
+"""A pod that is stopped while the world forms again saves what its worker has left in memory."""
+
+import json
+
+import pytest
+from support.trainer_patches import lose_a_peer
+
+from gptddp.config import from_args
+from gptddp.launch.rescue import rescue
+from gptddp.run.history import Ledger, history, read_ledger
+
+
+@pytest.fixture
+def left(run, tmp_path):
+    """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
+    lose_a_peer(run, "--steps", "6")
+    log = tmp_path / "run/log.1.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    return lambda: rescue(from_args(["--run-dir", str(tmp_path / "run")]), tmp_path / "memory")
+
+
+def test_what_is_left_becomes_a_checkpoint(run, left, tmp_path):
+    """Once, with the log complete; the next life goes on from it without the memory."""
+    assert left() == "step-000000000003.1"
+    assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
+    assert left() is None
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    assert run("--steps", "6") == 0
+    starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
+    assert (starts[-1]["source"], starts[-1]["redo"]) == ("step-000000000003.1", 0)
+
+
+def test_a_state_that_a_later_life_has_gone_on_from_is_not_saved(run, left, tmp_path):
+    """The run is that life's: neither while it trains nor when it has saved."""
+    Ledger(tmp_path / "run").event("start", 2)
+    assert left() is None
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):
+    """What was left before the divergence was found is void."""
+    Ledger(tmp_path / "run").event("diverged", 1)
+    assert left() is None
+
+
+def test_the_state_of_another_run_is_not_saved(left, tmp_path):
+    """The run directory was removed and made again under the same name."""
+    config = tmp_path / "run/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
+    assert left() is None
+
+
+def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):
+    """All pods save at once: a deletion would go on in a checkpoint that has just got its name."""
+    other = tmp_path / "run/checkpoints/.tmp" / f"step-000000000003.1.{'ab' * 16}"
+    other.mkdir(parents=True)
+    assert left() == "step-000000000003.1"
+    assert other.exists()

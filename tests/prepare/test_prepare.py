@@ -1,0 +1,155 @@
+"""`gptddp prepare`: what comes out, and the same again."""
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support.prepared import BYTES, all_texts, child, contents, refused, run, texts
+
+from gptddp.data.dataset import open_dataset
+from gptddp.prepare import shard_writer
+from gptddp.prepare.build import prepare, unigram_entropy_nats
+from gptddp.prepare.progress_bar import Progress
+from gptddp.prepare.recipe import Settings, default_vocab_size
+from gptddp.prepare.shard_writer import ShardWriter
+
+
+def test_every_document_is_in_one_split(books: Path, tmp_path: Path) -> None:
+    """Train and validation together hold each document once, with the counts that are recorded."""
+    dataset = prepare([books], tmp_path / "out", BYTES)
+    assert all_texts(dataset) == sorted(p.read_text("utf-8") for p in books.rglob("*.txt"))
+    assert len(texts(dataset, "val")) == 1
+    for split in ("train", "val"):
+        about, groups = dataset.manifest["splits"][split], dataset.row_groups(split)
+        assert about["documents"] == len(texts(dataset, split)) == sum(g.rows for g in groups)
+        assert about["text_bytes"] == sum(len(t.encode()) for t in texts(dataset, split))
+        for group in groups:
+            assert group.text_bytes == sum(len(t.encode()) for t in dataset.read(group))
+
+
+def test_command_prints_a_summary_and_what_is_next(books: Path, tmp_path: Path) -> None:
+    """The result is on stdout, with the command to type next; notes are on stderr."""
+    out = tmp_path / "new" / "out"
+    result = run(books, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "39 train, 1 validation" in result.stdout
+    assert f"gptddp train --data {out} --run-dir RUN" in result.stdout
+    assert "reading 40 files" in result.stderr
+    assert sorted(os.listdir(out)) == ["dataset.json", "tokenizer.json", "train", "val"]
+
+
+def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
+    """The trained tokenizer is the dataset's, and the entropy is that of the validation split."""
+    dataset = prepare([books], tmp_path / "out", Settings(vocab_size=280, val_fraction=0.2))
+    tokenizer, about = dataset.tokenizer(), dataset.manifest["splits"]["val"]
+    ids = np.concatenate([tokenizer.encoder()(text) for text in texts(dataset, "val")])
+    assert (
+        tokenizer.vocab_size == 280 and tokenizer.sha256 == dataset.manifest["tokenizer"]["sha256"]
+    )
+    assert about["tokens"] == len(ids)
+    share = np.unique(ids, return_counts=True)[1] / len(ids)
+    assert about["unigram_entropy_nats"] == pytest.approx(-(share * np.log(share)).sum(), abs=1e-5)
+    assert unigram_entropy_nats(np.array([3, 0, 3])) == pytest.approx(np.log(2))
+
+
+def test_shards_are_written_for_lanes(tmp_path: Path) -> None:
+    """Row groups hold documents / 192 rows, at most 1024; zstd, checksums, no dictionary."""
+    lines = tmp_path / "many.jsonl"
+    lines.write_text("".join(f'{{"text": "document {n}"}}\n' for n in range(2000)), "utf-8")
+    dataset = prepare([lines], tmp_path / "out", BYTES)
+    rows = [group.rows for group in dataset.row_groups("train")]
+    assert set(rows[:-1]) == {1980 // 192} and sum(rows) == 1980
+    file = pq.ParquetFile(tmp_path / "out" / "train" / "00000.parquet")
+    column = file.metadata.row_group(0).column(0)
+    assert (column.compression, column.path_in_schema) == ("ZSTD", "text")
+    assert not any("DICT" in encoding for encoding in column.encodings)
+    file.close()
+
+
+def test_large_row_groups_and_shards_are_cut_by_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row group ends before its limit of text bytes, and a shard after its own."""
+    monkeypatch.setattr(shard_writer, "_ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(shard_writer, "_SHARD_BYTES", 3000)
+    with ShardWriter(tmp_path, "train", 1024) as writer:
+        for n in range(20):
+            writer.add(b"%03d" % n * 100)
+        writer.add(b"long" * 1000)
+        about = writer.close()
+    assert [len(file["row_groups"]) for file in about["files"]] == [4, 4]
+    assert about["files"][0]["row_groups"] == [[3, 900]] * 4
+    assert about["documents"] == 21 and about["text_bytes"] == 10_000
+
+
+def test_given_tokenizer_is_copied(books: Path, tmp_path: Path) -> None:
+    """--tokenizer FILE puts that very file into the dataset."""
+    prepare([books], tmp_path / "one", Settings(vocab_size=280))
+    file = tmp_path / "one" / "tokenizer.json"
+    result = run(books, "--tokenizer", file, "--out", tmp_path / "two")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "two" / "tokenizer.json").read_bytes() == file.read_bytes()
+    assert open_dataset(tmp_path / "two").tokenizer().vocab_size == 280
+
+
+def test_same_input_gives_the_same_bytes(books: Path, tmp_path: Path) -> None:
+    """Twice the same sources, in another process with other hashing: every byte is the same."""
+    prepare([books], tmp_path / "one", Settings(vocab_size=300))
+    child(f"prepare([{str(books)!r}], {str(tmp_path / 'two')!r}, Settings(vocab_size=300))")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_order_follows_content_and_seed_only(books: Path, tmp_path: Path) -> None:
+    """Other names, folders and formats give the same shards; another seed gives other ones."""
+    renamed = tmp_path / "renamed.jsonl"
+    documents = [path.read_text("utf-8") for path in sorted(books.rglob("*.txt"), reverse=True)]
+    renamed.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    one = prepare([books], tmp_path / "one", BYTES)
+    two = prepare([renamed], tmp_path / "two", BYTES)
+    three = prepare([books], tmp_path / "three", Settings(tokenizer="bytes", seed=2))
+    assert one.sha256 == two.sha256 != three.sha256
+    assert texts(one, "train") == texts(two, "train") != sorted(texts(one, "train"))
+    assert all_texts(one) == all_texts(three) and texts(one, "train") != texts(three, "train")
+
+
+def test_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
+    """The same command again does nothing; other settings or sources are refused, with the diff."""
+    out = tmp_path / "out"
+    assert run(books, "--out", out, "--vocab-size", 300).exit_code == 0
+    before = contents(out)
+    again = run(books, "--out", out, "--vocab-size", 300)
+    assert again.exit_code == 0 and "already prepared" in again.stderr
+    assert "next        gptddp train" in again.stdout
+    refused(run(books, "--out", out), "--vocab-size 300 -> None", "choose another --out")
+    refused(run(books, "--out", out, "--vocab-size", 300, "--include", "*"), "--include [] -> ")
+    os.utime(books / "0.txt", ns=(1, 1))
+    refused(run(books, "--out", out, "--vocab-size", 300), "the source files", "remove")
+    assert contents(out) == before
+
+
+def test_default_vocabulary_follows_the_text() -> None:
+    """A few megabytes, a demo and a real corpus get different vocabularies."""
+    assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_one_line_on_a_terminal_only() -> None:
+    """A terminal gets a moving line that is wiped at the end, a log a line a phase."""
+    terminal, log = _Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        with Progress(stream) as progress:
+            progress.start("reading", total=10)
+            time.sleep(0.11)
+            progress.advance(5)
+            progress.note("a fact")
+    assert "reading  50 % [####" in terminal.getvalue() and terminal.getvalue().endswith("\x1b[K")
+    assert log.getvalue() == "reading\na fact\n"

@@ -1,0 +1,161 @@
+"""`gptddp prepare`: what a kill, a full disk or a second process leaves behind."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.prepared import child, contents, refused, run
+
+from gptddp.data.dataset import open_dataset
+from gptddp.errors import DataError
+from gptddp.prepare import output
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+from gptddp.prepare.shard_writer import ShardWriter
+
+
+@pytest.mark.parametrize(
+    ("moment", "calls"),
+    [
+        ("gptddp.prepare.shuffle.Shuffle.finish", 1),
+        ("gptddp.prepare.build.train_bpe", 1),
+        ("gptddp.prepare.shard_writer.ShardWriter.add", 10),
+        *(("gptddp.prepare.shard_writer.fsync", calls) for calls in range(1, 5)),
+        *(("gptddp.prepare.build.fsync", calls) for calls in range(1, 5)),
+        ("gptddp.prepare.output._remove", 1),
+    ],
+)
+def test_killed_at_any_moment_it_starts_cleanly(
+    books: Path, tmp_path: Path, moment: str, calls: int
+) -> None:
+    """SIGKILL in each phase leaves no half dataset, and the next run gives the very same bytes."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    prepare([books], whole, Settings(vocab_size=300))
+    owner, name = moment.rsplit(".", 1)
+    result = child(
+        f"""
+import os, pydoc, signal
+owner = pydoc.locate({owner!r})
+real, calls = owner.{name}, 0
+def killing(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == {calls}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **kwargs)
+owner.{name} = killing
+prepare([{str(books)!r}], {str(out)!r}, Settings(vocab_size=300))
+"""
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    if not (out / "dataset.json").exists():
+        with pytest.raises(
+            DataError, match="preparation has not finished.*run the same command again"
+        ):
+            open_dataset(out)
+    prepare([books], out, Settings(vocab_size=300))
+    assert contents(out) == contents(whole)
+
+
+def test_leftovers_of_another_kind_are_not_touched(books: Path, tmp_path: Path) -> None:
+    """Only a folder that bears the mark of an unfinished run is cleaned."""
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "00000.parquet").write_text("someone's")
+    refused(run(books, "--out", tmp_path / "out"), "other files (train)")
+    assert (tmp_path / "out" / "train" / "00000.parquet").read_text() == "someone's"
+
+
+def test_two_at_once(books: Path, tmp_path: Path) -> None:
+    """A second process is told that the folder is in use and does not disturb the first."""
+    out = tmp_path / "out"
+    with output.claim(out, ["train"], last="dataset.json") as scratch:
+        result = child(f"prepare([{str(books)!r}], {str(out)!r}, Settings())")
+        assert "another process is preparing" in result.stderr
+        assert scratch.exists()
+        (out / "train").mkdir()
+        (out / "dataset.json").touch()
+    assert sorted(os.listdir(out)) == ["dataset.json", "train"]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Two megabytes that do not compress."""
+    random = np.random.RandomState(0)
+    lines = (json.dumps({"text": random.bytes(500).hex()}) + "\n" for _ in range(2000))
+    (tmp_path / "large.jsonl").write_text("".join(lines))
+    return tmp_path / "large.jsonl"
+
+
+@pytest.mark.parametrize("limit_bytes", [10_000, 100_000, 600_000])
+def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: int) -> None:
+    """A file that cannot grow, in the shuffle or in a shard, ends it cleanly with exit code 2."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    args = ["prepare", str(large), "--out", str(tmp_path / "new" / "out"), "--tokenizer", "bytes"]
+    result = child(
+        f"import sys; from gptddp import main; sys.argv[1:] = {args}; main()", preexec_fn=limit
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("Error: no space left for ") == 1 and "free some" in result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for the shuffle, but not for the shards as well."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command; the limit on file sizes stands in for a full disk")
+    if mounted.returncode:
+        pytest.skip(f"mounting needs root ({mounted.stderr.strip()}); see the test above")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_file_system_is_one_message(large: Path, small_disk: Path) -> None:
+    """On a disk that really is full the message is the same, and the space is given back."""
+    free = shutil.disk_usage(small_disk).free
+    result = run(large, "--out", small_disk / "out", "--tokenizer", "bytes")
+    refused(result, "no space left for", "No space left on device", "Nothing was left behind")
+    assert os.listdir(small_disk) == [] and shutil.disk_usage(small_disk).free == free
+
+
+def test_a_disk_without_room_for_a_name_is_one_message(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that were just made go away when not even the lock file can be made in them."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output, "_lock", full)
+    refused(run(books, "--out", tmp_path / "new" / "out"), "no space left for")
+    assert not (tmp_path / "new").exists()
+
+
+def test_interrupt_leaves_nothing(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of the shards removes what there is."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardWriter, "_close_file", interrupt)
+    assert run(books, "--out", tmp_path / "new" / "out").exit_code == 1
+    assert not (tmp_path / "new").exists()

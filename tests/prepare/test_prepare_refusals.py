@@ -1,0 +1,138 @@
+"""`gptddp prepare`: what is refused."""
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from support.prepared import BYTES, all_texts, contents, refused, run
+
+from gptddp.prepare.build import prepare
+
+
+def test_wrong_sources_are_refused(books: Path, tmp_path: Path) -> None:
+    """A missing, binary or empty source gets one message with the fix, and nothing is left."""
+    binary = tmp_path / "image.png"
+    binary.write_bytes(b"\x89PNG\0\0")
+    only_binary, empty = tmp_path / "binaries", tmp_path / "empty"
+    only_binary.mkdir(), empty.mkdir()
+    shutil.copy(binary, only_binary)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "one.txt").write_text("just one document")
+    out = tmp_path / "new" / "out"
+    cases: list[tuple[Path, list[str]]] = [
+        (tmp_path / "absent", ["absent: No such file", "check the path"]),
+        (binary, ["image.png has NUL bytes", "UTF-8", "iconv"]),
+        (only_binary, ["0 documents", "1 binary files", "give more text"]),
+        (empty, ["no files to read", "give text"]),
+        (tmp_path / "pipe", ["neither a file nor a folder"]),
+        (tmp_path / "one.txt", ["1 documents", "at least 2"]),
+    ]
+    for source, words in cases:
+        refused(run(source, "--out", out), *words)
+        assert not (tmp_path / "new").exists()
+    refused(run(books, "--include", "*.rs", "--out", out), "no files", "--include")
+    assert not (tmp_path / "new").exists()
+
+
+def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
+    """A bad record is named by file and line or row, with the rule and the fix."""
+    good = '{"text": "fine"}\n'
+    deep = '{"text": ' + "[" * 100_000
+    lines = {
+        '{"text": "cut': ["not valid JSON", "mend or remove"],
+        '"only a string"': ["JSON of type str", "one object with the field 'text'"],
+        '{"body": "x"}': ["no field 'text', but the fields 'body'", "--text-field"],
+        '{"text": 5}': ["of type int", "must be a string"],
+        deep: ["not valid JSON"],
+    }
+    for line, words in lines.items():
+        (tmp_path / "x.jsonl").write_text(good + "\n" + line + "\n")
+        result = run(tmp_path / "x.jsonl", "--out", tmp_path / "out")
+        refused(result, "x.jsonl:3: ", *words)
+    (tmp_path / "x.jsonl").write_bytes(good.encode() + b'{"text": "\xff"}')
+    refused(run(tmp_path / "x.jsonl", "--out", tmp_path / "out"), "x.jsonl:2: ", "UTF-8")
+    pq.write_table(pa.table({"body": ["a"], "text": [1]}), tmp_path / "x.parquet")
+    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
+    refused(result, "column 'text' is of type int64", "--text-field")
+    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", "words")
+    refused(result, "no column 'words', but 'body', 'text'")
+    twice = pa.table([["a", "b"], ["c", "d"]], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "x.parquet")
+    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
+    refused(result, "x.parquet: 2 columns are called 'text': rename all but one")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_sources_are_refused(tmp_path: Path) -> None:
+    """Truncated gzip and parquet files are named; nothing of them is used."""
+    lines = "".join(f'{{"text": "document {n}"}}\n' for n in range(5000)).encode()
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines)[:-100])
+    refused(run(tmp_path / "x.jsonl.gz", "--out", tmp_path / "out"), "x.jsonl.gz", "Truncated")
+    (tmp_path / "x.txt.gz").write_bytes(b"not gzip")
+    refused(run(tmp_path / "x.txt.gz", "--out", tmp_path / "out"), "x.txt.gz", "cannot read")
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "x.parquet")
+    data = (tmp_path / "x.parquet").read_bytes()
+    (tmp_path / "x.parquet").write_bytes(data[: len(data) // 2])
+    refused(run(tmp_path / "x.parquet", "--out", tmp_path / "out"), "not a readable parquet file")
+    offsets = np.arange(3, dtype=np.int32)
+    invalid = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"o\xff")]
+    )
+    for column in (invalid, pa.array([b"o", b"\xff"])):
+        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+        result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
+        refused(result, "x.parquet, row 2: column 'text' is not UTF-8", "convert or remove")
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
+    """Each option says its rule; a misspelt one is recognised."""
+    out = tmp_path / "out"
+    cases = {
+        "--val-fraction=0": "between 0 and 1",
+        "--vocab-size=100": "257",
+        "--seed=-1": "from 0",
+        "--tokenizer=absent.json": "use bpe, bytes, or a tokenizer.json that exists",
+        "--vocab-siz=300": "--vocab-size",
+    }
+    for option, words in cases.items():
+        refused(run(books, "--out", out, option), words)
+    refused(run(books, "--out", out, "--tokenizer=bytes", "--vocab-size=300"), "leave it out")
+    (tmp_path / "t.json").write_text("{}")
+    refused(run(books, "--out", out, "--tokenizer", tmp_path / "t.json"), "t.json", "byte-level")
+    assert not out.exists()
+
+
+def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
+    """An output with other files, that is a file, or that holds a source, stays as it was."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("mine")
+    refused(run(books, "--out", other), "other files (mine.txt)", "--out")
+    assert contents(other) == {"mine.txt": b"mine"}
+    refused(run(books, "--out", other / "mine.txt"), "cannot write to", "mine.txt", "--out")
+    refused(run(books, "--out", other / "mine.txt" / "below"), "cannot write to")
+    refused(run(books, "--out", tmp_path), "lies in the output", "choose an --out")
+    refused(run(books / "0.txt", "--out", books), "lies in the output")
+    assert contents(other) == {"mine.txt": b"mine"}
+
+
+def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
+    """Its manifest is no text; its shards may be given, and hold the same documents."""
+    made = prepare([books], tmp_path / "made", BYTES)
+    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is a dataset already", "/train")
+    again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
+    assert all_texts(again) == all_texts(made)
+
+
+def test_a_volume_with_lost_and_found_is_empty_enough(books: Path, tmp_path: Path) -> None:
+    """The root of a fresh ext4 volume can be the output; it is left in place after an error."""
+    (tmp_path / "out" / "lost+found").mkdir(parents=True)
+    (tmp_path / "one.txt").write_text("one")
+    assert run(tmp_path / "one.txt", "--out", tmp_path / "out").exit_code == 2
+    assert os.listdir(tmp_path / "out") == ["lost+found"]
+    assert run(books, "--out", tmp_path / "out").exit_code == 0

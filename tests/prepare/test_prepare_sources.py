@@ -1,0 +1,166 @@
+"""`gptddp prepare`: what is taken from files and folders."""
+
+import bz2
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from support.prepared import BYTES, CJK, all_texts, run
+
+from gptddp.data.dataset import open_dataset
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+from gptddp.prepare.sources import DOCUMENT_BYTES
+
+
+def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
+    """Every format, compressed too, in one folder, with each suffix read as it should be."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    line = json.dumps({"id": 1, "text": "from %s é"}, ensure_ascii=False) + "\n\n"
+    (folder / "a.jsonl").write_text("\ufeff" + line % "jsonl", "utf-8")
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress((line % "gz one").encode()) + gzip.compress((line % "gz two").encode())
+    )
+    zst = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(zst, "zstd") as stream:
+        stream.write((line % "zst").encode())
+    (folder / "c.ndjson.zst").write_bytes(zst.getvalue())
+    (folder / "d.json.gz").write_bytes(gzip.compress((line % "json.gz").encode()))
+    (folder / "e.txt.bz2").write_bytes(bz2.compress("from bz2 é".encode()))
+    (folder / "f.json").write_text('{"a document": "as it is"}', "utf-8")
+    (folder / "g").write_text("\ufefffrom text é", "utf-8")
+    pq.write_table(pa.table({"text": ["from parquet é", None, ""]}), folder / "h.parquet")
+    words = pa.array([b"from binary", b"from dictionary"]).dictionary_encode()
+    pq.write_table(pa.table({"text": words, "n": [1, 2]}), folder / "i.parquet")
+    dataset = prepare([folder], tmp_path / "out", BYTES)
+    names = ["bz2", "gz one", "gz two", "json.gz", "jsonl", "parquet", "text", "zst"]
+    expected = [f"from {name} é" for name in names]
+    expected += ["from binary", "from dictionary", '{"a document": "as it is"}']
+    assert all_texts(dataset) == sorted(expected)
+    assert dataset.manifest["dropped"] == {"empty": 2, "duplicate": 0, "binary_files": 0}
+
+
+def test_text_field_names_field_and_column(tmp_path: Path) -> None:
+    """--text-field is for JSONL and parquet alike."""
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n', "utf-8")
+    pq.write_table(pa.table({"body": ["three"], "text": ["no"]}), tmp_path / "b.parquet")
+    sources = tmp_path / "a.jsonl", tmp_path / "b.parquet"
+    result = run(*sources, "--text-field", "body", "--tokenizer", "bytes", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.output
+    assert all_texts(open_dataset(tmp_path / "o")) == ["one", "three", "two"]
+
+
+def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> None:
+    """Files without text and exact copies are dropped and counted, whatever they are called."""
+    (books / "empty.txt").write_text("")
+    (books / "blank.txt").write_text(" \n\t\n")
+    (books / "wide.txt").write_text("\u3000\u00a0\n", "utf-8")
+    (books / "mark.txt").write_bytes(b"\xef\xbb\xbf")
+    shutil.copy(books / "0.txt", books / "copy.md")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        json.dumps({"text": (books / "3.txt").read_text("utf-8")}) + '\n{"text": null}'
+    )
+    dataset = prepare([books, lines], tmp_path / "out", BYTES)
+    assert len(all_texts(dataset)) == 40
+    assert dataset.manifest["dropped"] == {"empty": 5, "duplicate": 2, "binary_files": 0}
+
+
+def test_odd_text_survives(tmp_path: Path) -> None:
+    """NUL bytes in JSON, half surrogates, carriage returns and <|bos|> come out as they should."""
+    cases = ["a\x00b", "\ud83d alone", "\ud83d\ude42", "a\r\nb", "<|bos|>", "\ufeffmark", "e\u0301"]
+    lines = tmp_path / "odd.jsonl"
+    lines.write_text("".join(json.dumps({"text": case}) + "\n" for case in cases))
+    dataset = prepare([lines], tmp_path / "out", Settings(vocab_size=257))
+    cases[1:3] = ["\ufffd alone", "🙂"]
+    assert all_texts(dataset) == sorted(cases)
+
+
+def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
+    """One book is enough: it is cut at line ends, or between characters, and nothing is lost."""
+    book = "".join(f"line {n} é\n" for n in range(20_000)) + CJK + "\nend"
+    (tmp_path / "book.txt").write_text(book, "utf-8")
+    dataset = prepare([tmp_path / "book.txt"], tmp_path / "out", BYTES)
+    pieces = all_texts(dataset)
+    assert 6 < len(pieces) < 12 and sum(map(len, pieces)) == len(book)
+    assert max(len(piece.encode()) for piece in pieces) <= DOCUMENT_BYTES
+    assert all(piece in book for piece in pieces)
+    assert sum(piece.endswith("\n") for piece in pieces) >= len(pieces) - 5
+
+
+def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
+    """Hidden names, loops of links, broken links, pipes, and what is excluded are passed over."""
+    (books / ".git").mkdir()
+    (books / ".git" / "config").write_text("hidden")
+    (books / ".hidden.txt").write_text("hidden")
+    (books / "more" / "loop").symlink_to(books)
+    (books / "again.txt").symlink_to(books / "0.txt")
+    (books / "broken").symlink_to(books / "nothing")
+    os.mkfifo(books / "pipe")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "linked.txt").write_text("behind a link")
+    (books / "link").symlink_to(elsewhere)
+    (books / "more" / "tests").mkdir()
+    (books / "more" / "tests" / "t.txt").write_text("excluded")
+    (books / "more" / "x.log").write_text("not included")
+    args = ["--include", "*.txt", "--exclude", "tests/", "--exclude", "more/1*.txt"]
+    result = run(
+        books, elsewhere, books / "0.txt", *args, "--tokenizer", "bytes", "--out", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest["dropped"]["duplicate"] == 1  # again.txt; nothing else was read twice
+    found = all_texts(dataset)
+    kept = [p for p in books.glob("[0-9]*.txt")] + [
+        p for p in books.glob("more/[0-9]*.txt") if not p.name.startswith("1")
+    ]
+    assert found == sorted([p.read_text("utf-8") for p in kept] + ["behind a link"])
+
+
+def test_binary_files_of_a_folder_are_skipped_and_named(books: Path, tmp_path: Path) -> None:
+    """Files with NUL bytes or broken UTF-8, wherever in them, give one warning with a count."""
+    (books / "nul.bin").write_bytes(b"text\0text")
+    (books / "late.txt").write_bytes(b"text\n" * 500_000 + b"\xff")
+    (books / "cut.txt").write_bytes("é".encode()[:1])
+    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert result.exit_code == 0 and "not UTF-8 text: 3 (" in result.stderr
+    assert "nul.bin" in result.stderr and "late.txt" in result.stderr
+    assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
+
+
+def test_output_inside_the_source_is_not_read(books: Path, tmp_path: Path) -> None:
+    """`gptddp prepare . --out data` does not read its own output the second time."""
+    for _ in range(2):
+        result = run(books, "--out", books / "data", "--tokenizer", "bytes")
+        assert result.exit_code == 0, result.output
+    assert len(all_texts(open_dataset(books / "data"))) == 40
+
+
+def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
+    """String types, encodings, codecs, row groups and names as they come: the same documents."""
+    folder = tmp_path / "lang=en" / "part one"
+    folder.mkdir(parents=True)
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
+    options = [
+        {"compression": "none"}, {"compression": "brotli", "data_page_version": "2.0"},
+        {"compression": "lz4", "row_group_size": 1}, {"compression": "gzip"},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ]  # fmt: skip
+    names = [b"a b", "\u540d\u524d \u00e9".encode(), b"new\nline", b"quote'\"$", b"\xff\xfe"]
+    expected = []
+    for i, (kind, how, name) in enumerate(zip(kinds, options, names, strict=True)):
+        texts = [f"{i}.{j} é" for j in range(3)]
+        expected += texts
+        column = pa.array([text.encode() for text in texts]).cast(kind)
+        table = pa.table({"text.length": [1, 2, 3], "text": column})
+        with open(os.path.join(os.fsencode(folder), name + b".parquet"), "wb") as file:
+            pq.write_table(table, file, **how)
+    (folder / "_SUCCESS").touch()
+    dataset = prepare([tmp_path / "lang=en"], tmp_path / "out", BYTES)
+    assert all_texts(dataset) == expected

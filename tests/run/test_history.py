@@ -1,0 +1,213 @@
+"""The log and the ledger of a run, over kills, generations and full disks."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gptddp.run import lines
+from gptddp.run.history import Ledger, RunLog, highest_generation, history, read_ledger
+
+
+def write(run_dir, generation, steps, **fields):
+    log = RunLog(run_dir, generation)
+    for step in steps:
+        log.append({"step": step, "loss": 0.1 * step, "generation": generation, **fields})
+    log.close()
+
+
+def event(run_dir, *args, **fields):
+    ledger = Ledger(run_dir)
+    ledger.event(*args, **fields)
+    ledger.close()
+
+
+def generations(run_dir):
+    return [(line["step"], line["generation"]) for line in history(run_dir)]
+
+
+def test_round_trip(tmp_path):
+    """Each line comes back as it was written; a non-finite number as null, which JSON has."""
+    log = RunLog(tmp_path, 1)
+    line = {"step": 1, "loss": 0.1 + 0.2, "batch_fp": "00ff00ff00ff00ff", "time": 1.79e9}
+    log.append(line)
+    log.append({"step": 2, "loss": float("nan"), "grad_norm": float("inf")})
+    log.sync()
+    assert list(history(tmp_path)) == [line, {"step": 2, "loss": None, "grad_norm": None}]
+    assert (tmp_path / "log.1.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_history_takes_the_highest_generation_of_each_step(tmp_path):
+    """Steps done again are the newer generation's, the rest the older's, all in order."""
+    write(tmp_path, 1, range(6))
+    write(tmp_path, 2, range(2, 5))
+    write(tmp_path, 10, range(2, 4))
+    assert generations(tmp_path) == [(0, 1), (1, 1), (2, 10), (3, 10), (4, 2), (5, 1)]
+    assert list(history(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])
+def test_torn_lines_are_left_out(tmp_path, tail):
+    """What a killed writer or a crashed disk leaves at the end is no line."""
+    write(tmp_path, 1, range(3))
+    with open(tmp_path / "log.1.jsonl", "ab") as file:
+        file.write(tail)
+    assert [step for step, _ in generations(tmp_path)] == [0, 1, 2]
+    write(tmp_path, 1, [8])  # a line after the torn one is whole
+    assert [step for step, _ in generations(tmp_path)] == [0, 1, 2, 8]
+
+
+def test_a_line_is_with_the_system_at_once(tmp_path):
+    """SIGKILL a moment after `append` loses nothing, though no `sync` was called."""
+    code = (
+        "import os, sys, time; from gptddp.run.history import RunLog\n"
+        "log = RunLog(sys.argv[1], 1)\n"
+        "for step in range(100): log.append({'step': step})\n"
+        "assert log.settle(30); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
+    assert done.returncode == -9
+    assert [line["step"] for line in history(tmp_path)] == list(range(100))
+
+
+def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatch):
+    """Lines wait in memory through an outage, which has a name; all follow in order after it."""
+    log = RunLog(tmp_path, 1)
+    log.append({"step": 0})
+    assert log.settle(30)
+    write_some = os.write
+    room = 17  # bytes left: one line and a part of the next
+
+    def nearly_full(fd, data):
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write_some(fd, data[:room])
+        room -= count
+        return count
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    for step in range(1, 5):
+        log.append({"step": step})
+    with pytest.raises(OSError, match="No space left"):
+        log.sync()
+    assert [line["step"] for line in history(tmp_path)] == [0, 1]
+    assert "No space left" in log.trouble(60)
+    monkeypatch.undo()
+    log.append({"step": 5})
+    log.sync()
+    assert [line["step"] for line in history(tmp_path)] == list(range(6))
+    assert log.trouble(60) is None
+
+
+def test_lines_that_an_fsync_has_lost_are_written_again(tmp_path, monkeypatch):
+    """A network file system takes lines, fails their fsync and drops them: they come again."""
+    log = RunLog(tmp_path, 1)
+    log.append({"step": 1})
+    log.sync()
+    real = os.fsync
+
+    def drop(fd):
+        monkeypatch.setattr(os, "fsync", real)
+        os.ftruncate(fd, 12)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", drop)
+    log.append({"step": 2})
+    with pytest.raises(OSError, match="quota"):
+        log.sync()
+    log.sync()
+    assert [line["step"] for line in history(tmp_path)] == [1, 2]
+
+
+def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
+    """`append` and `close` return while a write hangs; a step waits for the events before it."""
+    monkeypatch.setattr(lines, "RETRY_S", 0.01)
+    opened, real = threading.Event(), os.fsync
+
+    def hang(fd):
+        assert opened.wait(60)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    ledger = Ledger(tmp_path)
+    log = RunLog(tmp_path, 1, ledger)
+    ledger.event("quarantine", 1)
+    for step in range(100):
+        log.append({"step": step})
+    log.close(0.1)
+    assert not ledger.settle(0.1) and list(history(tmp_path)) == []
+    assert "has taken nothing" in log.trouble(0.05) and log.trouble(60) is None
+    opened.set()
+    log.sync()
+    assert len(list(history(tmp_path))) == 100 and len(read_ledger(tmp_path)) == 1
+    ledger.close()
+
+
+def test_a_directory_that_vanishes_may_come_back(tmp_path):
+    """Without its directory the log raises nothing but from `sync`, and goes on when it is back."""
+    log = RunLog(tmp_path / "absent", 1)
+    log.append({"step": 1})
+    with pytest.raises(FileNotFoundError):
+        log.sync()
+    assert "No such file" in log.trouble(60)
+    (tmp_path / "absent").mkdir()
+    log.append({"step": 2})
+    log.close(30)
+    assert [line["step"] for line in history(tmp_path / "absent")] == [1, 2]
+
+
+def test_threads_do_not_mix_their_lines(tmp_path):
+    """Two threads that append and sync one log leave every line whole."""
+    log = RunLog(tmp_path, 1)
+
+    def work(first):
+        for step in range(first, first + 200):
+            log.append({"step": step, "text": "x" * 200})
+            if step % 50 == 0:
+                log.sync()
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close(30)
+    assert len(list(history(tmp_path))) == 400
+
+
+def test_ledger(tmp_path):
+    """Events come back in order, with their time and fields, over several lives; no other line."""
+    event(tmp_path, "start", 1, world_size=4)
+    with open(tmp_path / "ledger.jsonl", "ab") as file:
+        file.write(b'{"event": "start"}\n7\n{"event": "diverged", "generation": "9"}\n')
+        file.write(b'{"event": "torn')
+    event(tmp_path, "fault", 2, cause="rank 3: killed", seconds=1.5)
+    first, second = read_ledger(tmp_path)
+    assert first["event"] == "start" and first["world_size"] == 4 and first["time"] > 1.7e9
+    assert (second["event"], second["generation"], second["seconds"]) == ("fault", 2, 1.5)
+    assert read_ledger(tmp_path / "absent") == []
+
+
+def test_highest_generation(tmp_path):
+    """That of every trace which a life may have left, and 0 for a new run."""
+    assert highest_generation(tmp_path / "absent") == highest_generation(tmp_path) == 0
+    traces = [
+        "log.2.jsonl",
+        "checkpoints/step-000000000007.3",
+        "checkpoints/step-000000000007.4.bad.12",
+        "checkpoints/.tmp/step-000000000007.5.0123456789abcdef",
+        "checkpoints/.trash/step-000000000007.6.99",
+    ]
+    for number, trace in enumerate(traces):
+        (tmp_path / trace).mkdir(parents=True)
+        assert highest_generation(tmp_path) == number + 2
+    event(tmp_path, "start", 9)
+    for foreign in ("log.77", "log.x.jsonl", "checkpoints/step-7.88x"):
+        (tmp_path / foreign).mkdir()
+    assert highest_generation(tmp_path) == 9
+    assert json.loads((tmp_path / "ledger.jsonl").read_text())["generation"] == 9

@@ -1,0 +1,103 @@
+"""The ledger says how each life ended, and where the seconds of a recovery went."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from support.toy import SMALL
+from support.trainer_patches import lose_a_peer
+
+from gptddp.run import recovery
+from gptddp.run.history import history, read_ledger
+
+
+def events(tmp_path, *kinds):
+    return [event for event in read_ledger(tmp_path / "run") if event["event"] in kinds]
+
+
+def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
+    """The next life records the end of this one, and four parts that add up to the whole."""
+    lose_a_peer(run, "--steps", "6")
+    assert run("--steps", "6") == 0
+    (end,) = events(tmp_path, "end")
+    assert (end["generation"], end["step"]) == (1, 3)
+    assert "Connection closed by peer" in end["cause"]
+    (recovered,) = events(tmp_path, "recovered")
+    assert (recovered["generation"], recovered["step"]) == (2, 4)
+    parts = [recovered[f"{name}_s"] for name in ("detect", "reform", "reload", "first_step")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(recovered["total_s"], abs=0.01)
+    third, fourth = list(history(tmp_path / "run"))[2:4]
+    assert recovered["total_s"] == pytest.approx(fourth["time"] - third["time"], abs=0.01)
+    kinds = [event["event"] for event in read_ledger(tmp_path / "run")]
+    assert kinds == ["start", "end", "start", "recovered", "checkpoint", "stop"]
+
+
+def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
+    """SIGKILL of the only process: the next life says that no word was left, and no detection."""
+    code = (
+        "import itertools, os, signal, sys\n"
+        "from gptddp import train\n"
+        "agree, calls = train.agree, itertools.count(1)\n"
+        "def killed(*args):\n"
+        "    if next(calls) == 4 and sys.argv.pop() == 'kill':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return agree(*args)\n"
+        "train.agree = killed\n"
+        "sys.exit(train.main(sys.argv[1:-1]))\n"
+    )
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "6"]
+    for last, code_wanted in (("kill", -9), ("live", 0)):
+        done = subprocess.run([sys.executable, "-c", code, *flags, last], env=os.environ)
+        assert done.returncode == code_wanted
+    (end,) = events(tmp_path, "end")
+    assert (end["step"], end["cause"]) == (3, recovery.UNKNOWN)
+    (recovered,) = events(tmp_path, "recovered")
+    assert recovered["step"] == 1 and recovered["detect_s"] is None
+    assert recovered["reform_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("times", "parts"),
+    [
+        ((100, 103, 105, 106, 107), [3, 2, 1, 1]),
+        ((100, 93, 105, 106, 107), [0, 5, 1, 1]),  # who noticed is behind
+        ((100, 113, 105, 106, 107), [7, 0, 0, 0]),  # or ahead
+        ((100, 103, 3705, 3706, 107), [3, 4, 0, 0]),  # rank 0's jumped ahead, and back
+        ((100, 103, -3495, -3494, -3493), [0, 0, 0, 0]),  # or back
+    ],
+)
+def test_clocks_that_differ_make_no_part_negative(times, parts):
+    """Nor the sum of the parts another than the whole."""
+    done, failed, joined, ready, first = times
+    last = recovery.Last(1, 3, done, "lost", failed)
+    found = recovery.seconds(last, joined, ready, first)
+    assert found.pop("total_s") == sum(parts) == max(0, first - done)
+    assert list(found.values()) == parts
+
+
+def test_a_stop_is_an_end_in_itself(run, tmp_path):
+    """A run that is continued with more steps: no second end, and no cause is made up."""
+    assert run("--steps", "3") == 0
+    assert run("--steps", "5") == 0
+    assert not events(tmp_path, "end")
+    assert [event["cause"] for event in events(tmp_path, "stop")] == ["steps", "steps"]
+    assert len(events(tmp_path, "recovered")) == 1
+
+
+@pytest.mark.parametrize(("ago_s", "saved"), [(3590, [6]), (3610, [4, 6]), (-3600, [4, 6])])
+def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, ago_s, saved):
+    """A life from memory saves when the run's last save is an hour old, not when the life is.
+
+    And where it is still to come, as a clock was put back: else lives could be short for an hour.
+    """
+    flags = ("--steps", "6", "--checkpoint-every", "3600")
+    lose_a_peer(run, *flags)
+    ledger = tmp_path / "run/ledger.jsonl"
+    (start,) = read_ledger(tmp_path / "run")
+    ledger.write_text(json.dumps(start | {"time": time.time() - ago_s}) + "\n")
+    assert run(*flags) == 0
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == saved

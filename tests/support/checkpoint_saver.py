@@ -1,0 +1,85 @@
+"""Saves checkpoints in processes that are killed: as a script, a JSON command a line of stdin.
+
+Imports torch once and forks a child for each command, so that a kill costs milliseconds.
+{"run", "generation", "step", "crash": n}: a life that does that step and saves it, SIGKILLed at
+its n-th system call (a write is done by half); answers with the child's wait status.
+{"run", "generation", "step", "forever": true}: answers with the child's pid; the child saves step
+after step, and answers with each that is committed, until it is killed.
+
+For the tests of the writer: what is saved, and a look at what can be loaded.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from support.crashing import crash_at
+
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.files import write_json_atomic
+from gptddp.run.history import Ledger, RunLog
+
+NBYTES = 2_000_000
+
+
+def state(step, nbytes=4000):
+    """A tensor that depends on the step alone."""
+    return {"x": torch.full((nbytes // 4,), float(step))}
+
+
+def loaded_step(run_dir):
+    """The step of the newest checkpoint, whose every element must say so too."""
+    loaded = load_newest(run_dir)
+    assert (loaded.tensors["x"] == loaded.step).all()
+    return loaded.step
+
+
+def life(run, generation, step, crash):
+    """All that rank 0 writes in one life: configuration, events, log, checkpoint, marker."""
+    run, ledger = Path(run), Ledger(run)
+    log = RunLog(run, generation, ledger)
+    crash_at(crash)
+    write_json_atomic(run / "config.json", {"generation": generation})
+    ledger.event("start", generation)
+    log.append({"step": step})
+    assert log.settle(60)
+    writer = Writer(run, generation, keep=1, before_commit=log.sync)
+    saved = writer.save(step, state(step, NBYTES), {})
+    ledger.event("stop", generation)
+    log.sync()
+    write_json_atomic(run / "finished.json", {"step": step})
+    return saved.error
+
+
+def child(run, generation, step, crash=0, forever=False):
+    if crash:
+        return life(run, generation, step, crash)
+    writer = Writer(run, generation, keep=1 + forever)
+    while True:
+        saved = writer.save(step, state(step, NBYTES), {"step": step})
+        if not forever:
+            return saved.error
+        print(saved.error or step, flush=True)
+        step += 1
+
+
+def main():
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(1 if child(**command) else 0)
+        if command.get("forever"):
+            print(pid, flush=True)
+            os.waitpid(pid, 0)
+            print("gone", flush=True)
+        else:
+            print(os.waitpid(pid, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

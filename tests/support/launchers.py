@@ -1,0 +1,165 @@
+"""Launchers as the operator would start them, one a loopback address, for tests of real agents."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.paths import SUPPORT
+from support.toy import SMALL
+
+from gptddp.checkpoint.load import load_newest
+from gptddp.run.history import history
+
+TOY = SUPPORT / "toy_worker.py"
+START = (
+    "import sys; from gptddp.launch.launcher import main; "
+    "from gptddp.distributed.process import leave; leave(main(sys.argv[2:], sys.argv[1]))"
+)
+FAST = (
+    "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; " + START
+)  # what the toy does not need
+TOY_FLAGS = ("--steps", "1000000")
+Pod = subprocess.Popen[bytes]
+PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
+
+
+def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """The first true value of `condition`."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Job:
+    """Launchers as the operator would start them, `pods` of them, at 127.9.`slot`.100 upwards."""
+
+    def __init__(
+        self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
+    ) -> None:
+        self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
+        self.script, self.flags = script, flags or TOY_FLAGS
+        self.size = pods
+        self.pods: dict[int, Pod] = {}
+        folder.mkdir()
+
+    def start(self, *indices: int) -> None:
+        for i in indices:
+            prefix = f"127.9.{self.slot}"
+            env = {
+                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{prefix}.{100 + i}",
+                "PET_NNODES": self.nnodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
+                "GPTDDP_GRACE_S": "20", "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
+            }  # fmt: skip
+            Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
+            code = FAST if self.script == TOY else START
+            self.pods[i] = launch(code, self.folder, env, *self.flags, script=self.script)
+
+    def steps(self) -> list[dict[str, Any]]:
+        log = self.folder / "steps.jsonl"
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def worker(self, i: int) -> int:
+        return int((self.folder / f"pod-{i}.pid").read_text())
+
+    def order(self, i: int, what: str) -> None:
+        (self.folder / f"pod-{i}.{what}").touch()
+
+    def log(self, i: int) -> str:
+        return (self.folder / f"pod-{i}.log").read_text()
+
+    def whole(self) -> None:
+        """Start what is not running, and wait for steps of all pods together."""
+        self.start(
+            *(i for i in range(self.size) if i not in self.pods or self.pods[i].poll() is not None)
+        )
+        self.goes_on(self.size)
+
+    def goes_on(self, world_size: int) -> None:
+        """Wait for a step of this many workers, from now on."""
+        now = time.time()
+        until(
+            f"a step of {world_size}",
+            lambda: any(
+                line["time"] > now and line["world_size"] == world_size
+                for line in self.steps()[-9:]
+            ),
+        )
+
+    def exit_code(self, i: int) -> int:
+        return self.pods[i].wait(PATIENCE_S)
+
+    def close(self) -> None:
+        for pod in self.pods.values():
+            pod.kill()
+            pod.wait()
+
+
+def launch(code: str, folder: Path, env: dict[str, str], *flags: str, script: Path = TOY) -> Pod:
+    """A launcher of `script` on `folder`, which writes to `<pod's name>.log` there."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
+    command = [sys.executable, "-c", code, str(script), "--run-dir", str(folder), *flags]
+    with open(folder / f"{env.get('POD_NAME', 'pod')}.log", "ab") as out:
+        return subprocess.Popen(
+            command, env=clean | env, stdout=out, stderr=out, start_new_session=True
+        )
+
+
+class Training(Job):
+    """The trainer itself, with the faults that files order: see `faulty_worker.py`."""
+
+    def __init__(
+        self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
+    ) -> None:
+        script = SUPPORT / "faulty_worker.py"
+        fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL)
+        super().__init__(folder, pods, slot, fewest, script, *fixed, *flags)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return list(history(self.folder))
+
+    def order(self, i: int, what: str, step: str = "") -> None:
+        (self.folder / f"pod-{i}.{what}").write_text(step)
+
+    def finish(self, code: int = 0) -> list[dict[str, Any]]:
+        """Every line of the log, when all pods have ended with this code."""
+        codes = [self.exit_code(i) for i in self.pods]
+        assert codes == [code] * self.size, "\n".join(map(self.log, self.pods))
+        return self.steps()
+
+
+def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
+    """The log of the same run, under plain torchrun or without, with nothing in its way."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command = [sys.executable, *(torchrun if world > 1 else []), "-m", "gptddp.train", *SMALL]
+    command += ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps)]
+    command += ["--eval-every", "1000000"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env=env, capture_output=True)
+    return list(history(folder))
+
+
+def parameters(run: Path) -> dict[str, bytes]:
+    """The newest checkpoint's tensors, as bytes."""
+    loaded = load_newest(run, quarantine=False)
+    assert loaded is not None
+    return {
+        name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for name, t in loaded.tensors.items()
+    }

@@ -1,0 +1,81 @@
+"""What the tests of local jobs share: jobs of Python code, and looks at what they leave."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+from gptddp.k8s.render import manifest, spec
+
+RUN = """
+import sys, yaml
+from pathlib import Path
+from gptddp.errors import GptddpError
+from gptddp.k8s.local.run import run
+try:
+    objects = list(yaml.safe_load_all(open(sys.argv[1])))
+    sys.exit(run(objects, local_dir=Path(sys.argv[2]), verbose="-v" in sys.argv))
+except GptddpError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+# What pods are given to run; each sees its name, and /runs that all of them share.
+PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+name, runs = os.environ["POD_NAME"], pathlib.Path("/runs")
+first = name.endswith("-0")
+def once(what):
+    try:
+        os.close(os.open(runs / what, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+def wait(what):
+    while not (runs / what).exists():
+        time.sleep(0.02)
+"""
+
+
+def job(code="", *, replicas=2, policy="ExitCode", grace_s=5, name="job", **run_policy):
+    """A rendered PyTorchJob whose container runs Python code."""
+    built = manifest.objects(spec.load(None, {"replicas": replicas, "name": name}, []))[-1]
+    built["spec"]["runPolicy"] |= run_policy
+    worker = built["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker["restartPolicy"] = policy
+    worker["template"]["spec"]["terminationGracePeriodSeconds"] = grace_s
+    container = worker["template"]["spec"]["containers"][0]
+    container["command"], container["args"] = ["python", "-c", PRELUDE + code], []
+    return built
+
+
+def status(folder, name="job"):
+    return json.loads((folder / "local" / "jobs" / name / "status.json").read_text())
+
+
+def kinds(value):
+    """The conditions that are True, oldest first."""
+    return [c["type"] for c in value["conditions"] if c["status"] == "True"]
+
+
+def until(true, timeout_s=20.0):
+    """Wait for a condition of the test; it must come true."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if value := true():
+                return value
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def alive(pid):
+    """Is the process there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pod_file(folder, name):
+    """A file that a pod wrote into the volume `runs`."""
+    return folder / "local" / "volumes" / "runs" / name

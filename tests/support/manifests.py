@@ -1,0 +1,29 @@
+"""What the tests of manifests and of their rules share: specs, and what is rendered of them."""
+
+from gptddp.k8s.render import manifest, spec
+
+SPECS = {
+    "cpu": ({"replicas": 4}, ["--steps", "400"]),
+    "gpu": ({"name": "big", "replicas": 4, "min": 4, "gpus": 8, "image": "r.io/g@sha256:0"}, []),
+    "full": (
+        {
+            "name": "full", "namespace": "team-a", "replicas": 3, "min": 1, "max": 6, "cpu": "500m",
+            "nproc_per_node": 2, "memory": "8Gi", "shm": "1Gi", "data": "corpus/books/v2",
+            "runs": "shared", "grace_s": 120, "image": "gptddp:dev",
+            "env": (("NCCL_DEBUG", "INFO"), ("LANG", "C.UTF-8")),
+        },
+        ["--preset=gpt2", "--batch", "96", "--lanes", "96", "--metrics-port", "9100"],
+    ),
+}  # fmt: skip
+
+
+def render(flags=None, args=()):
+    return manifest.objects(spec.load(None, flags or {}, args))
+
+
+def render_job(flags=None, args=()):
+    return render(flags, args)[-1]
+
+
+def container(job):
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

@@ -1,0 +1,30 @@
+"""Datasets that are not as `gptddp prepare` writes them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.prepare.shard_writer import xxh3_64
+
+
+def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -> Dataset:
+    """The same documents in the same files, but row groups of `rows` documents, compressed so."""
+    shutil.copytree(dataset.dir, out)
+    manifest = json.loads((out / "dataset.json").read_text())
+    for split in manifest["splits"].values():
+        for file in split["files"]:
+            path = out / file["path"]
+            texts = pq.read_table(path)["text"].to_pylist()
+            pq.write_table(
+                pa.table({"text": texts}), path, row_group_size=rows, compression=compression,
+                use_dictionary=False, write_page_checksum=True,
+            )  # fmt: skip
+            groups = [texts[i : i + rows] for i in range(0, len(texts), rows)]
+            file["row_groups"] = [[len(g), sum(len(t.encode()) for t in g)] for g in groups]
+            file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}
+    (out / "dataset.json").write_text(json.dumps(manifest))
+    return open_dataset(out)

@@ -1,0 +1,74 @@
+"""The trainer's worker with slower steps, and with places where a test can have its pod killed.
+
+`FAULTS_DIR/pause` has the seconds that each step takes longer. A file `<worker>.<place>` there is
+an order: the launcher of that pod is killed when its worker gets to that place, once.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+from gptddp import train
+from gptddp.distributed.process import run
+from gptddp.run.history import RunLog
+from gptddp.training import recorder
+
+PLACES = [
+    (train, "begin", "begin"),  # the world is formed, no state is loaded
+    (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
+    (recorder.Recorder, "end", "end"),  # after the last step, before its checkpoint
+    (recorder, "finish", "finish"),  # that is committed, and the run is not yet called finished
+]
+
+
+def ordered(name: str) -> Path:
+    return Path(os.environ["FAULTS_DIR"], name)
+
+
+def mine(name: str) -> Path:
+    return ordered(f"{os.environ['POD_NAME'].rpartition('-')[2]}.{name}")
+
+
+def obey(place: str) -> None:
+    try:
+        mine(place).rename(mine(f"{place}.done"))
+    except FileNotFoundError:
+        return
+    hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
+    launcher = multiprocessing.parent_process()
+    assert launcher and launcher.pid
+    os.kill(launcher.pid, signal.SIGKILL)
+    time.sleep(60 + len(hog))
+
+
+def stop_at(owner, name, place):
+    there = getattr(owner, name)
+
+    def stopping(*args, **kwargs):
+        obey(place)
+        return there(*args, **kwargs)
+
+    setattr(owner, name, stopping)
+
+
+def main() -> int | None:
+    agree = train.agree
+
+    def slowly(*args):
+        with contextlib.suppress(OSError, ValueError):
+            time.sleep(float(ordered("pause").read_text()))
+        obey("eat")
+        return agree(*args)
+
+    mine("pid").write_text(str(os.getpid()))
+    train.agree = slowly
+    for place in PLACES:
+        stop_at(*place)
+    return train.main()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""The small API server of `api_server` with writing: create, merge-patch, delete, cut-offs."""
+
+import json
+import uuid
+from urllib.parse import parse_qs, urlsplit
+
+from click.testing import CliRunner
+from support import api_server
+
+from gptddp.k8s.cli.main import cli
+
+KINDS = {
+    "Job": "jobs",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+    "NetworkPolicy": "networkpolicies",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+}
+api_server.PLURALS.update(KINDS)
+api_server.SHAPES.update({plural: kind for kind, plural in KINDS.items()})
+
+
+class _Handler(api_server._Handler):
+    def do_GET(self):
+        if self.api.answer is None:
+            return super().do_GET()
+        status, body = self.api.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_POST(self):
+        body, plural, query = self._body(), self.path.split("?")[0].split("/")[-1], self._query()
+        meta = body["metadata"]
+        meta.setdefault("name", meta.pop("generateName", "") + "x1y2z")
+        if refusal := self.api.refuse.get(body["kind"]):
+            return self._status(*refusal)
+        if (plural, meta["name"]) in self.api.objects:
+            return self._status(409, f'{plural} "{meta["name"]}" already exists')
+        if "dryRun" in query:
+            return self._json(201, body)
+        if self._allowed(f"create {body['kind']}"):
+            meta["uid"] = str(uuid.uuid4())
+            self.api.put(body)
+            self.api.created.get(body["kind"], lambda body: None)(body)
+            self._json(201, body)
+
+    def do_PATCH(self):
+        body, (plural, name) = self._body(), self.path.split("?")[0].split("/")[-2:]
+        live = self.api.objects.get((plural, name))
+        if live is None:
+            return self._status(404, f'{plural} "{name}" not found')
+        if self._allowed(f"patch {live['kind']}"):
+            _merge(live, body)
+            self._json(200, live)
+
+    def do_DELETE(self):
+        plural, name = self.path.split("?")[0].split("/")[-2:]
+        if (plural, name) not in self.api.objects:
+            return self._status(404, f'{plural} "{name}" not found')
+        if self._allowed(f"delete {self.api.objects[plural, name]['kind']}"):
+            del self.api.objects[plural, name]
+            self.api.collect(name)
+            self._json(200, {"kind": "Status", "status": "Success"})
+
+    def _allowed(self, what):
+        """Count a write; the one at which the client is to be cut off gets no answer."""
+        if len(self.api.writes) == self.api.cut_at:
+            self._status(503, "cut off")
+            return False
+        self.api.writes.append(what)
+        return True
+
+    def _body(self):
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def _query(self):
+        return parse_qs(urlsplit(self.path).query)
+
+
+class WriteAPI(api_server.FakeAPI):
+    """`writes` has what was written; `refuse` maps a kind to (status, message), `created` to what a
+    controller would do; `cut_at` is the number of writes after which the client is cut off."""
+
+    handler = _Handler
+
+    def __init__(self, folder):
+        self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
+        self.answer = None  # (status, text) to every GET
+        super().__init__(folder)
+
+    def command_line(self, command, *args):
+        """Run `gptddp-k8s` against this server."""
+        args = [command, "--kubeconfig", str(self.kubeconfig), *args]
+        return CliRunner().invoke(cli, args, prog_name="gptddp-k8s")
+
+    def collect(self, name):
+        """The pods of a Job go with it."""
+        for key, obj in list(self.objects.items()):
+            labels = obj["metadata"].get("labels") or {}
+            if labels.get("batch.kubernetes.io/job-name") == name:
+                del self.objects[key]
+
+    def all(self):
+        """(kind, name) of everything but what a test put in as claims."""
+        found = [(o["kind"], o["metadata"]["name"]) for o in self.objects.values()]
+        return [it for it in found if it[0] != "PersistentVolumeClaim"]
+
+
+def _merge(live, patch):
+    for key, value in patch.items():
+        if value is None:
+            live.pop(key, None)
+        elif isinstance(value, dict) and isinstance(live.get(key), dict):
+            _merge(live[key], value)
+        else:
+            live[key] = value

@@ -1,0 +1,126 @@
+"""Who comes late commits nothing: trainings that are stopped, killed, or started twice.
+
+Fault 28 of the fault table, and the late writer of faults 13 and 15.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.local_jobs import until
+from support.toy import SMALL
+
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.errors import Superseded
+from gptddp.run import lease
+from gptddp.run.history import history
+
+
+def state(step):
+    return {"x": torch.full((10,), float(step))}
+
+
+def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
+    """A newer life begins between the look and the rename: its own checkpoint is the newest, and
+    once it has one, what the late writer has written is gone."""
+
+    def newer_life(step):
+        assert Writer(tmp_path, 2).save(step, state(step), {}).error is None
+
+    late = Writer(tmp_path, 1)  # nobody could have told it
+    assert late.save(9, state(9), {}).error is None
+    newer_life(3)
+    assert store.order(store.names(tmp_path)[0]) == (2, 3) and load_newest(tmp_path).step == 3
+    late = Writer(tmp_path, 2, fence=lambda: Writer(tmp_path, 3).save(4, state(4), {}))
+    assert "No such file" in late.save(10, state(10), {}).error
+    assert [store.order(name) for name in store.names(tmp_path)] == [(3, 4), (2, 3), (1, 9)]
+
+
+def test_nothing_is_committed_without_the_lease(tmp_path):
+    """A save that is in flight when another takes over is no checkpoint, and says why."""
+    mine, held = lease.acquire(tmp_path, "job"), []
+
+    def taken():
+        held.append(lease.acquire(tmp_path, "job"))
+
+    writer = Writer(tmp_path, 1, before_commit=taken, fence=mine.check)
+    saved = writer.save(1, state(1), {})
+    held[0].close()
+    assert isinstance(writer.failure, Superseded) and "has taken over the run" in saved.error
+    assert load_newest(tmp_path) is None
+
+
+LATE = """
+import os, signal, sys, time
+from gptddp import train
+from gptddp.checkpoint import writer
+look = writer.Writer._before_rename
+def stopped(self):
+    os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+    time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
+    look(self)
+writer.Writer._before_rename = stopped
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def training(corpus, tmp_path, spawn):
+    """training(*flags, code, job) -> a training process on the run directory `run`."""
+
+    def begin(*flags, code="", job=""):
+        command = [sys.executable, *(["-c", code] if code else ["-m", "gptddp.train"]), *SMALL]
+        command += ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), *flags]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        env |= {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
+        return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    return begin
+
+
+def stopped(process):
+    """Has the process stopped itself?"""
+    with open(f"/proc/{process.pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
+    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
+    life is ever loaded, and it ends with the reason."""
+    late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
+    until(lambda: stopped(late), 60)
+    run = tmp_path / "run"
+    reached = max(line["step"] for line in history(run))
+    follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
+    until(lambda: store.names(run), 60)
+    late.send_signal(signal.SIGCONT)
+    err = late.communicate(timeout=60)[1]
+    assert late.returncode == 1, err
+    assert "has taken over the run" in err or "generation 2 of this run has begun" in err
+    assert "Traceback" not in err and reached > 0
+    assert {store.order(name)[0] for name in store.names(run)} == {2}
+    follower.terminate()
+    assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
+    assert not (run / lease.NAME).exists() and load_newest(run).generation == 2
+
+
+def test_a_second_training_on_a_run_is_refused(tmp_path, training):
+    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
+    the first is killed, the next goes on at once."""
+    first = training("--steps", "100000", "--checkpoint-every", "0.5")
+    until(lambda: store.names(tmp_path / "run"), 60)
+    second = training("--steps", "100000")
+    err = second.communicate(timeout=60)[1]
+    assert second.returncode == 2 and f"(process {first.pid})" in err, err
+    assert first.poll() is None
+    first.kill()
+    third = training("--steps", "100000", "--log-every", "1")
+    until(lambda: (tmp_path / "run/log.2.jsonl").exists(), 60)
+    third.terminate()
+    err = third.communicate(timeout=60)[1]
+    assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err

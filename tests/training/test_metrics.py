@@ -1,0 +1,76 @@
+"""Rank 0's metrics: a real scrape over HTTP, and a port that is taken."""
+
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from gptddp.training import metrics as m
+
+
+@pytest.fixture
+def port():
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def scrape(port: int, timeout_s: float = 15.0) -> str:
+    """The text of /metrics, as soon as the server answers."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def test_a_scrape_shows_what_was_recorded(port):
+    """Counters, gauges and phases reach the wire; what is not known yet is NaN, not 0."""
+    metrics = m.Metrics(run_id="r")
+    clock = m.PhaseClock()
+    clock.enter("step")
+    time.sleep(0.02)
+    clock.enter("other")
+    metrics.steps.inc()
+    metrics.step.set(41)
+    metrics.add_phases(clock)
+    m.serve(metrics, port, "127.0.0.1")
+    lines = dict(
+        line.rsplit(" ", 1) for line in scrape(port).splitlines() if not line.startswith("#")
+    )
+    assert float(lines["gptddp_steps_total"]) == 1
+    assert float(lines["gptddp_step"]) == 41
+    assert float(lines['gptddp_phase_seconds_total{phase="step"}']) >= 0.02
+    assert lines['gptddp_loss{split="val"}'] == "NaN"
+    assert lines["gptddp_last_checkpoint_step"] == "NaN"
+
+
+def test_phases_add_up_to_the_elapsed_time():
+    """Every second belongs to exactly one phase."""
+    begin = time.monotonic()
+    clock = m.PhaseClock()
+    for phase in ("step", "data_wait", "eval", "step", "checkpoint"):
+        time.sleep(0.005)
+        clock.enter(phase)
+    clock.enter("other")
+    assert sum(clock.seconds.values()) == pytest.approx(time.monotonic() - begin, abs=0.005)
+
+
+def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(port, caplog, monkeypatch):
+    """Training goes on at once; the server comes up by itself when the port is free."""
+    monkeypatch.setattr(m, "_RETRY_S", 0.1)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        m.serve(m.Metrics(), port, "127.0.0.1")
+        time.sleep(0.5)
+        assert [r for r in caplog.records if "training goes on" in r.message]
+        assert len(caplog.records) == 1  # said once, not at every retry
+    assert "gptddp_steps_total 0.0" in scrape(port)

@@ -1,0 +1,170 @@
+"""Row groups that cannot be read under `on_bad=quarantine`: the same rows at any world size."""
+
+import numpy as np
+import pytest
+from support.loaders import LANES, Dataset, corpus, open_loader
+from support.quarantined_run import Run
+
+from gptddp.data import blocks
+from gptddp.data.loader import eval_rows
+from gptddp.errors import BadRowGroup, DataError
+from gptddp.run.quarantine import decided
+from gptddp.training import quarantine
+
+STEPS = 120  # about two epochs of most lanes
+BAD = {2, 4, 9, 13}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+
+
+def damaged(bad=BAD, n_groups=20) -> Dataset:
+    """The corpus with row groups that never can be read."""
+    dataset = corpus(n_groups)
+
+    def fail(group, attempt):
+        if group.index in bad and group.path.startswith("train"):
+            raise DataError(f"{group.path}, row group {group.index}: bad page checksum")
+
+    dataset.fail = fail
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The damaged corpus in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "RETRY_S", (0.001,))
+        return Run(damaged()).go(1, STEPS)
+
+
+def decisions(run):
+    """{finished steps: row groups} of all lives."""
+    return {step: sorted(set(groups)) for step, groups in decided(run.ledger, 0).items()}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, LANES])
+def test_decisions_and_rows_do_not_depend_on_the_world_size(alone, world_size):
+    """The same row groups are left out at the same steps, and every fingerprint is the same."""
+    assert alone.progress.data["quarantined"] == sorted(BAD)
+    assert len(decisions(alone)) > 1, "all faults at one step would prove little"
+    other = Run(damaged(), threads=2, prefetch=world_size).go(world_size, STEPS)
+    assert other.fps == alone.fps
+    assert other.progress.data == alone.progress.data
+    assert decisions(other) == decisions(alone)
+
+
+def test_rows_are_those_of_the_corpus_without_the_row_groups(alone):
+    """Up to the first decision nothing differs from a healthy corpus; behind it something does."""
+    healthy = Run(corpus()).go(1, STEPS)
+    first = min(decisions(alone))
+    assert alone.fps[:first] == healthy.fps[:first] and alone.fps[first] != healthy.fps[first]
+    assert "quarantined" not in healthy.progress.data
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4)])
+def test_decisions_survive_changes_of_the_world_size(alone, sizes):
+    """Lives that end anywhere, also on the very step of a decision, go on with the same rows."""
+    for first in [*decisions(alone), 50]:
+        run = Run(damaged())
+        stops = np.linspace(max(first, 1), STEPS, len(sizes)).astype(int)
+        for world_size, stop in zip(sizes, stops.tolist(), strict=True):
+            run.go(world_size, stop)
+        assert run.fps == alone.fps and run.progress.data == alone.progress.data
+
+
+def test_a_file_that_was_mended_stays_out_after_the_decision(alone):
+    """A later life that could read the row groups again skips them nevertheless."""
+    run = Run(damaged()).go(2, STEPS // 2)
+    run.dataset = corpus()
+    left_out = run.progress.data["quarantined"]
+    run.go(3, STEPS)
+    assert run.progress.data["quarantined"] == left_out
+    if set(left_out) == BAD:
+        assert run.fps == alone.fps
+
+
+def test_a_life_that_goes_back_takes_the_decisions_again(alone):
+    """From a checkpoint before the fault, with the file mended: the ledger has the decisions."""
+    run = Run(damaged()).go(2, STEPS)
+    again = Run(corpus())
+    again.ledger = run.ledger
+    assert again.go(3, STEPS).fps == alone.fps
+    assert again.progress.data == alone.progress.data
+
+
+def test_a_row_group_that_goes_bad_later(monkeypatch):
+    """Its rows up to there are trained, those behind are not: the same at each world size."""
+    ends = []
+    for world_size in (1, 2, 3):
+        run = Run(corpus()).go(world_size, 40)
+        run.dataset = damaged(bad=set(range(10)))  # some lanes stand within one of them
+        run.go(world_size, STEPS)
+        ends.append((run.fps, run.progress.data))
+    assert ends[0] == ends[1] == ends[2]
+    assert len(ends[0][1]["quarantined"]) > 5
+
+
+@pytest.mark.parametrize("bad", [{1}, {0, 1}])
+def test_row_groups_that_lanes_share(bad):
+    """Fewer row groups than lanes: all lanes of one lose it at the same step, wherever they are."""
+    runs = [Run(damaged(bad, n_groups=5)).go(w, 60) for w in (1, 2, 3, LANES)]
+    for run in runs:
+        assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
+    assert set(runs[0].progress.data["quarantined"]) == bad
+
+
+def test_a_lane_that_loses_all_its_row_groups_takes_those_of_the_next():
+    """A row group a lane: the lane goes on with its neighbour's documents, at any world size."""
+    runs = [Run(damaged({1, 2, 6}, n_groups=LANES)).go(w, 80) for w in (1, 2, 3, LANES)]
+    for run in runs:
+        assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
+    assert runs[0].progress.data["quarantined"] == [1, 2, 6]
+
+
+def test_a_corpus_of_which_nothing_is_left_is_an_error():
+    """Nothing to train on is said, not waited for."""
+    run = Run(damaged({0}, n_groups=1))
+    with pytest.raises(DataError, match="all row groups of the train split are in quarantine"):
+        run.go(1, 5)
+
+
+def test_fail_is_the_default_and_names_the_way_out():
+    """on_bad=fail: file, row group, reason, attempts, and what can be done."""
+    with open_loader(damaged()) as loader, pytest.raises(BadRowGroup) as caught:
+        while True:
+            quarantine.next_batch(loader, "fail")
+    assert caught.value.group in BAD and caught.value.exit_code == 2
+    assert str(caught.value) == (
+        f"train/{caught.value.group:05}.parquet, row group {caught.value.group}: bad page checksum "
+        "(2 attempts within 0 s); put the file back from a copy, or prepare the data again, or go "
+        "on without it: --on-bad quarantine"
+    )
+
+
+def test_a_storage_that_is_away_is_no_bad_row_group():
+    """Where not even the manifest can be read, nothing is put into quarantine."""
+    dataset = damaged()
+
+    def away():
+        raise DataError("corpus is out of reach")
+
+    dataset.check_storage = away
+    run = Run(dataset)
+    with pytest.raises(DataError, match="out of reach"):
+        run.go(1, STEPS)
+    assert run.ledger == [] and "quarantined" not in run.progress.data
+
+
+def test_validation_rows_are_never_left_out():
+    """A bad row group of validation is an error: losses of other rows cannot be compared."""
+    dataset = corpus()
+
+    def fail(group, attempt):
+        raise DataError(f"{group.path}: gone")
+
+    dataset.fail = fail
+    with pytest.raises(DataError, match=r"or prepare the data again$"):
+        eval_rows(dataset, 16, 100)

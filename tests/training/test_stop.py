@@ -1,0 +1,201 @@
+"""Signals to one training process in every phase: the exit code, and no finished step is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.local_jobs import until
+from support.toy import SMALL
+from support.trainer_patches import patched
+
+from gptddp.checkpoint import snapshot
+from gptddp.run.history import history, read_ledger
+
+START = "import sys; from gptddp.train import main; sys.exit(main())"
+# No handler of Python's ever runs in a thread that waits for this, as in a collective of C++.
+STUCK = """
+def stuck(what):
+    import ctypes
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    (HERE / f"{what}.reached").touch()
+    lock(mutex)
+"""
+LOAD = """
+def warm_up(*args):
+    stuck("here")
+"""
+COMMIT = """
+from gptddp.checkpoint import store
+_commit = store.commit
+def commit(*args):
+    if times("commit", 1):
+        stuck("here")
+    return _commit(*args)
+store.commit = commit
+"""
+STEP = """
+_forward_backward = forward_backward
+def forward_backward(ddp, batch, targets, step, c, world):
+    if step == 5 and times("forward", 1):
+        gate("here")
+    return _forward_backward(ddp, batch, targets, step, c, world)
+"""
+FORWARD = STEP.replace("gate", "stuck")
+EVALUATION = """
+_evaluate = evaluate
+def evaluate(net, rows, tokenizer, c, world, stop):
+    def slow():
+        times("micro_batches", 1000)
+        if times("evaluation", 1):
+            gate("here")
+        return stop()
+    return _evaluate(net, rows, tokenizer, c, world, slow)
+"""
+
+
+class Run:
+    """A training process with a fault in it."""
+
+    def __init__(self, folder, corpus, code="", grace_s="60"):
+        self.folder, self.run = folder / "patch", folder / "run"
+        env = patched(self.folder, STUCK + code) | {"OMP_NUM_THREADS": "1"}
+        (folder / "memory").mkdir()
+        self.env = os.environ | env | {"GPTDDP_MEMORY": str(folder / "memory")}
+        self.env |= {"GPTDDP_GRACE_S": grace_s} if grace_s else {}
+        self.memory = snapshot.path_of(folder / "memory", self.run)
+        self.args = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run)]
+        (self.folder / "here.closed").touch()
+
+    def start(self, *flags):
+        command = [sys.executable, "-c", START, *self.args, *flags]
+        return subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, text=True)
+
+    def reached(self):
+        until((self.folder / "here.reached").exists, timeout_s=60)
+
+    def open(self):
+        (self.folder / "here.closed").unlink()
+
+    def finish(self, *flags):
+        process = self.start(*flags)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return [event for event in read_ledger(self.run) if event["event"] == "start"][-1]
+
+
+@pytest.fixture
+def training(tmp_path, corpus):
+    runs = []
+
+    def begin(code="", **kind):
+        runs.append(Run(tmp_path, corpus, code, **kind))
+        return runs[-1]
+
+    return begin
+
+
+def ended(process, timeout_s=20):
+    """Exit code and stderr."""
+    try:
+        return process.wait(timeout_s), process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_that_has_nothing_to_lose_leaves_at_once(training):
+    """Stuck while it loads, in C: no grace period has to be waited for, or even be known."""
+    run = training(LOAD, grace_s="")
+    process = run.start("--steps", "10")
+    run.reached()
+    process.terminate()
+    code, err = ended(process)
+    assert code == 143 and "Traceback" not in err
+
+
+def test_a_stop_is_agreed_on_between_two_steps_however_often_it_is_asked_for(training):
+    """Two SIGTERMs within a step: it is finished and committed; exit code 143."""
+    run = training(STEP)
+    process = run.start("--steps", "10")
+    run.reached()
+    for _ in range(2):
+        process.terminate()
+        time.sleep(0.1)
+    run.open()
+    code, err = ended(process)
+    assert code == 143, err
+    assert "stopped after step 6: checkpoint step-000000000006.1 is saved" in err
+    start = run.finish("--steps", "10")
+    assert (start["step"], start["redo"]) == (6, 0)
+
+
+def test_ctrl_c_ends_with_130_and_again_at_once(training):
+    """The first finishes the step and saves; a second one, where that takes too long, does not."""
+    run = training(STEP, grace_s="")
+    process = run.start("--steps", "10")
+    run.reached()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 130
+    assert not list((run.run / "checkpoints").glob("step-*"))
+
+
+def test_a_process_that_hangs_leaves_within_its_grace_period_with_its_state(training):
+    """Stuck in C in step 6: exit code 143, and the next life begins at step 5."""
+    run = training(FORWARD, grace_s="10")  # of which it has 5 s
+    process = run.start("--steps", "10")
+    run.reached()
+    process.terminate()
+    begin = time.monotonic()
+    code, err = ended(process)
+    assert code == 143 and time.monotonic() - begin < 10, err
+    assert "after SIGTERM, without an answer" in err
+    assert snapshot.read(run.memory).step == 5
+    start = run.finish("--steps", "10")
+    assert (start["source"], start["step"], start["redo"]) == ("memory", 5, 0)
+
+
+def test_a_volume_that_hangs_does_not_hold_up_a_stop(training):
+    """The last save never ends: the state is left in memory, and the exit code is 143."""
+    run = training(STEP + COMMIT, grace_s="10")
+    process = run.start("--steps", "10")
+    run.reached()
+    process.terminate()
+    run.open()
+    begin = time.monotonic()
+    code, err = ended(process)
+    assert code == 143 and time.monotonic() - begin < 10, err
+    assert "after SIGTERM, without an answer" in err
+    left = snapshot.read(run.memory)
+    assert left and left.step == len(left.lines) == 6
+
+
+def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, corpus, tmp_path):
+    """A stop in that of the last step: 143, not 0; then the same val_loss as without the stop."""
+    run = training(EVALUATION)
+    process = run.start("--steps", "6")
+    run.reached()
+    process.terminate()
+    time.sleep(0.2)
+    run.open()
+    code, err = ended(process)
+    assert code == 143, err
+    assert len(list(run.folder.glob("micro_batches.*"))) == 1  # and no more
+    assert not (run.run / "finished.json").exists()
+    start = run.finish("--steps", "6")
+    assert (start["step"], start["redo"]) == (6, 0)
+    assert (run.run / "finished.json").exists()
+    whole = tmp_path / "whole"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(whole), "--steps", "6"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", START, *flags], check=True, capture_output=True, env=env)
+    keys = ("step", "loss", "val_loss", "val_bpb", "chain_fp")
+    assert [[line.get(key) for key in keys] for line in history(run.run)] == [
+        [line.get(key) for key in keys] for line in history(whole)
+    ]
