@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-import table as faults
+from faults import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli

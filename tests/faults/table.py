@@ -97,13 +97,13 @@ T = "tests/"
 # Faults with tests of their own: what they are, file::test.
 ELSEWHERE = {
     9: ("a kill at every system call of a save", [
-        "test_writer_crashes.py::test_killed_at_every_system_call",
-        "test_writer_crashes.py::test_killed_at_random_moments"]),
+        "checkpoint/test_writer_crashes.py::test_killed_at_every_system_call",
+        "checkpoint/test_writer_crashes.py::test_killed_at_random_moments"]),
     10: ("SIGTERM of one pod", [
         "faults/test_stop.py::test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step"]),
     11: ("SIGTERM of all pods, and too short a grace period", [
         "elastic/test_job.py::test_ctrl_c_commits_and_the_same_command_continues",
-        "test_watchdog.py::test_it_leaves_although_the_main_thread_is_in_c"]),
+        "distributed/test_watchdog.py::test_it_leaves_although_the_main_thread_is_in_c"]),
     12: ("SIGTERM in import, rendezvous, load, evaluation and save", [
         "faults/test_stop.py::test_the_end_comes_once_with_everything_done"]),
     14: ("a loop that holds the GIL", [
@@ -117,23 +117,24 @@ ELSEWHERE = {
         "faults/test_divergence.py::"
         "test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace"]),
     22: ("ENOSPC, EDQUOT anywhere in a save", [
-        "test_writer.py::test_every_call_may_fail", "test_writer.py::test_full_disk",
+        "checkpoint/test_writer.py::test_every_call_may_fail",
+        "checkpoint/test_writer.py::test_full_disk",
         "faults/test_disk.py::test_a_full_file_system"]),
     23: ("EROFS, EIO, ESTALE, a slow and a hanging volume", [
         "faults/test_disk.py::test_training_goes_on_through_errors",
         "faults/test_disk.py::test_training_goes_on_while_the_disk_hangs_or_is_slow"]),
     24: ("truncated and deleted shards and manifests", [
-        "test_checkpoint.py::test_damage_is_found_set_aside_and_the_one_before_is_loaded"]),
+        "checkpoint/test_load.py::test_damage_is_found_set_aside_and_the_one_before_is_loaded"]),
     25: ("flipped bits, holes, swapped shards", [
-        "test_checkpoint.py::test_a_thousand_damages_are_found"]),
+        "checkpoint/test_load.py::test_a_thousand_damages_are_found"]),
     26: ("something that only has the name of a newer checkpoint", [
-        "test_checkpoint.py::test_forged_newest_is_passed_over"]),
-    27: ("all checkpoints bad", ["test_checkpoint.py::test_never_from_zero_when_all_are_bad"]),
+        "checkpoint/test_load.py::test_forged_newest_is_passed_over"]),
+    27: ("all checkpoints bad", ["checkpoint/test_load.py::test_never_from_zero_when_all_are_bad"]),
     28: ("two jobs on one run directory, and a writer that wakes up late", [
         "elastic/test_storage.py::test_two_jobs_of_one_manifest_on_one_run_directory",
-        "test_fence.py::test_a_writer_stopped_before_its_rename_ends_by_itself"]),
+        "training/test_fence.py::test_a_writer_stopped_before_its_rename_ends_by_itself"]),
     29: ("a reader beside the pruner", [
-        "test_retention.py::test_pruners_readers_and_a_writer_at_once"]),
+        "checkpoint/test_retention.py::test_pruners_readers_and_a_writer_at_once"]),
     33: ("a pod's name resolves to another address", [
         "cluster/test_drills.py::test_worker_0_may_go_six_times_within_five_minutes"]),
     34: ("the host of the rendezvous lost for good: the operator creates it again; until it runs "
@@ -143,8 +144,8 @@ ELSEWHERE = {
         "faults/test_stop_between.py::test_a_stop_between_two_worlds_saves_what_is_in_memory",
         "cluster/test_drills.py::test_worker_0_may_go_six_times_within_five_minutes"]),
     37: ("a network file system that lists new names late, or repeats a rename", [
-        "test_checkpoint.py::test_a_name_not_yet_listed_is_found_by_the_hint",
-        "test_writer.py::test_a_rename_that_nfs_repeats"]),
+        "checkpoint/test_load.py::test_a_name_not_yet_listed_is_found_by_the_hint",
+        "checkpoint/test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
 KILLS = (1, 2, 3, 4, 6, 8, 35, 38)
 
