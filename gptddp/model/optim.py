@@ -37,6 +37,14 @@ def lr_at(step: int, c: Config) -> float:
     return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
+def set_lr(optimizer: torch.optim.Optimizer, step: int, c: Config) -> float:
+    """Give every group of the optimizer the learning rate of this step, and return it."""
+    lr = lr_at(step, c)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor of model and optimizer by the name that a checkpoint gives it: no copies."""
     tensors: dict[str, Tensor] = {}
