@@ -101,12 +101,7 @@ class Loader:
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
         self.shares = _deal(source, lanes, seed)
-        self.hosts = hosts(self.shares, source.quarantined)
-        if not self.hosts:
-            raise DataError(
-                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
-                "data, then begin a new run"
-            )
+        self.hosts = _hosts(source, self.shares)
         self._lanes = [
             Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
             for lane in owned(rank, world_size, lanes)
@@ -202,6 +197,16 @@ def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
             "sources that have some"
         )
     return shares
+
+
+def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
+    """For each lane the lane whose shares it reads; DataError where all are in quarantine."""
+    if found := hosts(shares, source.quarantined):
+        return found
+    raise DataError(
+        f"{source.dataset.dir}: all row groups of the train split are in quarantine: mend the "
+        "data, then begin a new run"
+    )
 
 
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
