@@ -17,7 +17,7 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError, Diverged
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
-from gptddp.run.directory import _DATA, id_of, log, resolve
+from gptddp.run.directory import DATASET, id_of, log, resolve
 from gptddp.run.history import Ledger, highest_generation, history, read_ledger, void_generation
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.life import Life
@@ -70,9 +70,9 @@ def open_run(
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
         write_json_atomic(run / "config.json", saved | {"config": values})
-        if not (run / _DATA).exists():
+        if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-            write_json_atomic(run / _DATA, data)
+            write_json_atomic(run / DATASET, data)
     except OSError as error:
         if generation == 1:
             raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
@@ -108,11 +108,11 @@ def _check_data(run: Path, dataset: Dataset) -> None:
     The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
     """
     try:
-        began: Any = read_json(run / _DATA)
+        began: Any = read_json(run / DATASET)
         same = began is None or began["sha256"] == dataset.sha256
         lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{run / _DATA} cannot be used ({error}): remove it") from error
+        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
     if not same:
         raise DataError(
             f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
