@@ -156,8 +156,16 @@ def test_no_modules_import_each_other_in_a_circle():
 @pytest.mark.parametrize(
     ("module", "text", "words"),
     [
-        ("data.lanes", "\nimport gptddp.prepare.recipe", "lanes.py:2 imports gptddp.prepare.recipe:"),
-        ("run.lines", "import gptddp.data.dataset", "`run` may import config, distributed, errors,"),
+        (
+            "data.lanes",
+            "\nimport gptddp.prepare.recipe",
+            "lanes.py:2 imports gptddp.prepare.recipe:",
+        ),
+        (
+            "run.lines",
+            "import gptddp.data.dataset",
+            "`run` may import config, distributed, errors,",
+        ),
         ("files", "def f(): from gptddp import config", "imports gptddp.config in a function:"),
         ("export", "from gptddp.k8s.cluster import connect", "nothing outside of k8s imports it"),
         ("k8s.render.spec", "from gptddp.launch import launcher", "k8s takes no more than"),
