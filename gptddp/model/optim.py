@@ -37,6 +37,14 @@ def lr_at(step: int, c: Config) -> float:
     return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def set_lr(optimizer: torch.optim.Optimizer, step: int, c: Config) -> float:
+    """Give every group of the optimizer the learning rate of this step, and return it."""
+    lr = lr_at(step, c)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor of the training state by a stable name: the live tensors, not copies."""
     tensors: dict[str, Tensor] = {}

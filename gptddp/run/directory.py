@@ -13,13 +13,11 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import has_fast_bf16
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.run.life import Life
 
 log = logging.getLogger(__name__)
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
-_DATA = "dataset.json"  # which files the run began with
 
 
 def id_of(run: Path) -> str:
@@ -61,9 +59,8 @@ def resolve(config: Config, dist: World, continued: bool) -> Config:
     return with_preset(config, accelerator=dist.device.type != "cpu")
 
 
-def finish(life: Life, step: int, cause: str) -> None:
+def finish(c: Config, step: int, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: leave the marker that a later start reads first."""
-    c = life.config
     wanted = {"steps": c.steps, "max_time": c.max_time}
     marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / "finished.json", marker)

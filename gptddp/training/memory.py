@@ -1,5 +1,6 @@
-"""What this rank leaves in memory if a peer is lost."""
+"""The live state of this rank, and the snapshot that it leaves of it if the life ends early."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -9,18 +10,22 @@ from typing import Any
 
 import torch
 
-from gptddp.checkpoint.snapshot import log, remove, write
-from gptddp.run.life import Life
+from gptddp.checkpoint import snapshot
+from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 
 _LINES = 4096  # of the log: more than are logged between two checkpoints
 
 
-class Memory:
-    """What this rank leaves if a peer is lost."""
+log = logging.getLogger(__name__)
 
-    def __init__(self, path: Path | None, life: Life) -> None:
-        self.path, self.life = path, life
+
+class Memory:
+    """Knows when the live state is whole, and leaves a snapshot of it for the next life."""
+
+    def __init__(self, path: Path | None, origin: Origin) -> None:
+        """`path`: of the snapshot; None where no memory outlives this process."""
+        self.path, self.origin = path, origin
         self.lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._held: tuple[Mapping[str, torch.Tensor], Progress] | None = None
         self._lock = threading.Lock()  # the watchdog leaves it too
@@ -42,14 +47,19 @@ class Memory:
                 return
             tensors, progress = held
             try:
-                write(
-                    self.path, tensors, run_id=self.life.run_id, generation=self.life.generation,
-                    meta=progress.to_meta(), lines=list(self.lines), fault=fault,
-                )  # fmt: skip
+                snapshot.write(
+                    self.path,
+                    tensors,
+                    run_id=self.origin.run_id,
+                    generation=self.origin.generation,
+                    meta=progress.to_meta(),
+                    lines=list(self.lines),
+                    fault=fault,
+                )
             except OSError as error:
                 log.warning("the state of step %d is not left in memory: %s", progress.step, error)
 
     def clear(self) -> None:
         """The state is on the storage: nothing that was left is to be taken up again."""
         if self.path is not None:
-            remove(self.path)
+            snapshot.remove(self.path)

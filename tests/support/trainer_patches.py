@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from gptddp import train
+from gptddp.errors import LifeLost
+from gptddp.training import life
 
 SITE = """
 import importlib.util, sys
@@ -59,7 +60,7 @@ def patched(folder: Path, code: str) -> dict[str, str]:
 
 def lose_a_peer(run, *flags: str, at: int = 4) -> None:
     """A life in this process whose collective fails at its n-th step, as when a peer is gone."""
-    agree, calls = train.agree, itertools.count(1)
+    agree, calls = life.agree, itertools.count(1)
 
     def failing(*args):
         if next(calls) == at:
@@ -67,5 +68,5 @@ def lose_a_peer(run, *flags: str, at: int = 4) -> None:
         return agree(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "agree", failing)
-        assert run(*flags) == train.PEER_LOST
+        patch.setattr(life, "agree", failing)
+        assert run(*flags) == LifeLost.exit_code
