@@ -15,6 +15,7 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
+from gptddp.distributed import torch_private
 from gptddp.distributed.environment import job, place, restarts, shared_memory
 from gptddp.distributed.hardware import cpu_quota
 
@@ -85,7 +86,7 @@ class World:
         last word goes through the store, which rank 0 has: it is the last to go.
         """
         self.all_reduce(torch.zeros(1))
-        store = td.distributed_c10d._get_default_store()
+        store = torch_private.default_store()
         end = time.monotonic() + PART_S
         # at its end rank 0 has seen all, and has left
         with limit(2 * PART_S), contextlib.suppress(td.DistError):
@@ -116,8 +117,7 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
-        timeout = timedelta(seconds=max(TIMEOUT_S, seconds))
-        td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
+        torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
     def names(self) -> list[str]:

@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from gptddp.config import Config
 from gptddp.errors import ConfigError
-from gptddp.launch import torch_private
-from gptddp.launch.launcher import finished
 from gptddp.launch.pod import pod_from, torchrun_args
+from gptddp.run.directory import is_finished
 
 # What the operator and the manifest give to the second of four pods.
 ENV = {
@@ -103,16 +101,16 @@ def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
     """Finished means: no more steps are wanted, and no more time."""
     marker = tmp_path / "finished.json"
     config = Config(run_dir=str(tmp_path))
-    assert not finished(config)
+    assert not is_finished(config)
     for torn in ("", "{", "[]", "{}", '{"step": null, "steps": 1}'):
         marker.write_text(torn)
-        assert not finished(config)
+        assert not is_finished(config)
     marker.write_text(json.dumps({"step": 40, "steps": 40}))
-    assert finished(config) and finished(dataclasses.replace(config, steps=40))
-    assert not finished(dataclasses.replace(config, steps=41))
+    assert is_finished(config) and is_finished(dataclasses.replace(config, steps=40))
+    assert not is_finished(dataclasses.replace(config, steps=41))
     marker.write_text(json.dumps({"step": 30, "steps": 40, "max_time": 5.0}))
-    assert finished(dataclasses.replace(config, max_time=5.0))
-    assert not finished(dataclasses.replace(config, max_time=6.0)) and not finished(config)
+    assert is_finished(dataclasses.replace(config, max_time=5.0))
+    assert not is_finished(dataclasses.replace(config, max_time=6.0)) and not is_finished(config)
 
 
 def start(code: str, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -152,9 +150,9 @@ def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
     (tmp_path / "finished.json").write_text('{"step": 40, "steps": 40}')
     (tmp_path / "config.json").write_text('{"config": {"seed": 7, "seq_len": 64, "lr": 0.1}}')
     config = Config(run_dir=str(tmp_path), seed=7)
-    assert finished(config) and finished(dataclasses.replace(config, seq_len=64, lr=0.2))
-    assert not finished(dataclasses.replace(config, seed=8))
-    assert not finished(dataclasses.replace(config, seq_len=128))
+    assert is_finished(config) and is_finished(dataclasses.replace(config, seq_len=64, lr=0.2))
+    assert not is_finished(dataclasses.replace(config, seed=8))
+    assert not is_finished(dataclasses.replace(config, seq_len=128))
 
 
 def test_a_finished_run_ends_with_0_before_the_rendezvous(tmp_path):
@@ -168,36 +166,6 @@ def test_help_is_printed():
     """--help shows the trainer's flags."""
     code, out, _ = ended(start(EARLY, "--help"))
     assert code == 0 and "--run-dir" in out
-
-
-HIDDEN = [
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous._delay",
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler"
-    "._stop_heartbeats",
-    "torch.distributed.launcher.api.LocalElasticAgent",
-]
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_a_name_that_torch_lacks_is_told_at_the_start(monkeypatch, name):
-    """The message has the name, this torch and the one to install; the unchanged torch passes."""
-    torch_private.check_torch()
-    monkeypatch.delattr(name)
-    with pytest.raises(
-        ConfigError, match=rf"torch {torch.__version__[:4]}.* has no {name},.*2\.13"
-    ):
-        torch_private.check_torch()
-
-
-def test_what_only_an_instance_has_is_looked_for_too(monkeypatch):
-    """A member that no __init__ sets is missing, and so is a whole module."""
-    for module, name in [
-        (next(iter(torch_private.NAMES)), "_RendezvousState._gone"),
-        ("torch.gone", "x"),
-    ]:
-        monkeypatch.setattr(torch_private, "NAMES", {module: [name]})
-        with pytest.raises(ConfigError, match=f"has no {module}.{name}"):
-            torch_private.check_torch()
 
 
 def test_the_launcher_does_not_start_on_another_torch():

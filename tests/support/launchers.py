@@ -19,7 +19,7 @@ from gptddp.run.history import history
 TOY = SUPPORT / "toy_worker.py"
 START = (
     "import sys; from gptddp.launch.launcher import main; "
-    "from gptddp.distributed.process import leave; leave(main(sys.argv[2:], sys.argv[1]))"
+    "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
 FAST = (
     "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; " + START
