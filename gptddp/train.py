@@ -156,7 +156,7 @@ def main(args: Sequence[str] | None = None) -> int:
         report(error)
         return error.exit_code
     except Exception as error:
-        rank = environment.place()[0]
+        rank = environment.ranks().rank
         if is_lost_peer(error) or isinstance(error, LifeLost):
             what = "lost a peer: " if is_lost_peer(error) else ""
             log.warning("[rank %s] %s%s", rank, what, str(error).splitlines()[0])
