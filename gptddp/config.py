@@ -6,7 +6,6 @@ Defaults < the preset < TOML (`--config FILE`) < flags. `None` means "the preset
 import argparse
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,6 +205,8 @@ def limit_s(grace_s: float, margin_s: float) -> float:
 
 def from_toml(path: str | Path) -> dict[str, Any]:
     """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
+    import tomllib  # two milliseconds of every start
+
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
