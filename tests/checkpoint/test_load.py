@@ -287,11 +287,11 @@ def test_refused_ones_stay(tmp_path, caplog):
 
 
 def test_a_reader_leaves_damage_in_place(tmp_path):
-    """With quarantine=False a bad checkpoint is skipped but not renamed."""
+    """With set_aside=False a bad checkpoint is skipped but not renamed."""
     save(tmp_path, 1)
     bad = save(tmp_path, 2)
     _truncate(bad / "shard-0-of-1.bin")
-    assert loaded_step(tmp_path, quarantine=False) == 1
+    assert loaded_step(tmp_path, set_aside=False) == 1
     assert bad.exists()
 
 

@@ -157,7 +157,7 @@ def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict
 
 def parameters(run: Path) -> dict[str, bytes]:
     """The newest checkpoint's tensors, as bytes."""
-    loaded = load_newest(run, quarantine=False)
+    loaded = load_newest(run, set_aside=False)
     assert loaded is not None
     return {
         name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
