@@ -45,9 +45,19 @@ def small_chunks(monkeypatch):
 
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 def test_round_trip(tmp_path, small_chunks):
@@ -153,10 +163,8 @@ def spoil(data, rng):
     if kind == "cut":
         return data[:one]
     middle = max(one + block, two)
-    return (
-        data[:one] + data[middle : middle + block] + data[one + block : middle]
-        + data[one : one + block] + data[middle + block :]
-    )  # fmt: skip
+    first, second = data[one : one + block], data[middle : middle + block]
+    return data[:one] + second + data[one + block : middle] + first + data[middle + block :]
 
 
 def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):

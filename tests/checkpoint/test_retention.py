@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -196,10 +195,12 @@ def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
     """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
     root = save(tmp_path, *range(1, 6))
     Ledger(tmp_path).event("start", 2, source="step-000000000002.1")
-    writer = Writer(
-        tmp_path, 2, parent="step-000000000002.1", keep=99,
-        before_commit=lambda: by_hand(tmp_path, "--prune", "--keep", "1") and None,
-    )  # fmt: skip
+
+    def prune_meanwhile():
+        by_hand(tmp_path, "--prune", "--keep", "1")
+
+    parent = "step-000000000002.1"
+    writer = Writer(tmp_path, 2, parent=parent, keep=99, before_commit=prune_meanwhile)
     assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
     assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
     assert store.read_manifest(root / "step-000000000003.2")["parent"] == "step-000000000002.1"
@@ -224,7 +225,7 @@ while True:
 """
 
 
-def test_pruners_readers_and_a_writer_at_once(tmp_path):
+def test_pruners_readers_and_a_writer_at_once(tmp_path, spawn):
     """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
     read finds a checkpoint, and at least two can always be verified."""
     save(tmp_path, 1, 2, 3)
@@ -245,7 +246,7 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path):
     try:
         for _ in range(8):
             command = [sys.executable, "-c", PRUNER, str(tmp_path)]
-            pruners = [subprocess.Popen(command) for _ in range(2)]
+            pruners = [spawn(command) for _ in range(2)]
             end = time.monotonic() + 1.0
             while time.monotonic() < end:
                 loaded = load_newest(tmp_path, set_aside=False)

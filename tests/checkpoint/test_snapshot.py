@@ -26,9 +26,11 @@ TENSORS = {
     "half": torch.ones(3, dtype=torch.bfloat16),
 }
 HEAD = dict(
-    run_id="run", generation=3, meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}},
+    run_id="run",
+    generation=3,
+    meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}},
     fault={"cause": "a peer is gone", "time": 1.5},
-)  # fmt: skip
+)
 
 
 def leave(path: Path, **changes) -> Path:
