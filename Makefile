@@ -28,8 +28,17 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-bench: venv  ## the benchmarks: ratios, measured side by side
-	$(BIN)/python benchmarks/trainer.py
+# Short rounds, a quarter of an hour in all: benchmarks/NAME.py alone takes its time, and flags.
+BENCHMARKS = checkpoint loader trainer recovery soak
+bench-checkpoint = --saves 3
+bench-loader = --seq-len 256 --lanes 8 --batch 48 --steps 50
+bench-trainer = --rounds 2
+bench-recovery = --rounds 1
+bench-soak = --minutes 3 --every 45
+
+bench: venv  ## the benchmarks: ratios, measured side by side; ONLY=checkpoint for one of them
+	@set -e; $(foreach name,$(or $(ONLY),$(BENCHMARKS)),echo "== $(name)"; \
+	  $(BIN)/python benchmarks/$(name).py $(bench-$(name));)
 
 image:  ## build the image gptddp:<version>; BASE_IMAGE=... TORCH=cpu|cuda IMAGE=...
 	image/build
@@ -52,6 +61,6 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" dist demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
 .PHONY: help venv demo test test-faults lint bench image cluster cluster-down test-cluster wheel clean

@@ -4,7 +4,7 @@
 
 Steps of the model `tiny` alone and beside a save take turns, so that a noisy machine is noisy for
 both. A save costs the hash by which the ranks are compared before, its copy, and what the steps
-beside it take longer. The commit runs in a thread, as in `gptddp.writer`, or in a process of its
+beside it take longer. The commit runs in a thread, as the trainer does it, or in a process of its
 own, which needs the same copy in shared memory. The bars: the copy at 10 GB/s, beside what one
 memmove of the same bytes takes here; all of it 1 % of the default interval of 60 s.
 """

@@ -1,6 +1,6 @@
 """Goodput of a job whose pods and workers are killed all the time.
 
-    python benchmarks/soak.py [--every 120] [--minutes 10] [--dir soak]
+    python benchmarks/soak.py [--every 120] [--minutes 10] [--dir .bench]
 
 Four local pods train the model `tiny` on the demo's corpus. Every so often one, drawn at random, is
 killed: the pod with all its processes, or its training process. Goodput is the seconds of the steps
@@ -66,7 +66,7 @@ def soak(folder: Path, every_s: float, seconds: float, seed: int) -> None:
             assert job.wait(120) == 130, f"the job did not stop in good order: see {folder}/job.log"
         finally:
             if job.poll() is None:
-                job.kill()  # its guard ends the pods
+                job.kill()  # its reaper ends the pods
                 job.wait()
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=120.0, help="seconds between kills [120]")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--dir", type=Path, default=Path("soak"), help="its data is kept there")
+    parser.add_argument("--dir", type=Path, default=Path(".bench"), help="its data is kept there")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ from gptddp.distributed.hardware import has_fast_bf16, use_fast_fp32
 from gptddp.model import optim
 from gptddp.model.gpt import GPT, build
 from gptddp.train import forward_backward
+from gptddp.training import life
 
 # Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
 # it packs ahead then lasts for much longer than the benchmark.
@@ -98,17 +99,17 @@ def bare(c: Config, world: World, laps: Laps) -> None:
 
 def ours(c: Config, world: World, laps: Laps) -> None:
     """The training loop, which agrees once in every step."""
-    agree = train.agree
+    agree = life.agree
 
     def agree_and_mark(*args):
         laps.begin_step()
         return agree(*args)
 
-    train.agree = agree_and_mark
+    life.agree = agree_and_mark
     try:
         train.train(c, world, train.StopFlag())
     finally:
-        train.agree = agree
+        life.agree = agree
 
 
 def worker(rounds: int, folder: str) -> None:

@@ -27,15 +27,16 @@ class Config:
     A field whose default is None is open: `with_preset` closes it, by preset and hardware.
     """
 
-    # places
+    # paths
     data: str = _f("", "dataset directory, made by `gptddp prepare`")
     run_dir: str = _f(
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
     cache_dir: str = _f(
-        "auto", "local folder to keep packed rows in, so that a restart need not tokenise again; "
+        "auto",
+        "local folder to keep packed rows in, so that a restart need not tokenise again; "
         "auto: TMPDIR; none: no cache",
-    )  # fmt: skip
+    )
     on_bad: str = _f(
         "fail", "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)"
     )
@@ -188,6 +189,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# -- the end of a grace period -----------------------------------------------------------------
+
+# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
+# hangs, by itself; the workers that are left, killed by their launcher; the launcher.
+WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
+
+
+def limit_s(grace_s: float, margin_s: float) -> float:
+    """Seconds from the signal to `margin_s` before the end; below 16 s the margin shrinks too."""
+    return grace_s - margin_s * min(1.0, grace_s / 16.0)
+
+
 # -- TOML and flags ----------------------------------------------------------------------------
 
 
@@ -271,9 +284,12 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
-            help=f.metadata["help"] + default, default=argparse.SUPPRESS,
-        )  # fmt: skip
+            flag(name),
+            dest=name,
+            metavar=_METAVARS.get(name, _kind(name).upper()),
+            help=f.metadata["help"] + default,
+            default=argparse.SUPPRESS,
+        )
     return p
 
 

@@ -77,6 +77,23 @@ def spawn():
 
 
 @pytest.fixture
+def forked():
+    """support.forked.fork; none of its processes outlives the test."""
+    from support.forked import fork
+
+    started = []
+
+    def begin(*args, **kwargs):
+        started.append(fork(*args, **kwargs))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
 def start(tmp_path):
     """Start a runner as a process of its own; whatever is left at the end is killed."""
     from support.local_jobs import RUN

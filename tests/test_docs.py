@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from faults import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli
@@ -12,6 +13,7 @@ from gptddp.k8s.cli.main import cli as k8s_cli
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "operator/README.md", ROOT / "k8s/jobs/README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 COMMANDS = [f"gptddp {name}" for name in cli.commands]
 COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.list_commands(None)]
 
@@ -29,11 +31,20 @@ def test_every_documented_command_exists():
         assert {f"{program} {name}" for program, name in shown} <= set(COMMANDS), page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
     """Every relative link names a file of the repository."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one(page):
+    """What follows the # of a link is a heading of that page, as GitHub names it."""
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+        there = (page.parent / target if target else page).read_text()
+        headings = re.findall(r"^#+ (.*)$", there, re.M)
+        assert anchor in [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
 
 
 def test_the_readme_is_short_and_starts_with_a_command():
@@ -52,6 +63,35 @@ def test_every_exit_code_is_documented():
 
 def test_files_named_in_the_readme_exist():
     """The map of the package leads to real files."""
-    text = (ROOT / "README.md").read_text().split("## Where things are")[1].split("```")[1]
-    for name in re.findall(r"\b[a-z_]+\.py\b", text):
-        assert (ROOT / "gptddp" / name).exists(), name
+    tree = (ROOT / "README.md").read_text().split("## Where things are")[1].split("```")[1]
+    folders: list[str] = []  # what the lines that are less indented name
+    for line in filter(None, tree.splitlines()):
+        names = line.strip().split("  ")[0].split()  # two spaces, then what it is
+        del folders[(len(line) - len(line.lstrip())) // 2 :]
+        for name in names:
+            assert ROOT.joinpath(*folders, name).exists(), f"{'/'.join(folders)}: {name}"
+        folders.append(names[0])
+
+
+def test_files_that_answer_a_question_exist():
+    """The table "where is what" and the guide for contributors lead to real files."""
+    table = (ROOT / "docs/architecture.md").read_text().split("## Where is what")[1]
+    answers = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
+    names = re.findall(r"`([\w./-]+)`", "".join(answers))
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    names += re.findall(r"`((?:gptddp|tests|docs|image)/[\w./-]+)`", guide)
+    assert len(names) > 60
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_summary_of_the_faults_is_of_the_table_below_it():
+    """Its figures are those that the generator computes from the rows of the page."""
+    page = faults.DOCS.read_text().split("## Where the seconds go")[0]
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", page, re.M)]
+    measured = {
+        (int(number), what): [{"happens": happens, "seconds": float(s or "nan"), "redone": int(n)}]
+        for number, what, happens, s, n in rows
+    }
+    summary = faults.summary(measured)
+    assert len(summary) == len(faults.SUMMARY)
+    assert "".join(summary) in page

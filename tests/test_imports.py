@@ -1,9 +1,213 @@
-"""What each half of the package may load: the control plane is fast, the trainer is lean."""
+"""What each part of the package may import, and what it loads with that.
 
+Imports run downwards only. A part is a sub-package or a module at the top; it may import its own
+modules and the parts of lower levels, also where only type checkers see it.
+"""
+
+import ast
+import dataclasses
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
+from support.paths import ROOT
+
+# From the lowest level up. "gptddp" is the package itself, for its `__version__`.
+LEVELS = [
+    {"gptddp", "errors"},
+    {"config", "files"},
+    {"distributed"},
+    {"data", "run"},
+    {"checkpoint", "model"},
+    {"training"},
+    {"train", "sample", "fingerprints", "prepare"},
+    {"export"},
+    {"cli", "launch", "demo"},
+]
+K8S_LEVELS = [
+    {"exit_codes", "objects"},
+    {"cluster", "render"},
+    {"observe"},
+    {"act", "local"},
+    {"cli"},
+]
+# What k8s takes from outside of it; `gptddp` is again the version.
+K8S_TAKES = {"gptddp", "gptddp.config", "gptddp.errors", "gptddp.files", "gptddp.launch.pod"}
+# Imports within a function that go up, or out of k8s: where a command begins.
+UPWARDS = {
+    ("gptddp", "gptddp.cli"),
+    ("gptddp.k8s", "gptddp.k8s.cli.main"),
+    ("gptddp.k8s.cli.short_jobs", "gptddp.cli"),  # the options of `prepare`
+}
+MOST_FILES_AT_THE_TOP = 15
+HEAVY = {"torch", "numpy", "pyarrow", "prometheus_client"}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in sorted((ROOT / "gptddp").rglob("*.py"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One module of ours that imports another."""
+
+    module: str
+    target: str
+    line: int
+    lazy: bool  # within a function
+
+    def __str__(self) -> str:
+        path = MODULES[self.module].relative_to(ROOT)
+        return f"{path}:{self.line} imports {self.target}{' in a function' * self.lazy}"
+
+
+def imports(module: str, text: str) -> Iterator[Import]:
+    """Every import of our own modules in the text of a module, wherever it stands."""
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            names: list[str] = []
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                assert not child.level, f"{module}:{child.lineno}: imports are absolute"
+                full = [f"{child.module}.{alias.name}" for alias in child.names]
+                names = [name if name in MODULES else str(child.module) for name in full]
+            for name in dict.fromkeys(names):
+                if name.split(".")[0] == "gptddp":
+                    yield Import(module, name, child.lineno, lazy)
+            yield from walk(child, lazy or isinstance(child, ast.FunctionDef | ast.Lambda))
+
+    return walk(ast.parse(text), lazy=False)
+
+
+def all_imports() -> list[Import]:
+    return [i for name, path in MODULES.items() for i in imports(name, path.read_text("utf-8"))]
+
+
+def part(module: str) -> str:
+    """`data` of `gptddp.data.loader`, `cli` of `gptddp.k8s.cli.main`: what has a level."""
+    names = module.removeprefix("gptddp.k8s.").split(".")
+    return names[1] if names[0] == "gptddp" and len(names) > 1 else names[0]
+
+
+def in_k8s(module: str) -> bool:
+    return module.startswith("gptddp.k8s")
+
+
+def level(module: str) -> int:
+    levels = K8S_LEVELS if in_k8s(module) else LEVELS
+    found = [n for n, parts in enumerate(levels) if part(module) in parts]
+    assert found, f"{module} has no level in tests/test_imports.py"
+    return found[0]
+
+
+def broken_rule(one: Import) -> str | None:
+    """The rule that an import breaks, in words."""
+    if one.lazy and (one.module, one.target) in UPWARDS:
+        return None
+    if in_k8s(one.target) and not in_k8s(one.module):
+        return "nothing outside of k8s imports it"
+    if in_k8s(one.module) and not in_k8s(one.target):
+        taken = one.target in K8S_TAKES
+        return None if taken else f"k8s takes no more than {', '.join(sorted(K8S_TAKES))}"
+    mine, other = part(one.module), part(one.target)
+    if mine == other or level(one.target) < level(one.module):
+        return None
+    levels = K8S_LEVELS if in_k8s(one.module) else LEVELS
+    below = sorted(set().union(*levels[: level(one.module)]))
+    return f"imports run downwards: `{mine}` may import {', '.join(below) or 'nothing'}"
+
+
+def broken(found: Iterable[Import]) -> list[str]:
+    return [f"{one}: {rule}" for one in found if (rule := broken_rule(one))]
+
+
+def circle(found: Iterable[Import]) -> list[str]:
+    """Modules that import each other in a ring; [] where there are none."""
+    graph: dict[str, set[str]] = {}
+    for one in found:
+        if (one.module, one.target) not in UPWARDS:
+            graph.setdefault(one.module, set()).add(one.target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])[::-1]
+    return []
+
+
+def test_imports_run_downwards_only():
+    """No module imports a part of its own level or of a higher one, nor k8s more than it may."""
+    if found := broken(all_imports()):
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not within a sub-package either, not in a function, and not for type checkers."""
+    if ring := circle(all_imports()):
+        pytest.fail(" -> ".join(ring), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "words"),
+    [
+        (
+            "data.lanes",
+            "\nimport gptddp.prepare.recipe",
+            "lanes.py:2 imports gptddp.prepare.recipe",
+        ),
+        (
+            "run.lines",
+            "import gptddp.data.dataset",
+            "`run` may import config, distributed, errors",
+        ),
+        ("files", "def f(): from gptddp import config", "imports gptddp.config in a function:"),
+        ("export", "from gptddp.k8s.cluster import connect", "nothing outside of k8s imports it"),
+        ("k8s.render.spec", "from gptddp.launch import launcher", "k8s takes no more than"),
+        ("k8s.act.submit", "from gptddp.k8s.cli import command", "`act` may import cluster,"),
+        ("k8s.cli.short_jobs", "import gptddp.cli", "short_jobs.py:1 imports gptddp.cli:"),
+    ],
+)
+def test_an_import_upwards_is_named_with_its_rule(module, text, words):
+    """The check finds a wrong import: in the middle of a module, in a function, into k8s, out."""
+    (message,) = broken(imports(f"gptddp.{module}", text))
+    assert words in message
+
+
+def test_a_circle_is_named():
+    """Of three modules of which each imports the next, all three are named."""
+    texts = {"launch.pod": "launch.agent", "launch.agent": "launch.rescue"}
+    texts["launch.rescue"] = "launch.pod"
+    found = [i for m, t in texts.items() for i in imports(f"gptddp.{m}", f"import gptddp.{t}")]
+    assert set(circle(found)) == {f"gptddp.{module}" for module in texts}
+    assert not circle(found[:2])
+
+
+def test_every_part_has_a_level_and_every_exception_is_used():
+    """A new sub-package takes its place in LEVELS; what is not imported leaves UPWARDS."""
+    for module in MODULES:
+        assert module == "gptddp.k8s" or level(module) >= 0
+    assert {(i.module, i.target) for i in all_imports() if i.lazy} >= UPWARDS
+
+
+def test_the_top_of_the_package_is_small():
+    """At most fifteen files lie at the top of gptddp/: the rest is in sub-packages."""
+    assert len(list((ROOT / "gptddp").glob("*.py"))) <= MOST_FILES_AT_THE_TOP
+
+
+def test_a_package_says_what_it_is_for_and_nothing_else():
+    """Every sub-package's __init__.py is a docstring of one line; k8s has its main there too."""
+    for path in (ROOT / "gptddp").glob("*/**/__init__.py"):
+        head, *rest = ast.parse(path.read_text("utf-8")).body
+        assert isinstance(head, ast.Expr) and isinstance(head.value, ast.Constant), path
+        assert isinstance(head.value.value, str) and "\n" not in head.value.value, path
+        assert path.parent.name == "k8s" or not rest, f"{path}:{rest[0].lineno}"
 
 
 def loaded(code: str) -> set[str]:
@@ -11,9 +215,6 @@ def loaded(code: str) -> set[str]:
     code += "\nimport sys; print(*{m.split('.')[0] for m in sys.modules})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(run.stdout.split("\n")[-2].split())
-
-
-HEAVY = {"torch", "numpy", "pyarrow", "prometheus_client"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch.distributed as td
 from gptddp.distributed import connect
 from gptddp.distributed.connect import World
 from gptddp.distributed.torch_private import default_store
+from gptddp.errors import LostPeer
 
 ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
 
@@ -68,7 +69,7 @@ def _place(error: BaseException) -> str:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
-    if isinstance(error, td.DistError):
+    if isinstance(error, td.DistError | LostPeer):
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
     return "gloo" in text or "Connection closed by peer" in text

@@ -20,15 +20,6 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
 WORDS_S = 3.0  # for the last words, which may hang as well
 
-# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
-# hangs by itself; it is killed by its launcher; the launcher.
-WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
-
-
-def limit_s(grace_s: float, margin_s: float) -> float:
-    """How long after the signal that is; the margins of a short grace period are shorter."""
-    return grace_s - margin_s * min(1.0, grace_s / 16.0)
-
 
 class Watchdog:
     """Notes the first signal to stop, and leaves with 128 + its number when `over` says so.

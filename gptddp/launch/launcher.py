@@ -21,9 +21,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptddp.config import Config, check_world_size, from_args, with_preset
+from gptddp.config import LAUNCHER_S, Config, check_world_size, from_args, limit_s, with_preset
 from gptddp.distributed.torch_private import check_torch
-from gptddp.distributed.watchdog import LAUNCHER_S, Watchdog, limit_s
+from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.launch.forkserver import start_server

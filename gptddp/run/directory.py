@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from gptddp.config import FIELDS, Config, differences, flag, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
-from gptddp.run.life import Life
 
 if TYPE_CHECKING:
     from gptddp.distributed.connect import World
@@ -90,9 +89,8 @@ def resolve(config: Config, world: "World", continued: bool) -> Config:
 # -- the marker of a finished run ----------------------------------------------------------------
 
 
-def finish(life: Life, step: int, cause: str) -> None:
+def finish(c: Config, step: int, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
-    c = life.config
     wanted = {"steps": c.steps, "max_time": c.max_time}
     marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)

@@ -6,8 +6,6 @@ from typing import Any
 
 import xxhash
 
-from gptddp.training.agree import Agreed
-
 
 @dataclass
 class Progress:
@@ -20,11 +18,13 @@ class Progress:
     skipped: int = 0  # non-finite steps in a row
     data: dict[str, Any] = field(default_factory=dict)  # the loader's state after `step`
 
-    def advance(self, agreed: Agreed, finite: bool, step_s: float, data: dict[str, Any]) -> None:
+    def advance(
+        self, targets: int, batch_fp: int, finite: bool, step_s: float, data: dict[str, Any]
+    ) -> None:
         """Count one finished step. A skipped one has used its data like any other."""
         self.step += 1
-        self.tokens += agreed.targets
-        self.chain_fp = fold(self.chain_fp, agreed.fp)
+        self.tokens += targets
+        self.chain_fp = fold(self.chain_fp, batch_fp)
         self.train_s += step_s
         self.skipped = 0 if finite else self.skipped + 1
         self.data = data

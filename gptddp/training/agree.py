@@ -1,4 +1,4 @@
-"""What all ranks agree on in a step, and what the run has come to so far."""
+"""What all ranks agree on before a step."""
 
 from dataclasses import dataclass
 
@@ -22,6 +22,11 @@ class Agreed:
     out_of_time: bool  # rank 0's time budget is used up: the step is not done
     save: bool  # rank 0 saves a checkpoint after this step
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
+
+    @property
+    def ends(self) -> bool:
+        """Is this the end of the loop, before the step?"""
+        return self.stop or self.out_of_time
 
 
 def agree(batch: Batch, stop: bool, out_of_time: bool, save: bool, world: World) -> Agreed:

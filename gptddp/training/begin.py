@@ -1,60 +1,67 @@
-"""Where a life of the run begins: all ranks find the newest state, wherever it is."""
+"""The beginning of a life: all ranks find the newest state, wherever it is."""
 
 import dataclasses
 import errno
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from gptddp.checkpoint import snapshot
-from gptddp.config import Config
+from gptddp import __version__
+from gptddp.checkpoint import snapshot, store
+from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.config import Config, check_world_size
+from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
-from gptddp.errors import ConfigError
-from gptddp.files import explain
-from gptddp.run.lease import Lease
-from gptddp.run.life import Life
-from gptddp.training import choose
-from gptddp.training.choose import claim
+from gptddp.errors import ConfigError, DataError
+from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
+from gptddp.run.history import highest_generation, history, read_ledger
+from gptddp.run.lease import Lease, acquire
+from gptddp.run.origin import Origin
+from gptddp.run.quarantine import decided
+from gptddp.training.choose import Brought, NewestState, holder, of_this_run, trusted
+from gptddp.training.life import Life
+from gptddp.training.metrics import PhaseClock
+from gptddp.training.stop import StopFlag
+
+log = logging.getLogger(__name__)
 
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
-@dataclasses.dataclass(frozen=True)
-class Begin:
-    """What a life begins with."""
+def begin(
+    config: Config, dataset: Dataset, world: World, stop: StopFlag, clock: PhaseClock
+) -> Life:
+    """All ranks: a new life of the run, from the newest valid state on disk or in any memory.
 
-    life: Life  # the same on every rank, `meta` of the state included
-    source: int  # the rank that has the tensors
-    tensors: dict[str, Tensor] | None  # there; None on the others, and where the run is new
-    lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
-    fault: dict[str, Any] | None  # why the state was left in memory, as its rank saw it
-    place: Path | None  # where this rank leaves its state if a peer is lost
-    lease: Lease | None  # on rank 0: its hold on the run
+    Raises ConfigError, DataError and CheckpointError, on every rank, as `open_run` does.
+    """
+    return Life(newest_state(config, dataset, world), world, stop, clock)
 
 
-def begin(config: Config, dataset: Dataset, world: World) -> Begin:
+def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
 
     One reader, one opinion: with a part of the chunks on each rank, a node whose view of a network
     volume is old would have a good checkpoint set aside. It would save a part of the reading of a
     cold start, of which the broadcast is the larger half (0.5 GB, four ranks on two cores: 1.1 to
     2.4 s, in parts 0.9 to 1.9 s), and each rank would hold the state twice.
-
-    Raises ConfigError, DataError and CheckpointError, on every rank, as `rundir.open_run` does.
     """
-    place = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
-    left = snapshot.read(place) if place else None
-    all_left = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
+    path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
+    left = snapshot.read(path) if path else None
+    brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
     loaded: Any = None
     lease: Lease | None = None
 
-    def open_run() -> Life:
+    def on_rank_0() -> Origin:
         nonlocal loaded, lease
-        lease = claim(config, world)
+        lease = take_run(config, world)
         try:
-            life, loaded = choose.open_run(config, dataset, world, all_left)
+            origin, loaded = open_run(config, dataset, world, brought)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:
@@ -62,14 +69,109 @@ def begin(config: Config, dataset: Dataset, world: World) -> Begin:
                     f"run {config.run_dir} cannot be used: {explain(error)}"
                 ) from error
             raise
-        return life
+        return origin
 
-    life = world.from_rank_0(open_run)
-    source = life.holder or 0
-    state = left if world.rank == life.holder else loaded  # `loaded`: on rank 0, or nowhere
+    origin = world.from_rank_0(on_rank_0)
+    source = origin.holder or 0
+    state = left if world.rank == origin.holder else loaded  # `loaded`: on rank 0, or nowhere
     mine: Any = ({}, [], None)
     if state:  # a checkpoint has no lines and no fault
         mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
     meta, lines, fault = world.share(mine, source)
-    life = dataclasses.replace(life, meta=meta)
-    return Begin(life, source, state.tensors if state else None, lines, fault, place, lease)
+    origin = dataclasses.replace(origin, meta=meta)
+    return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
+
+
+def take_run(config: Config, world: World) -> Lease:
+    """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
+    run = Path(config.run_dir)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        return acquire(run, world.job, known=(run / CONFIG).exists())
+    except OSError as error:
+        if error.errno in TRANSIENT:
+            raise
+        raise ConfigError(
+            f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
+        ) from error
+
+
+def open_run(
+    config: Config, dataset: Dataset, world: World, brought: Sequence[Brought] = ()
+) -> tuple[Origin, Loaded | None]:
+    """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
+
+    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). Raises
+    ConfigError when the run directory belongs to another configuration, DataError when it belongs
+    to other data, CheckpointError when it has checkpoints and none is valid.
+    """
+    run = Path(config.run_dir)
+    run_id, events = id_of(run), read_ledger(run)
+    snapshots = of_this_run(brought, run_id)
+    # a life on a full disk has left its traces in memory alone
+    generation = 1 + max([highest_generation(run, events), *(it[0] for it in snapshots.values())])
+    config = resolve(config, world, continued=generation > 1)
+    check_world_size(config, world.world_size)
+    _check_data(run, dataset)
+    newest = next(filter(store.is_candidate, store.names(run)), None)
+    snapshots = trusted(snapshots, events, run, world)
+    from_rank = holder(snapshots, store.order(newest) if newest else None)
+    loaded = load_newest(run) if from_rank is None else None
+    _write_config(run, run_id, config, dataset, new=generation == 1)
+    if from_rank is not None:
+        step, source, parent = snapshots[from_rank][1], "memory", newest
+    elif loaded is not None:
+        step, source, parent = loaded.step, loaded.name, loaded.name
+    else:
+        step, source, parent = 0, "scratch", None
+    redo, last_line, line = 0, None, None
+    for last_line in history(run):
+        redo += last_line["step"] > step
+        line = last_line if last_line["step"] == step else line
+    origin = Origin(
+        config=config,
+        generation=generation,
+        step=step,
+        meta=loaded.meta if loaded else {},
+        source=source,
+        redo=redo,
+        last_line=last_line,
+        line=line,
+        run_id=run_id,
+        parent=parent,
+        holder=from_rank,
+        quarantine=decided(events, step),
+    )
+    return origin, loaded
+
+
+def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new: bool) -> None:
+    """Write down what this life runs with; a run that is not new goes on where that fails."""
+    try:
+        saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
+        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config)})
+        if not (run / DATASET).exists():
+            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+            write_json_atomic(run / DATASET, data)
+    except OSError as error:
+        if new:
+            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
+        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
+
+
+def _check_data(run: Path, dataset: Dataset) -> None:
+    """Refuse other data than the run began with, naming every file that differs.
+
+    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
+    """
+    try:
+        began: Any = read_json(run / DATASET)
+        same = began is None or began["sha256"] == dataset.sha256
+        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
+    if not same:
+        raise DataError(
+            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
+            "put that data set back, or give another --run-dir"
+        )

@@ -1,64 +1,122 @@
 """The end of a life: no rank leaves before the last state is safe, however long the disk takes."""
 
 import errno
-import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from gptddp.distributed.connect import World
+from gptddp.run.directory import finish
+from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
-from gptddp.training.memory import Memory
+from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told, and the state is left in memory too
-
-log = logging.getLogger(__name__)
+_MEET_S = 1.0  # between two meetings of the ranks
 
 
 def save_last(
-    recorder: Recorder | None, memory: Memory, world: World, asked: Callable[[], bool],
-    tensors: dict[str, Tensor], progress: Progress, cause: str,
-) -> bool:  # fmt: skip
+    recorder: Recorder | None,
+    live: LiveState,
+    world: World,
+    asked: Callable[[], bool],
+    tensors: Mapping[str, Tensor],
+    progress: Progress,
+    cause: str,
+) -> bool:
     """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
 
     The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
     lets the attempt in flight finish and allows no other. Raises OSError after ten minutes: the
     next life tries again, with the state from memory where it could be left.
     """
-    work: Any = (tensors, progress, cause)
-    thread = threading.Thread(target=recorder.end, args=work, daemon=True) if recorder else None
-    if thread:
-        thread.start()
+    ending = Ending(recorder, tensors, progress, cause) if recorder else None  # rank 0 only
+    if ending:
+        ending.start()
     began, told, stopped = time.monotonic(), False, cause == "stopped"
     while True:
-        if recorder and thread:
-            if stopped:
-                recorder.give_up.set()
-            thread.join(1.0)
-            recorder.watch()
+        if ending:
+            ending.wait(_MEET_S, last_try=stopped)
         waited_s = time.monotonic() - began
-        busy = thread is not None and thread.is_alive() and waited_s < WAIT_S
-        flags = [busy, recorder is not None and not recorder.ended, asked()]
+        busy = ending is not None and ending.is_alive() and waited_s < WAIT_S
+        flags = [busy, ending is not None and not ending.done, asked()]
         waits, unsaved, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         stopped = stopped or stops > 0
         if not unsaved:
             return True
         if not told and (not waits or waited_s > TELL_S):
             told = True
-            memory.leave(f"the storage has not taken step {progress.step}, the last of its life")
+            live.leave_snapshot(
+                f"the storage has not taken step {progress.step}, the last of its life"
+            )
             if waits and recorder:
-                log.warning(
-                    "step %d was the last; waiting for the storage, at most %.0f minutes%s",
-                    progress.step, WAIT_S / 60, ", or until the end of the grace period" * stopped,
-                )  # fmt: skip
+                recorder.console.waiting(progress.step, WAIT_S, stopped)
         if not waits and stopped:
             return False
         if not waits:
-            why = recorder.trouble if recorder else "rank 0 says why"
+            why = recorder.saves.trouble if recorder else "rank 0 says why"
             raise OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")
+
+
+class Ending(threading.Thread):
+    """Rank 0 only: has the last state on disk, then says in the books how this life ended.
+
+    A thread, as the disk may hang. It tries again until the disk takes it or no try is left;
+    `done` says if it did.
+    """
+
+    def __init__(
+        self, recorder: Recorder, tensors: Mapping[str, Tensor], progress: Progress, cause: str
+    ) -> None:
+        super().__init__(name="ending", daemon=True)
+        self.done = False
+        self._recorder, self._tensors = recorder, tensors
+        self._progress, self._cause = progress, cause
+        self._give_up = threading.Event()
+
+    def wait(self, seconds: float, last_try: bool) -> None:
+        """Wait a while; `last_try`: the attempt in flight is the last. Raises Superseded."""
+        if last_try:
+            self._give_up.set()
+        self.join(seconds)
+        self._recorder.saves.watch()
+
+    def run(self) -> None:
+        recorder, step = self._recorder, self._progress.step
+        where, error = "no step was done", None
+        if step > recorder.origin.step or recorder.origin.source == "memory":
+            error = self._insist(self._save)
+            where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
+        if error is None or self._cause == "stopped":
+            fingerprints = recorder.fingerprints(self._progress)
+            recorder.event("stop", step=step, cause=self._cause, **fingerprints)
+            error = self._insist(self._finish) or error
+            recorder.lease.release()
+            recorder.console.ended(step, self._cause, where)
+        self.done = error is None
+
+    def _save(self) -> None:
+        fingerprints = self._recorder.fingerprints(self._progress)
+        self._recorder.saves.save_last(self._tensors, self._progress, fingerprints)
+
+    def _finish(self) -> None:
+        self._recorder.log.sync()
+        if self._cause != "stopped":
+            finish(self._recorder.config, self._progress.step, self._cause)
+
+    def _insist(self, work: Callable[[], None]) -> str | None:
+        """Do it until the disk lets us; the error if no try is left."""
+        while True:
+            try:
+                work()
+                return None
+            except OSError as error:
+                if self._give_up.wait(RETRY_S):
+                    return str(error)
+            except Exception as error:  # no disk will mend it
+                return str(error)

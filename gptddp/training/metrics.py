@@ -3,8 +3,13 @@
 import logging
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import prometheus_client as prom
+
+from gptddp.run.origin import Origin
+from gptddp.run.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +93,42 @@ class Metrics:
             self.loss.labels(split).set(float("nan"))
         self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
         self._phase_seen = dict.fromkeys(PHASES, 0.0)
+        self._tokens = 0  # of the run, as of the last step
+
+    def began(self, origin: Origin, progress: Progress, world_size: int, nodes: int) -> None:
+        """Where a life goes on, in which world."""
+        self.world_size.set(world_size)
+        self.nodes.set(nodes)
+        self.incarnation.set(origin.generation)
+        self.step.set(origin.step)
+        self.max_steps.set(origin.config.steps or 0)
+        self.tokens_seen.set(progress.tokens)
+        self.quarantined.set(len(progress.data.get("quarantined", ())))
+        self._tokens = progress.tokens
+        self.checkpoint_time.set_to_current_time()  # so that its age is known to be no less
+
+    def stepped(self, line: Mapping[str, Any], progress: Progress, step_s: float) -> None:
+        """One finished step, by its line of the log."""
+        self.steps.inc()
+        self.tokens.inc(progress.tokens - self._tokens)
+        self._tokens = progress.tokens
+        self.step.set(progress.step)
+        self.tokens_seen.set(progress.tokens)
+        self.step_s.observe(step_s)
+        self.last_step_time.set_to_current_time()
+        self.lr.set(line["lr"])
+        if line["loss"] is None:
+            self.nonfinite.inc()
+        else:
+            self.loss.labels("train").set(line["loss"])
+            self.grad_norm.set(line["grad_norm"])
+
+    def saved(self, step: int, error: str | None) -> None:
+        """The end of one save."""
+        self.saves.labels("failure" if error else "success").inc()
+        if not error:
+            self.checkpoint_step.set(step)
+            self.checkpoint_time.set_to_current_time()
 
     def add_phases(self, clock: PhaseClock) -> None:
         """Bring the phase counter up to the clock."""

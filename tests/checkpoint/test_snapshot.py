@@ -13,12 +13,11 @@ import pytest
 import torch
 from support.trainer_patches import lose_a_peer
 
-from gptddp import train
 from gptddp.checkpoint import snapshot
-from gptddp.errors import Diverged
+from gptddp.errors import Diverged, LifeLost
 from gptddp.launch import agent
 from gptddp.run.history import Ledger, history, read_ledger
-from gptddp.training.choose import _holder, _own, _trusted
+from gptddp.training import choose, life
 
 TENSORS = {
     "w": torch.arange(1000, dtype=torch.float32).reshape(10, 100),
@@ -126,7 +125,7 @@ def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
 )
 def test_the_newest_state_of_this_run_wins(left, newest, holder):
     """By generation, then step; another run's is foreign, a checkpoint as new is preferred."""
-    assert _holder(_own(left, "run"), newest) == holder
+    assert choose.holder(choose.of_this_run(left, "run"), newest) == holder
 
 
 A, B = 11, 12  # digests
@@ -155,8 +154,9 @@ def test_no_memory_of_a_diverged_generation_is_trusted(tmp_path, diverged, left,
         Ledger(tmp_path).event("diverged", diverged, step=40, ranks=[1], names=["rank 1"])
     world = SimpleNamespace(names=[f"rank {rank}" for rank in range(len(left))])
     for _ in range(2):  # the second life finds what the first has recorded
-        own = _own(left, "run")
-        assert _trusted(own, read_ledger(tmp_path), tmp_path, world).keys() == trusted
+        snapshots = choose.of_this_run(left, "run")
+        found = choose.trusted(snapshots, read_ledger(tmp_path), tmp_path, world)
+        assert found.keys() == trusted
         events = [e["names"] for e in read_ledger(tmp_path)][diverged > 0 :]
         assert events == ([names] if names else [])
 
@@ -193,13 +193,13 @@ def test_a_memory_that_was_taken_up_makes_room(run, tmp_path, monkeypatch):
     lose_a_peer(run, "--steps", "9", at=4)
     (left,) = (tmp_path / "memory").iterdir()
     mapped = []
-    agree = train.agree
+    agree = life.agree
 
     def looking(*args):
         mapped.append(left.name in Path("/proc/self/maps").read_text())
         return agree(*args)
 
-    monkeypatch.setattr(train, "agree", looking)
+    monkeypatch.setattr(life, "agree", looking)
     assert run("--steps", "6") == 0
     assert mapped == [False] * 3
 
@@ -231,7 +231,7 @@ def test_diverged_ranks_leave_nothing(run, tmp_path, monkeypatch):
     assert run("--steps", "2") == 0
     lose_a_peer(run, "--steps", "9", at=3)
     with monkeypatch.context() as patch:
-        check, calls = train.check_replicas, iter(range(9))
+        check, calls = life.check_replicas, iter(range(9))
         (left,) = (tmp_path / "memory").iterdir()
         absent = left.read_bytes()
 
@@ -240,8 +240,8 @@ def test_diverged_ranks_leave_nothing(run, tmp_path, monkeypatch):
                 raise Diverged({0: A, 1: B}, 9, "01")
             return check(*args)
 
-        patch.setattr(train, "check_replicas", differ)
-        assert run("--steps", "9") == train.PEER_LOST
+        patch.setattr(life, "check_replicas", differ)
+        assert run("--steps", "9") == LifeLost.exit_code
     assert not list((tmp_path / "memory").iterdir())
     assert json.loads((tmp_path / "run/config.json").read_text())["run_id"]
     left.write_bytes(absent)

@@ -10,6 +10,7 @@ from support.toy import SMALL
 from gptddp import train
 from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import history
+from gptddp.training import life
 
 
 @pytest.mark.fault(31)
@@ -21,7 +22,7 @@ def test_fifty_resumes_at_random_steps_are_the_same_run(corpus, tmp_path, measur
     flags += ["--eval-every", "100000", "--run-dir"]
     assert train.main([*flags, str(tmp_path / "whole")]) == 0
 
-    agree = train.agree
+    agree = life.agree
     left = [0]  # steps until this life is asked to stop
 
     def agree_or_stop(batch, stop, *rest):
@@ -29,7 +30,7 @@ def test_fifty_resumes_at_random_steps_are_the_same_run(corpus, tmp_path, measur
         return agree(batch, left[0] < 0 or stop, *rest)
 
     random.seed(31)
-    monkeypatch.setattr(train, "agree", agree_or_stop)
+    monkeypatch.setattr(life, "agree", agree_or_stop)
     stops = 0
     for _ in range(lives):
         left[0] = random.randint(1, 4)

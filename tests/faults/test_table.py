@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from table import DOCS, ELSEWHERE, page
+from faults.table import DOCS, ELSEWHERE, page
 
 TESTS = Path(__file__).parents[1]
 

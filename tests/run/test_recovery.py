@@ -41,12 +41,13 @@ def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
     code = (
         "import itertools, os, signal, sys\n"
         "from gptddp import train\n"
-        "agree, calls = train.agree, itertools.count(1)\n"
+        "from gptddp.training import life\n"
+        "agree, calls = life.agree, itertools.count(1)\n"
         "def killed(*args):\n"
         "    if next(calls) == 4 and sys.argv.pop() == 'kill':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return agree(*args)\n"
-        "train.agree = killed\n"
+        "life.agree = killed\n"
         "sys.exit(train.main(sys.argv[1:-1]))\n"
     )
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "6"]

@@ -61,7 +61,7 @@ class Disk:
 
     def plan(self, plan: dict[int, str | None], heal_s: float = 0, setattr=setattr) -> None:
         """Turn to another mode after these steps; heal some seconds after the last one."""
-        step, end = Recorder.step, Recorder.end
+        step, ending = Recorder.step, end.Ending.run
 
         def turning(recorder, line, progress, step_s):
             if progress.step in plan:
@@ -74,10 +74,10 @@ class Disk:
         def healing(*args):
             if heal_s:
                 threading.Timer(heal_s, self.turn, (None,)).start()
-            end(*args)
+            ending(*args)
 
         setattr(Recorder, "step", turning)
-        setattr(Recorder, "end", healing)
+        setattr(end.Ending, "run", healing)
         self.turn(plan.get(0))
 
 

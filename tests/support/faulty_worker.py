@@ -18,9 +18,10 @@ from gptddp.config import from_args
 from gptddp.distributed import connect
 from gptddp.distributed.process import run
 from gptddp.files import write_atomic
+from gptddp.training import life
 
 connect.TIMEOUT_S, connect.FIRST_TIMEOUT_S = 2.0, 20.0
-train.CHECK_EVERY = 10
+life.CHECK_EVERY = 10
 connect.cpu_quota = lambda: 1  # as plain torchrun gives several workers of two processors
 STEP_S = 0.05
 POD = os.environ["POD_NAME"]

@@ -14,13 +14,13 @@ from pathlib import Path
 from gptddp import train
 from gptddp.distributed.process import run
 from gptddp.run.history import RunLog
-from gptddp.training import recorder
+from gptddp.training import end, life
 
 PLACES = [
     (train, "begin", "begin"),  # the world is formed, no state is loaded
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
-    (recorder.Recorder, "end", "end"),  # after the last step, before its checkpoint
-    (recorder, "finish", "finish"),  # that is committed, and the run is not yet called finished
+    (end.Ending, "run", "end"),  # after the last step, before its checkpoint
+    (end, "finish", "finish"),  # that is committed, and the run is not yet called finished
 ]
 
 
@@ -55,7 +55,7 @@ def stop_at(owner, name, place):
 
 
 def main() -> int | None:
-    agree = train.agree
+    agree = life.agree
 
     def slowly(*args):
         with contextlib.suppress(OSError, ValueError):
@@ -64,7 +64,7 @@ def main() -> int | None:
         return agree(*args)
 
     mine("pid").write_text(str(os.getpid()))
-    train.agree = slowly
+    life.agree = slowly
     for place in PLACES:
         stop_at(*place)
     return train.main()

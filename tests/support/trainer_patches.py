@@ -7,26 +7,11 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from gptddp import train
+from gptddp.errors import LifeLost
+from gptddp.training import life
 
-SITE = """
-import importlib.util, sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name != "gptddp.train":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-        def exec_module(module):
-            execute(module)
-            exec(CODE, vars(module))
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-CODE = '''
+# What the code of a test may use, beside all that gptddp.train has.
+HELPERS = """
 import os, signal, time
 from pathlib import Path
 HERE = Path({here!r})
@@ -44,22 +29,46 @@ def gate(what):
     (HERE / f"{{what}}.reached").write_text(str(os.getpid()))
     while (HERE / f"{{what}}.closed").exists():
         time.sleep(0.01)
-{code}
-'''
+"""
+SITE = """
+import importlib.util, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "gptddp.train":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            exec({code!r}, vars(module))
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
 """
 
 
 def patched(folder: Path, code: str) -> dict[str, str]:
     """The environment in which `code` is run in gptddp.train, in every process that imports it."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SITE.format(here=str(folder), code=code))
+    code = HELPERS.format(here=str(folder)) + code
+    (folder / "sitecustomize.py").write_text(SITE.format(code=code))
     path = filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(path)}
 
 
+def patch_here(folder: Path, code: str) -> str:
+    """Code for one process that has imported gptddp.train: it runs `code` in that module."""
+    folder.mkdir()
+    code = HELPERS.format(here=str(folder)) + code
+    return f"from gptddp import train\nexec({code!r}, vars(train))\n"
+
+
 def lose_a_peer(run, *flags: str, at: int = 4) -> None:
     """A life in this process whose collective fails at its n-th step, as when a peer is gone."""
-    agree, calls = train.agree, itertools.count(1)
+    agree, calls = life.agree, itertools.count(1)
 
     def failing(*args):
         if next(calls) == at:
@@ -67,5 +76,5 @@ def lose_a_peer(run, *flags: str, at: int = 4) -> None:
         return agree(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "agree", failing)
-        assert run(*flags) == train.PEER_LOST
+        patch.setattr(life, "agree", failing)
+        assert run(*flags) == LifeLost.exit_code

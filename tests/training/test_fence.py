@@ -5,11 +5,10 @@ Fault 28 of the fault table, and the late writer of faults 13 and 15.
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.forked import TRAIN
 from support.local_jobs import until
 from support.toy import SMALL
 
@@ -70,15 +69,13 @@ sys.exit(train.main(sys.argv[1:]))
 
 
 @pytest.fixture
-def training(corpus, tmp_path, spawn):
+def training(corpus, tmp_path, forked):
     """training(*flags, code, job) -> a training process on the run directory `run`."""
 
-    def begin(*flags, code="", job=""):
-        command = [sys.executable, *(["-c", code] if code else ["-m", "gptddp.train"]), *SMALL]
-        command += ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), *flags]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        env |= {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
-        return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
+    def begin(*flags, code=TRAIN, job=""):
+        places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+        env = {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
+        return forked(code, *SMALL, *places, *flags, env=os.environ | env)
 
     return begin
 

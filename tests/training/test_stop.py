@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from support.local_jobs import until
 from support.toy import SMALL
-from support.trainer_patches import patched
+from support.trainer_patches import patch_here
 
 from gptddp.checkpoint import snapshot
 from gptddp.run.history import history, read_ledger
@@ -60,19 +58,18 @@ def evaluate(net, rows, tokenizer, c, world, stop):
 class Run:
     """A training process with a fault in it."""
 
-    def __init__(self, folder, corpus, code="", grace_s="60"):
-        self.folder, self.run = folder / "patch", folder / "run"
-        env = patched(self.folder, STUCK + code) | {"OMP_NUM_THREADS": "1"}
+    def __init__(self, forked, folder, corpus, code="", grace_s="60"):
+        self.forked, self.folder, self.run = forked, folder / "patch", folder / "run"
+        self.code = patch_here(self.folder, STUCK + code) + START
         (folder / "memory").mkdir()
-        self.env = os.environ | env | {"GPTDDP_MEMORY": str(folder / "memory")}
+        self.env = os.environ | {"GPTDDP_MEMORY": str(folder / "memory")}
         self.env |= {"GPTDDP_GRACE_S": grace_s} if grace_s else {}
         self.memory = snapshot.path_of(folder / "memory", self.run)
         self.args = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run)]
         (self.folder / "here.closed").touch()
 
     def start(self, *flags):
-        command = [sys.executable, "-c", START, *self.args, *flags]
-        return subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, text=True)
+        return self.forked(self.code, *self.args, *flags, env=self.env)
 
     def reached(self):
         until((self.folder / "here.reached").exists, timeout_s=60)
@@ -88,23 +85,14 @@ class Run:
 
 
 @pytest.fixture
-def training(tmp_path, corpus):
-    runs = []
-
-    def begin(code="", **kind):
-        runs.append(Run(tmp_path, corpus, code, **kind))
-        return runs[-1]
-
-    return begin
+def training(tmp_path, corpus, forked):
+    """training(code, grace_s) -> a Run whose processes have this code in gptddp.train."""
+    return lambda code="", **kind: Run(forked, tmp_path, corpus, code, **kind)
 
 
 def ended(process, timeout_s=20):
     """Exit code and stderr."""
-    try:
-        return process.wait(timeout_s), process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
+    return process.wait(timeout_s), process.stderr.read()
 
 
 def test_a_process_that_has_nothing_to_lose_leaves_at_once(training):
@@ -176,7 +164,7 @@ def test_a_volume_that_hangs_does_not_hold_up_a_stop(training):
     assert left and left.step == len(left.lines) == 6
 
 
-def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, corpus, tmp_path):
+def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked, corpus, tmp_path):
     """A stop in that of the last step: 143, not 0; then the same val_loss as without the stop."""
     run = training(EVALUATION)
     process = run.start("--steps", "6")
@@ -193,8 +181,7 @@ def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, corpus
     assert (run.run / "finished.json").exists()
     whole = tmp_path / "whole"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(whole), "--steps", "6"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", START, *flags], check=True, capture_output=True, env=env)
+    assert forked(START, *flags).wait(60) == 0
     keys = ("step", "loss", "val_loss", "val_bpb", "chain_fp")
     assert [[line.get(key) for key in keys] for line in history(run.run)] == [
         [line.get(key) for key in keys] for line in history(whole)

@@ -7,13 +7,13 @@ from gptddp.config import Config
 
 
 @dataclass(frozen=True)
-class Life:
-    """What one life of the run begins with: the same on every rank."""
+class Origin:
+    """Where a life of the run goes on from: the same on every rank."""
 
     config: Config  # resolved
     generation: int
     step: int  # finished steps
-    meta: dict[str, Any]  # of the checkpoint; {} when the run begins, or goes on from memory
+    meta: dict[str, Any]  # of the state, see Progress; {} when the run begins
     source: str  # the checkpoint's name, "memory" or "scratch"
     redo: int  # steps that an earlier life has done beyond `step`
     last_line: dict[str, Any] | None  # of the log, by any life

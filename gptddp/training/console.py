@@ -1,0 +1,65 @@
+"""What rank 0 says of a life to its reader, in lines of its pod's log."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gptddp.run.origin import Origin
+
+log = logging.getLogger(__name__)
+
+
+class Console:
+    """Rank 0 only: the readable lines; the JSON log has all of it."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin, self.config = origin, origin.config
+
+    def began(self, params: int, device: str, world_size: int) -> None:
+        """The run and where this life goes on."""
+        c, origin = self.config, self.origin
+        what = f"{c.preset}, {params / 1e6:.1f} M parameters, {c.precision} on {device}"
+        rows = f"{c.batch} rows of {c.seq_len} tokens a step"
+        log.info("%s: %s, %d ranks; %s", c.run_dir, what, world_size, rows)
+        redo = f", {origin.redo} steps to do again" if origin.redo else ""
+        where = f"from {origin.source}, step {origin.step} of {c.steps}"
+        log.info("life %d: %s%s", origin.generation, where, redo)
+
+    def step(self, line: Mapping[str, Any], step_s: float) -> None:
+        """Every `log_every` steps: loss, speed and the time that is left."""
+        if line["loss"] is None:
+            log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
+        if line["step"] % self.config.log_every:
+            return
+        left = int((self.config.steps - line["step"]) * step_s)
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+        done = f"step {line['step']}/{self.config.steps}  loss {loss}  lr {line['lr']:.2e}"
+        speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {line['world_size']} ranks"
+        log.info("%s  %s  %d:%02d left", done, speed, left // 60, left % 60)
+
+    def evaluated(self, line: Mapping[str, Any]) -> None:
+        """The losses of an evaluation."""
+        losses = f"validation loss {line['val_loss']:.4f}, {line['val_bpb']:.4f} bits a byte"
+        log.info("step %d: %s", line["step"], losses)
+
+    def quarantined(self, step: int, names: Sequence[str]) -> None:
+        """Row groups that are left out for good."""
+        log.warning("step %d: in quarantine from now on: %s", step, ", ".join(names))
+
+    def storage(self, trouble: str | None) -> None:
+        """The storage has begun to fail, or works again."""
+        if trouble:
+            log.error("STORAGE: %s; training goes on, and tries again", trouble)
+        else:
+            log.warning("STORAGE: it works again")
+
+    def waiting(self, step: int, limit_s: float, stopped: bool) -> None:
+        """The last checkpoint takes its time."""
+        until = ", or until the end of the grace period" * stopped
+        wait = f"waiting for the storage, at most {limit_s / 60:.0f} minutes{until}"
+        log.warning("step %d was the last; %s", step, wait)
+
+    def ended(self, step: int, cause: str, where: str) -> None:
+        """The life is over; `where` its last state is."""
+        verb, why = ("stopped", "") if cause == "stopped" else ("finished", f" ({cause})")
+        log.info("%s after step %d%s: %s", verb, step, why, where)

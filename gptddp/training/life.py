@@ -1,0 +1,269 @@
+"""One life of a run, around the loop of `train`: what stands between the lines of its model step.
+
+A life begins from the newest state, and hands its own on to the next: by the storage at its end and
+now and then before, by memory when a peer is lost.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.checkpoint.load import copy_into
+from gptddp.config import Config
+from gptddp.data.loader import Batch
+from gptddp.distributed import environment, peers
+from gptddp.distributed.connect import World
+from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
+from gptddp.errors import Diverged, GptddpError, LostPeer, NonFiniteError, Stopped
+from gptddp.model.evaluate import Evaluation
+from gptddp.run import crash_loop
+from gptddp.run.progress import Progress
+from gptddp.training import quarantine
+from gptddp.training.agree import Agreed, agree
+from gptddp.training.choose import NewestState
+from gptddp.training.end import save_last
+from gptddp.training.live_state import LiveState
+from gptddp.training.metrics import PhaseClock
+from gptddp.training.recorder import Recorder
+from gptddp.training.rows import Rows
+from gptddp.training.stop import StopFlag
+
+_RECENT = 64  # steps whose median says how long a silent peer is waited for
+_PATIENCE = 8  # so many times
+
+
+class Life:
+    """A life of the run as the loop sees it; made by `begin`. Methods are for all ranks alike.
+
+    The live state (tensors and progress) is whole but within `stepping`: only then is there none to
+    hand on. Storage, books and metrics are rank 0's, in `recorder`.
+    """
+
+    def __init__(self, state: NewestState, world: World, stop: StopFlag, clock: PhaseClock) -> None:
+        origin = self.origin = state.origin
+        self.world, self.stop, self.clock = world, stop, clock
+        self.progress = Progress.from_meta(origin.meta)
+        self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
+        self.live = LiveState(state.snapshot_path, origin)
+        self.cause = "steps"  # why the loop ends
+        self.line: dict[str, Any] = {}  # of the log, of the last finished step
+        self._state: NewestState | None = state  # until it is restored
+        self._tensors: Mapping[str, Tensor] = {}  # the live ones
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps
+        self._began_step = self._ended_step = 0.0  # monotonic: of the last step
+        stop.holds = origin.source == "memory"
+        stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration, every field closed."""
+        return self.origin.config
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps of the run."""
+        return self.progress.step
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there another step to do?"""
+        return self.cause == "steps" and self.step < self.config.steps
+
+    # -- around all of it --------------------------------------------------------------------------
+
+    @contextmanager
+    def guard(self, rows: Rows) -> Iterator[None]:
+        """Whatever ends the life inside: what the next one needs of it is left behind.
+
+        A lost peer leaves the live state in memory (LostPeer), ranks that differ leave nothing
+        (Diverged), an error of the trainer's own is counted (CrashLoopError the third time).
+        """
+        self._rows, self._ended_step = rows, time.monotonic()
+        try:
+            yield
+        except GptddpError:
+            raise
+        except Exception as error:
+            if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
+                waited_s = time.monotonic() - self._ended_step
+                blame = f"after step {self.step}: {peers.blame(error, self.world, waited_s)}"
+                self.live.leave_snapshot(blame)
+                raise LostPeer(blame) from error
+            if isinstance(error, Diverged):
+                self.live.remove_snapshot()
+                if self.recorder:
+                    self.recorder.diverged(error, self.progress)
+            elif final := self._count_failure(error):
+                raise final from error
+            raise
+        finally:
+            self._rows.close()
+            if self.recorder:
+                self.recorder.close()
+
+    def _count_failure(self, error: Exception) -> GptddpError | None:
+        return crash_loop.final(
+            error,
+            Path(self.config.run_dir),
+            step=self.step + 1,
+            generation=self.origin.generation,
+            rank=self.world.rank,
+            pod=environment.pod(),
+        )
+
+    def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
+        """All ranks: the newest state into these live tensors, by name; then the life has begun.
+
+        Raises CheckpointError where the state is another model's, Diverged where ranks differ.
+        """
+        self.clock.enter("restore")
+        state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
+        assert state is not None
+        if state.tensors is not None:  # one rank only
+            copy_into(tensors, state.tensors)
+        if self.step:
+            self.world.broadcast(tensors.values(), state.source)  # all ranks
+        check_replicas(tensors, self.step, self.world)  # all ranks
+        self._tensors = tensors
+        self.live.mark_whole(tensors, self.progress)
+        if self.recorder:
+            self.recorder.begin(tensors, n_params, self.progress, state.lines, state.fault)
+        lines = {line["step"]: line for line in state.lines}
+        self.line = self.origin.line or lines.get(self.step, {})
+        self.stop.holds = True
+        if verdict := environment.verdict():
+            crash_loop.forget(verdict.parent)
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def next_batch(self) -> Batch:
+        """This rank's rows of the next step; none, and `bad`, where a row group cannot be read."""
+        self.clock.enter("data_wait")
+        decided = self.origin.quarantine.get(self.step, ())
+        batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
+        self.clock.enter("step" if self.step > self.origin.step else "warmup")
+        self._began_step = time.monotonic()
+        return batch
+
+    def agree(self, batch: Batch) -> Agreed:
+        """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
+        out_of_time = 0 < self.config.max_time <= self.progress.train_s
+        save = self.recorder.is_save_due if self.recorder else False
+        agreed = agree(batch, self.stop.asked, out_of_time, save, self.world)  # all ranks
+        if agreed.ends:
+            self.cause = "stopped" if agreed.stop else "max_time"
+        return agreed
+
+    def quarantine(self, batch: Batch) -> None:
+        """All ranks: leave out for good what some rank cannot read; the step is tried again."""
+        decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
+        if self.recorder:  # before any rank acts on it
+            self.recorder.quarantine(decision, self.progress)
+        self._rows.reopen(self.progress.data)
+
+    @contextmanager
+    def stepping(
+        self, batch: Batch, agreed: Agreed, *, loss: float, grad_norm: float, lr: float
+    ) -> Iterator[bool]:
+        """Around the change of the live state: whole before, whole after, nobody's in between.
+
+        Yields whether the step is finite: the same on every rank, since both numbers come out of a
+        sum over all of them. A step that is not has used its data all the same.
+        """
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self.live.mark_changing()
+        yield finite
+        self._ended_step = time.monotonic()
+        step_s = self._ended_step - self._began_step
+        data = self._rows.loader.state(agreed.cursors)
+        self.progress.advance(agreed.targets, agreed.fp, finite, step_s, data)
+        self._recent.append(step_s)
+        self.world.set_timeout(_PATIENCE * statistics.median(self._recent))
+        self.line = {
+            "step": self.step,
+            "loss": loss if finite else None,
+            "grad_norm": grad_norm if finite else None,
+            "lr": lr,
+            "tokens": self.progress.tokens,
+            "tok_s": agreed.targets / (step_s + batch.wait_s),
+            "data_wait_s": batch.wait_s,
+            "batch_fp": f"{agreed.fp:016x}",
+            "chain_fp": f"{self.progress.chain_fp:016x}",
+            "world_size": self.world.world_size,
+            "time": time.time(),
+        }
+        self.live.lines.append(self.line)
+        self.live.mark_whole(self._tensors, self.progress)
+
+    # -- after a step ------------------------------------------------------------------------------
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Every `eval_every` steps and at the last one."""
+        return self.step % self.config.eval_every == 0 or self.step == self.config.steps
+
+    def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
+        """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
+        self.clock.enter("eval")
+        if result := validate():
+            self.line |= {"val_loss": result.loss, "val_bpb": result.bpb}
+        else:
+            self.cause = "stopped"
+
+    def evaluate_missed(self, validate: Callable[[], Evaluation | None]) -> None:
+        """All ranks: the evaluation that the life before had no time for, if there is one."""
+        if self.line and "val_loss" not in self.line and self.is_evaluation_due:
+            self.evaluate(validate)
+            if self.recorder and self.cause == "steps":
+                self.recorder.evaluated(self.line)
+
+    def record(self) -> None:
+        """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
+        self.clock.enter("other")
+        if self.recorder:
+            self.recorder.step(self.line, self.progress, self._ended_step - self._began_step)
+        if self.progress.skipped > self.config.max_skipped:
+            raise NonFiniteError(
+                f"step {self.step}: loss or gradient not finite {self.progress.skipped} times "
+                f"in a row (max_skipped is {self.config.max_skipped}): lower lr, or look at the "
+                "data"
+            )
+
+    @property
+    def is_check_due(self) -> bool:
+        """Is it time to compare the ranks, checkpoint or not?"""
+        return self.step % CHECK_EVERY == 0
+
+    def check_replicas(self) -> None:
+        """All ranks: raise Diverged unless all hold the same state."""
+        self.clock.enter("checkpoint")
+        check_replicas(self._tensors, self.step, self.world)  # all ranks
+
+    def save(self) -> None:
+        """Begin to write a checkpoint; the loop waits for a copy of the tensors only."""
+        if self.recorder:
+            self.recorder.save(self._tensors, self.progress)
+
+    def end(self) -> None:
+        """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""
+        self.check_replicas()  # all ranks
+        saved = save_last(
+            self.recorder,
+            self.live,
+            self.world,
+            lambda: self.stop.asked,
+            self._tensors,
+            self.progress,
+            self.cause,
+        )
+        self.world.leave_together()  # all ranks
+        if self.cause == "stopped" or not saved:
+            raise Stopped(f"{self.stop.cause} after step {self.step}")
+        self.live.remove_snapshot()

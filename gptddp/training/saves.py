@@ -1,0 +1,123 @@
+"""Rank 0's checkpoints: when one is due, what became of each, and trouble with the storage."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.checkpoint.writer import Saved, Writer
+from gptddp.errors import Superseded
+from gptddp.run.history import Ledger, RunLog
+from gptddp.run.lease import Lease
+from gptddp.run.origin import Origin
+from gptddp.run.progress import Progress
+from gptddp.run.recovery import last_save_time
+from gptddp.training.console import Console
+from gptddp.training.metrics import Metrics
+
+Fingerprints = dict[str, str | None]  # batch_fp and chain_fp of a step
+
+
+class Saves:
+    """Rank 0 only. No failure of the storage stops the training, and none is kept quiet."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        lease: Lease,
+        log: RunLog,
+        ledger: Ledger,
+        metrics: Metrics,
+        console: Console,
+    ) -> None:
+        c = origin.config
+        self.trouble: str | None = None  # with the storage, as told
+        # A committed checkpoint never knows more steps than the log.
+        self.writer = Writer(
+            Path(c.run_dir),
+            origin.generation,
+            parent=origin.parent,
+            keep=c.keep,
+            before_commit=log.sync,
+            fence=lease.check,
+        )
+        self._origin, self._lease, self._ledger = origin, lease, ledger
+        self._metrics, self._console = metrics, console
+        self._books = (self.writer, ledger, log)
+        self._every_s = c.checkpoint_every
+        self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
+        self._saved_at = time.monotonic()
+        self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
+        self._watching = threading.Lock()
+
+    def begin(self, tensors: Mapping[str, Tensor], events: Sequence[Mapping[str, Any]]) -> None:
+        """Before the first step; `events`: the ledger so far."""
+        if self._origin.source == "memory":  # lives that are short must not put it off for ever
+            now = time.time()
+            since_s = now - last_save_time(events, now)
+            self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock was put back
+        self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
+
+    @property
+    def is_due(self) -> bool:
+        """Is it time for a checkpoint, and is none being written?"""
+        return time.monotonic() - self._saved_at >= self._every_s and not self.writer.busy
+
+    def save(
+        self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints
+    ) -> None:
+        """Stage a copy and let the writer's thread commit it; the caller goes on at once."""
+        self._saved_at = time.monotonic()
+        self._saving[progress.step] = fingerprints
+        self.writer.submit(progress.step, tensors, progress.to_meta())
+
+    def save_last(
+        self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints
+    ) -> None:
+        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk."""
+        self.writer.wait()
+        if not self.writer.has(progress.step):
+            self.save(tensors, progress, fingerprints)
+            self.writer.wait()
+        self.watch()
+        if self.writer.failure:
+            raise self.writer.failure
+
+    def watch(self) -> None:
+        """Record the saves that have ended, and tell once when the storage fails or works again.
+
+        Raises Superseded where this life has been found to be over.
+        """
+        with self._watching:
+            while saved := self.writer.poll():
+                self._record(saved)
+            troubles = (it.trouble(self._patience_s) for it in self._books)
+            trouble = next(filter(None, troubles), None)
+            self._metrics.storage_trouble.set(trouble is not None)
+            if bool(trouble) != bool(self.trouble):
+                self._console.storage(trouble)
+            self.trouble = trouble
+        if self._lease.lost or isinstance(self.writer.failure, Superseded):
+            raise Superseded(self._lease.lost or str(self.writer.failure))
+
+    def _record(self, saved: Saved) -> None:
+        fingerprints = self._saving.pop(saved.step, {})
+        self._metrics.saved(saved.step, saved.error)
+        event: Callable[..., None] = self._ledger.event
+        if saved.error:
+            event("checkpoint", self._origin.generation, step=saved.step, error=saved.error)
+            return
+        event(
+            "checkpoint",
+            self._origin.generation,
+            step=saved.step,
+            name=saved.name,
+            nbytes=saved.nbytes,
+            stall_s=saved.stall_s,
+            write_s=saved.write_s,
+            **fingerprints,
+        )

@@ -1,0 +1,210 @@
+"""Processes that run a piece of code and begin in no time: forks of one that has imported torch.
+
+An import of the trainer takes two to four seconds of a processor, and most tests of processes need
+several new ones. The fork server is this module as a script: a request is a line of JSON on its
+standard input, its answers are lines on its standard output. It ends when its input does.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ("torch._dynamo", "torch.distributed.run", "gptddp.train", "gptddp.launch.launcher")
+TRAIN = "from gptddp.distributed.process import run; from gptddp.train import main; run(main)"
+
+
+class Output:
+    """A file that a process writes; open only while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seen = path, 0
+
+    def read(self) -> str:
+        """What is new in it."""
+        text = self.path.read_bytes()[self.seen :]
+        self.seen += len(text)
+        return text.decode()
+
+
+class Forked:
+    """What a test sees of one such process, by the names of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.stderr: Output
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+
+    def end(self, code: int) -> None:
+        self.returncode = code
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        """None for its output, and what it has written to stderr since this was last read."""
+        self.wait(timeout)
+        return None, self.stderr.read()
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The parent of those processes."""
+
+    def __init__(self) -> None:
+        self.folder, self.count = tempfile.TemporaryDirectory(), 0
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is pytest's
+        )
+        self.running: dict[int, Forked] = {}
+        self._new: list[Forked] = []
+        self._answered = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def start(
+        self, code: str, args: Sequence[str], env: Mapping[str, str], stderr: Path | None
+    ) -> Forked:
+        self.count += 1
+        path = stderr or Path(self.folder.name, f"{self.count}.stderr")
+        path.touch()
+        request = {"code": code, "args": args, "env": dict(env)}
+        request |= {"stderr": str(path), "stdout": str(stderr or os.devnull)}
+        with self._answered:
+            assert self.process.stdin and self.process.poll() is None
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            assert self._answered.wait_for(lambda: self._new, 120), "no answer"
+            process = self._new.pop()
+        process.stderr = Output(path)
+        return process
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            answer = json.loads(line)
+            with self._answered:
+                if "code" in answer:
+                    if process := self.running.pop(answer["pid"], None):
+                        process.end(answer["code"])
+                else:
+                    self._new.append(Forked(answer["pid"]))
+                    self.running[answer["pid"]] = self._new[-1]
+                    self._answered.notify()
+
+    def close(self) -> None:
+        self.process.communicate()
+        self.folder.cleanup()
+
+
+@functools.cache
+def _server() -> ForkServer:
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def fork(
+    code: str, *args: str, env: Mapping[str, str] | None = None, stderr: Path | None = None
+) -> Forked:
+    """Run `code` as `python -c` would, in a session of its own; stderr is added to that file.
+
+    What it prints goes to the same file, if one is given, and nowhere without.
+    """
+    return _server().start(code, args, env or os.environ, stderr)
+
+
+@dataclasses.dataclass
+class Request:
+    """One line of the server's input."""
+
+    code: str
+    args: list[str]
+    env: dict[str, str]
+    stdout: str
+    stderr: str
+
+    def run(self) -> None:
+        """In the child: become the process that was asked for, and run its code to its end."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        print(json.dumps({"pid": os.getpid()}), flush=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        for fd, path in enumerate((os.devnull, self.stdout, self.stderr)):
+            opened = os.open(path, flags if fd else os.O_RDONLY)
+            os.dup2(opened, fd)
+            os.close(opened)
+        os.environ.clear()
+        os.environ.update(self.env)
+        sys.argv = ["-c", *self.args]
+        main: Any = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        exec(self.code, vars(main))
+
+
+def serve() -> Request | None:
+    """Fork for every request, and tell every end; a Request in the child, None at the end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+    selector.register(reader, selectors.EVENT_READ)
+    while True:
+        ready = {key.fd for key, _ in selector.select()}
+        if reader in ready:
+            os.read(reader, 4096)
+        if sys.stdin.fileno() in ready:
+            if not (line := sys.stdin.buffer.raw.readline()):
+                return None
+            if not os.fork():
+                signal.set_wakeup_fd(-1)
+                selector.close()
+                os.close(reader)
+                os.close(writer)
+                return Request(**json.loads(line))
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(ended[1])
+                print(json.dumps({"pid": ended[0], "code": code}), flush=True)
+
+
+if __name__ == "__main__":
+    for name in PRELOAD:
+        __import__(name)
+    if request := serve():
+        request.run()
