@@ -93,7 +93,7 @@ class Lines:
                 self._changed.wait_for(lambda: self._closed or not self._settled())
             try:
                 self._put()
-            except OSError:  # `trouble` tells
+            except OSError:  # kept for `trouble`
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
         with self._disk:

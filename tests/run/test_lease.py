@@ -226,9 +226,9 @@ def test_who_is_the_same_job(monkeypatch):
 def test_an_unusable_directory_is_told(tmp_path):
     """A folder in the lease's place is the user's mistake, not a traceback."""
     from gptddp.config import Config
-    from gptddp.training.choose import claim
+    from gptddp.training.begin import take_run
 
     (tmp_path / LEASE).mkdir()
     world = type("World", (), {"job": None})
     with pytest.raises(ConfigError, match="cannot be used"):
-        claim(Config(run_dir=str(tmp_path)), world)
+        take_run(Config(run_dir=str(tmp_path)), world)
