@@ -26,7 +26,7 @@ def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     config = Config(**values | {"betas": tuple(values["betas"])})
     tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
-    loaded = load_newest(run, quarantine=False)
+    loaded = load_newest(run, set_aside=False)
     if loaded is None:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
     net = build(config, tokenizer.vocab_size, torch.device("cpu"))

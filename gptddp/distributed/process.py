@@ -12,8 +12,8 @@ torchrun runs `launch/worker_script.py` in a process forked from the launcher's 
 - A launcher that is killed leaves the forkserver and its workers behind, training on without
   anybody's knowledge: the worker asks the kernel to end it then.
 
-And one of torch: a rank that looks for rank 0's store too early tries again only up to a second
-later, in the middle of every recovery. So it is not asked before the store is there.
+And one of torch: a rank that connects to rank 0's store too early tries again up to a second later,
+in the middle of every recovery. So torch connects when the store is there.
 """
 
 import contextlib

@@ -55,13 +55,19 @@ class Agent(LocalElasticAgent):
 def install_agent(
     make_agent: Callable[..., Agent], join_siblings: Callable[[ProcessContext, float], None]
 ) -> None:
-    """Have torchrun make its agent so, and wait so for the siblings of a worker that has failed.
+    """Have torchrun, in this process, call these instead of its own.
 
-    `join_siblings` is given their processes and the most seconds to wait. For this process.
+    `make_agent` makes its agent. `join_siblings` waits for the siblings of a worker that has
+    failed; it is given their processes and the most seconds to wait.
     """
-    api: Any = launcher_api
-    context: Any = ProcessContext
-    api.LocalElasticAgent, context._join_procs_with_timeout = make_agent, join_siblings
+
+    # A plain function: only that becomes a method of ProcessContext.
+    def join(context: ProcessContext, timeout: float) -> None:
+        join_siblings(context, timeout)
+
+    torchrun: Any = launcher_api
+    processes: Any = ProcessContext
+    torchrun.LocalElasticAgent, processes._join_procs_with_timeout = make_agent, join
 
 
 # What torch itself does for `join_siblings`: it waits until all have ended or the seconds are over.
@@ -71,8 +77,9 @@ join_processes: Callable[[ProcessContext, float], None] = ProcessContext._join_p
 
 
 def install_waiting(delay: Callable[[float | tuple[float, float]], None], clock: object) -> None:
-    """Have all rendezvous of this process wait by `delay`, given seconds or their least and most.
+    """Have torch's rendezvous, in this process, call these instead of its own.
 
+    `delay` waits between two attempts to join; it is given seconds, or the least and the most.
     `clock` stands in for the class `datetime`: its `now(tz)` is the time of heartbeats.
     """
     module: Any = dynamic_rendezvous

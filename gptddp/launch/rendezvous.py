@@ -3,8 +3,8 @@
 The protocol and its state are torch's own (`DynamicRendezvousHandler` of torch 2.13), so agents
 of both kinds can meet. What differs is how one agent behaves:
 
-- Its identity is its address, not (address, pid): a restarted agent takes the place of its
-  predecessor at once, where peers would else wait until the dead one's keep-alive runs out.
+- Its identity is its address, not (address, pid): a restarted agent replaces its predecessor at
+  once, where peers would else wait until the dead one's keep-alive runs out.
 - It leaves when its agent ends. torch's *closes* the rendezvous after any error, for good and for
   everybody.
 - The host's store belongs to the launcher, so it outlives the agents that fail in that process; it
@@ -53,7 +53,7 @@ _Seen = dict[Any, tuple[datetime, float]]  # a time as it was written; when we f
 
 
 class Rendezvous:
-    """What the agents of one launcher share: the store they host, and the way to leave."""
+    """What the agents of one launcher share: the store that they host, and how they leave."""
 
     def __init__(self, raise_if_over: Callable[[bool], None], say: Callable[[str], None]) -> None:
         self.raise_if_over, self.say = raise_if_over, say
@@ -177,7 +177,7 @@ def _serve(host: str, port: int, timeout: timedelta) -> TCPStore:
 
 
 class _Clock:
-    """UTC as the system had it at the start, from then on whatever its clock is set to."""
+    """UTC as the system had it at first; it goes on evenly when the system's clock is set."""
 
     def __init__(self) -> None:
         self._start = datetime.now(UTC) - timedelta(seconds=time.monotonic())

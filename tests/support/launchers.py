@@ -61,11 +61,16 @@ class Job:
         for i in indices:
             prefix = f"127.9.{self.slot}"
             env = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{prefix}.{100 + i}",
-                "PET_NNODES": self.nnodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
-                "GPTDDP_GRACE_S": "20", "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
-            }  # fmt: skip
+                "POD_NAME": f"pod-{i}",
+                "POD_ADDRESS": f"{prefix}.{100 + i}",
+                "PET_NNODES": self.nnodes,
+                "PET_NPROC_PER_NODE": "1",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111",
+                "PET_RDZV_ID": f"job-{self.slot}",
+                "GPTDDP_GRACE_S": "20",
+                "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
+            }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
             code = FAST if self.script == TOY else START
             self.pods[i] = launch(code, self.folder, env, *self.flags, script=self.script)
@@ -157,7 +162,7 @@ def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict
 
 def parameters(run: Path) -> dict[str, bytes]:
     """The newest checkpoint's tensors, as bytes."""
-    loaded = load_newest(run, quarantine=False)
+    loaded = load_newest(run, set_aside=False)
     assert loaded is not None
     return {
         name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
