@@ -30,6 +30,7 @@ from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
+Line = dict[str, Any]  # of the log
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
@@ -124,10 +125,7 @@ def open_run(
         step, source, parent = loaded.step, loaded.name, loaded.name
     else:
         step, source, parent = 0, "scratch", None
-    redo, last_line, line = 0, None, None
-    for last_line in history(run):
-        redo += last_line["step"] > step
-        line = last_line if last_line["step"] == step else line
+    redo, last_line, line = _in_history(run, step)
     origin = Origin(
         config=config,
         generation=generation,
@@ -143,6 +141,15 @@ def open_run(
         quarantine=decided(events, step),
     )
     return origin, loaded
+
+
+def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
+    """How many steps are logged beyond this one; the last line of all; the line of this step."""
+    redo, last, line = 0, None, None
+    for last in history(run):  # one at a time: a million of them would take a gigabyte
+        redo += last["step"] > step
+        line = last if last["step"] == step else line
+    return redo, last, line
 
 
 def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new: bool) -> None:
