@@ -10,12 +10,11 @@ import random
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.prepared import flip
 from support.toy import SMALL
 
@@ -51,8 +50,7 @@ def command(data: Path, run: Path, *flags: str) -> list[str]:
 def undisturbed(books, tmp_path_factory) -> list[tuple[str, str]]:
     """The fingerprints of every step in one process; no lane is left before its third epoch."""
     run = tmp_path_factory.mktemp("undisturbed")
-    train = [sys.executable, "-m", "gptddp.train", *command(books, run)]
-    subprocess.run(train, check=True, capture_output=True)
+    forked.train(1, *command(books, run))
     (manifest,) = run.glob(f"checkpoints/step-{STEPS:012}.*/manifest.json")
     lanes = json.loads(manifest.read_text())["meta"]["data"]["lanes"]
     assert min(epoch for epoch, _, _ in from_text(lanes)) >= 2
@@ -72,9 +70,7 @@ class World:
         self.log = log
         env = {"PET_NPROC_PER_NODE": str(workers), "OMP_NUM_THREADS": "1"}
         env |= {"GPTDDP_MEMORY": str(memory)} if memory else {}
-        with log.open("w") as out:
-            start = [sys.executable, "-m", "gptddp.launch", *args]
-            self.pod = subprocess.Popen(start, env=os.environ | env, stderr=out)
+        self.pod = forked.fork(forked.LAUNCH, *args, env=os.environ | env, stderr=log)
 
     def __enter__(self) -> "World":
         return self

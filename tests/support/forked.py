@@ -9,10 +9,12 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any
 
 PRELOAD = ("torch._dynamo", "torch.distributed.run", "gptddp.train", "gptddp.launch.launcher")
 TRAIN = "from gptddp.distributed.process import run; from gptddp.train import main; run(main)"
+LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 
 
 class Output:
@@ -147,6 +150,23 @@ def fork(
     return _server().start(code, args, env or os.environ, stderr)
 
 
+def train(world: int, *flags: str) -> None:
+    """A training of so many ranks, each a process, to its end; it must succeed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    ranks = []
+    for rank in map(str, range(world)):
+        env = shared | {"RANK": rank, "LOCAL_RANK": rank} if world > 1 else {}
+        ranks.append(fork(TRAIN, *flags, env=os.environ | env))
+    try:
+        for process in ranks:
+            assert process.wait(120) == 0, process.stderr.read()
+    finally:
+        for process in ranks:
+            process.kill()
+
+
 @dataclasses.dataclass
 class Request:
     """One line of the server's input."""
@@ -206,5 +226,6 @@ def serve() -> Request | None:
 if __name__ == "__main__":
     for name in PRELOAD:
         __import__(name)
+    gc.freeze()  # no child looks through all of torch for garbage, at its end least of all
     if request := serve():
         request.run()
