@@ -150,20 +150,28 @@ def fork(
     return _server().start(code, args, env or os.environ, stderr)
 
 
-def train(world: int, *flags: str) -> None:
-    """A training of so many ranks, each a process, to its end; it must succeed."""
+def ranks(
+    world: int, *flags: str, code: str = TRAIN, env: Mapping[str, str] | None = None
+) -> list[Forked]:
+    """The ranks of one world, each a process that runs `code`; without torchrun."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    ranks = []
+    found = []
     for rank in map(str, range(world)):
-        env = shared | {"RANK": rank, "LOCAL_RANK": rank} if world > 1 else {}
-        ranks.append(fork(TRAIN, *flags, env=os.environ | env))
+        mine = shared | {"RANK": rank, "LOCAL_RANK": rank} if world > 1 else {}
+        found.append(fork(code, *flags, env={**(env or os.environ), **mine}))
+    return found
+
+
+def train(world: int, *flags: str) -> None:
+    """A training of so many ranks, to its end; it must succeed."""
+    processes = ranks(world, *flags)
     try:
-        for process in ranks:
+        for process in processes:
             assert process.wait(120) == 0, process.stderr.read()
     finally:
-        for process in ranks:
+        for process in processes:
             process.kill()
 
 
