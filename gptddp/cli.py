@@ -39,37 +39,58 @@ def _run_dir(run: Path) -> Path:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--out", metavar="DIR", required=True, help="Folder to make the dataset in.")
 @click.option(
-    "--text-field", default="text", show_default=True, metavar="NAME",
+    "--text-field",
+    default="text",
+    show_default=True,
+    metavar="NAME",
     help="Field of JSONL and column of parquet that holds the text.",
-)  # fmt: skip
+)
 @click.option(
-    "--tokens-field", metavar="NAME",
+    "--tokens-field",
+    metavar="NAME",
     help="Column of parquet that holds lists of token ids, in place of text.",
-)  # fmt: skip
+)
 @click.option(
-    "--tokenizer", default="bpe", show_default=True, metavar="bpe|bytes|FILE",
+    "--tokenizer",
+    default="bpe",
+    show_default=True,
+    metavar="bpe|bytes|FILE",
     help="Train a byte-level BPE, use plain bytes, or take a tokenizer.json.",
-)  # fmt: skip
+)
 @click.option(
-    "--vocab-size", type=int, metavar="N",
+    "--vocab-size",
+    type=int,
+    metavar="N",
     help="Tokens to train. [default: 2048 below 16 MiB of text, 32768 from 1 GiB, else 4096]",
-)  # fmt: skip
+)
 @click.option(
-    "--val-fraction", type=float, default=0.01, show_default=True, metavar="F",
+    "--val-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    metavar="F",
     help="Part of the documents that is held apart for validation; at least one document.",
-)  # fmt: skip
+)
 @click.option(
-    "--seed", type=int, default=1337, show_default=True, metavar="N",
+    "--seed",
+    type=int,
+    default=1337,
+    show_default=True,
+    metavar="N",
     help="Seed of the one global shuffle.",
-)  # fmt: skip
+)
 @click.option(
-    "--include", multiple=True, metavar="GLOB",
+    "--include",
+    multiple=True,
+    metavar="GLOB",
     help="Of folders, read only these files, as in '*.py'. May be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--exclude", multiple=True, metavar="GLOB",
+    "--exclude",
+    multiple=True,
+    metavar="GLOB",
     help="Leave out these files and folders of a folder. May be repeated.",
-)  # fmt: skip
+)
 def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
 
@@ -81,14 +102,14 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     gptddp prepare books/ more.jsonl.zst --out data
     gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
     """
+    from gptddp.prepare import summary
     from gptddp.prepare.build import prepare as run
-    from gptddp.prepare.build import summary
-    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare.progress_bar import ProgressBar
     from gptddp.prepare.recipe import Settings
 
-    with Progress(sys.stderr) as progress:
-        dataset = run(sources, out, Settings(**options), progress)
-    click.echo(summary(dataset))
+    with ProgressBar(sys.stderr) as bar:
+        dataset = run(sources, out, Settings(**options), bar)
+    click.echo(summary.prepared(dataset))
 
 
 @cli.command()
@@ -102,13 +123,13 @@ def repack(dataset: str, out: str) -> None:
     \b
     gptddp repack data --out data-small-groups
     """
-    from gptddp.prepare.progress_bar import Progress
+    from gptddp.prepare import summary
+    from gptddp.prepare.progress_bar import ProgressBar
     from gptddp.prepare.repack import repack as run
-    from gptddp.prepare.repack import summary
 
-    with Progress(sys.stderr) as progress:
-        made = run(dataset, out, progress)
-    click.echo(summary(made))
+    with ProgressBar(sys.stderr) as bar:
+        made = run(dataset, out, bar)
+    click.echo(summary.repacked(made))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -167,16 +188,24 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
     "--keep", type=click.IntRange(1), metavar="N", help="So many stay with --prune. [the run's]"
 )
 @click.option(
-    "--export", "out", type=click.Path(path_type=Path), metavar="OUT",
+    "--export",
+    "out",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
     help="Write the newest valid one's model as a GPT-2 of Hugging Face's transformers to the new "
     "folder OUT, or to OUT.safetensors without tokenizer and configuration.",
-)  # fmt: skip
+)
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 @click.pass_context
 def checkpoints(
-    ctx: click.Context, run: Path, verify: bool, prune: bool, keep: int | None,
-    out: Path | None, data: str | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    run: Path,
+    verify: bool,
+    prune: bool,
+    keep: int | None,
+    out: Path | None,
+    data: str | None,
+) -> None:
     """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
 
     Nothing here disturbs a job that is running.

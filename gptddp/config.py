@@ -6,7 +6,6 @@ Defaults < the preset < TOML (`--config FILE`) < flags. `None` means "the preset
 import argparse
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +26,16 @@ class Config:
     A field whose default is None is open: `with_preset` closes it, by preset and hardware.
     """
 
-    # places
+    # paths
     data: str = _f("", "dataset directory, made by `gptddp prepare`")
     run_dir: str = _f(
         "", "run directory: configuration, log, checkpoints; an existing run continues"
     )
     cache_dir: str = _f(
-        "auto", "local folder to keep packed rows in, so that a restart need not tokenise again; "
+        "auto",
+        "local folder to keep packed rows in, so that a restart need not tokenise again; "
         "auto: TMPDIR; none: no cache",
-    )  # fmt: skip
+    )
     on_bad: str = _f(
         "fail", "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)"
     )
@@ -188,11 +188,25 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# -- the end of a grace period -----------------------------------------------------------------
+
+# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
+# hangs, by itself; the workers that are left, killed by their launcher; the launcher.
+WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
+
+
+def limit_s(grace_s: float, margin_s: float) -> float:
+    """Seconds from the signal to `margin_s` before the end; below 16 s the margin shrinks too."""
+    return grace_s - margin_s * min(1.0, grace_s / 16.0)
+
+
 # -- TOML and flags ----------------------------------------------------------------------------
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
     """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
+    import tomllib  # two milliseconds of every start
+
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -271,9 +285,12 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     for name, f in FIELDS.items():
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
-            flag(name), dest=name, metavar=_METAVARS.get(name, _kind(name).upper()),
-            help=f.metadata["help"] + default, default=argparse.SUPPRESS,
-        )  # fmt: skip
+            flag(name),
+            dest=name,
+            metavar=_METAVARS.get(name, _kind(name).upper()),
+            help=f.metadata["help"] + default,
+            default=argparse.SUPPRESS,
+        )
     return p
 
 

@@ -21,11 +21,12 @@ from typing import Any
 
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
+from gptddp.run.directory import FINISHED
 from gptddp.run.history import history, read_ledger
 
 NAME = "demo"
 VICTIM = f"{NAME}-worker-2"
-# Generated code and tables: a client of a thousand like classes, megabytes of numbers.
+# Generated code and tables: a client with a thousand similar classes, megabytes of numbers.
 LEFT_OUT = ("kubernetes", "encodings", "pydoc_data", "test", "tests")
 
 
@@ -41,7 +42,7 @@ def command(program: str, *args: str) -> list[str]:
 
 
 def prepare(data: Path) -> None:
-    """The corpus, once: the second demo finds it."""
+    """Prepare the corpus, unless an earlier demo has."""
     if (data / "dataset.json").exists():
         say(f"The corpus is prepared: {data}")
         return
@@ -51,11 +52,11 @@ def prepare(data: Path) -> None:
     left_out = [arg for pattern in LEFT_OUT for arg in ("--exclude", pattern)]
     subprocess.run(
         command(
-            "gptddp", "prepare", *sources, "--include", "*.py", *left_out,
-            "--vocab-size", "2048", "--out", str(data),
+            *("gptddp", "prepare", *sources, "--include", "*.py", *left_out),
+            *("--vocab-size", "2048", "--out", str(data)),
         ),
         check=True,
-    )  # fmt: skip
+    )
 
 
 def last_line(run: Path) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def kill_at(step: int, run: Path, status: Path, job: subprocess.Popen[bytes]) ->
 
 
 def recovery(run: Path, killed: float) -> str:
-    """From the kill to the first step that had not been done before, and what was done twice."""
+    """Seconds from the kill to the next new step, and how many steps were done again."""
     starts = [event for event in read_ledger(run) if event["event"] == "start"]
     lives = [start for start in starts if start["time"] > killed]
     lines = [json.loads(line) for log in run.glob("log.*.jsonl") for line in log.open()]
@@ -96,17 +97,21 @@ def recovery(run: Path, killed: float) -> str:
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:
-    """What a user wants to know at the end, from the run's own books: is no step missing?"""
+    """Print the result as the run's own files have it; True if no step is missing or doubled."""
     last = last_line(run)
     manifest = read_json(data / "dataset.json") or {}
     entropy = manifest["splits"]["val"]["unigram_entropy_nats"]
     say("Result")
-    print(f"validation loss  {last['val_loss']:.3f} nats a token "
-          f"(unigram entropy of the text: {entropy:.3f})")  # fmt: skip
+    print(
+        f"validation loss  {last['val_loss']:.3f} nats a token "
+        f"(unigram entropy of the text: {entropy:.3f})"
+    )
     print(f"                 {last['val_bpb']:.3f} bits a byte")
     complete = [line["step"] for line in history(run)] == list(range(1, last["step"] + 1))
-    print(f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens; "
-          f"{'none' if complete else 'SOME'} missing or doubled in the log")  # fmt: skip
+    print(
+        f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens; "
+        f"{'none' if complete else 'SOME'} missing or doubled in the log"
+    )
     print(f"data             chain of all batch fingerprints {last['chain_fp']}")
     if killed is not None:
         print(f"recovery         {recovery(run, killed)}")
@@ -125,16 +130,17 @@ def main() -> int:
     prepare(data)
 
     job_dir = args.dir / "jobs" / NAME
-    if (run / "finished.json").exists():
+    if (run / FINISHED).exists():
         say("The last demo's run is complete: removing it, to train a new one")
         shutil.rmtree(run)
         shutil.rmtree(job_dir, ignore_errors=True)
 
     say(f"Training on {args.replicas} pods, each a process with the environment of a real pod")
     submit = command(
-        "gptddp-k8s", "submit", "--name", NAME, "--replicas", str(args.replicas), "--local",
-        "--local-dir", str(args.dir), "--", "--steps", str(args.steps), "--checkpoint-every", "10",
-    )  # fmt: skip
+        *("gptddp-k8s", "submit", "--name", NAME, "--replicas", str(args.replicas)),
+        *("--local", "--local-dir", str(args.dir)),
+        *("--", "--steps", str(args.steps), "--checkpoint-every", "10"),
+    )
     job = subprocess.Popen(submit)
     try:
         killed = kill_at(args.steps // 2, run, job_dir / "status.json", job)

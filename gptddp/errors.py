@@ -8,7 +8,11 @@ GptddpError               2   any mistake in what the user gave
 ├── CheckpointError       4   checkpoints exist and none of them is valid
 ├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
 ├── Stopped             143   a signal asked for the stop; the run can be continued
-└── Superseded            1   a later life of the run, or another job, goes on with it
+├── Superseded            1   a later life of the run, or another job, goes on with it
+├── ClusterError          1   the Kubernetes API server cannot be reached, or refuses
+├── NotFoundError       102   there is no PyTorchJob of that name
+├── JobFailed           100   the program of a batch Job ended with an error, or cannot run
+└── TimedOut            124   the wait is over before the Job is
 LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
 ├── LostPeer              1   a collective has failed because another rank is gone or silent
 └── Diverged              1   the ranks do not hold the same state
@@ -74,6 +78,37 @@ class BadRowGroup(DataError):
     def __init__(self, message: str, group: int) -> None:
         super().__init__(message)
         self.group = group
+
+
+# -- of `gptddp-k8s` -----------------------------------------------------------------------------
+
+
+class ClusterError(GptddpError):
+    """The API server cannot be reached, or refuses. status: of HTTP, 0 where no answer came."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(GptddpError):
+    """There is no PyTorchJob of that name."""
+
+    exit_code = 102
+
+
+class JobFailed(GptddpError):
+    """The program of a batch Job ended with an error, or cannot run."""
+
+    exit_code = 100
+
+
+class TimedOut(GptddpError):
+    """The wait is over before the Job is."""
+
+    exit_code = 124
 
 
 # -- what ends a life, and not the run -----------------------------------------------------------

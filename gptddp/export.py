@@ -25,8 +25,12 @@ from gptddp.run.directory import saved_config
 
 WEIGHTS = "model.safetensors"
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
-_LINEAR = {"attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "fc": "mlp.c_fc",
-           "proj": "mlp.c_proj"}  # fmt: skip
+_LINEAR = {
+    "attn.qkv": "attn.c_attn",
+    "attn.proj": "attn.c_proj",
+    "fc": "mlp.c_fc",
+    "proj": "mlp.c_proj",
+}
 
 
 def export(run: Path, out: Path, data: str | None = None) -> int:
@@ -38,9 +42,11 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     net, tokenizer, step = sample.load(run, data)
     values = saved_config(run) or {}
     metadata = {
-        "format": "pt", "step": str(step), "tokenizer_sha256": tokenizer.sha256,
+        "format": "pt",
+        "step": str(step),
+        "tokenizer_sha256": tokenizer.sha256,
         "gptddp_config": json.dumps(values),
-    }  # fmt: skip
+    }
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         if os.path.lexists(out):
@@ -67,7 +73,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
 
 
 def weights(net: GPT, vocab_size: int) -> dict[str, Tensor]:
-    """The parameters by GPT-2's names, without the rows that only pad the vocabulary."""
+    """The parameters by GPT-2's names; wte (vocab_size, width), without its padding."""
     named: dict[str, Tensor] = {}
     for name, parameter in net.named_parameters():
         tensor, (stem, _, kind) = parameter.detach(), name.rpartition(".")
@@ -85,18 +91,28 @@ def weights(net: GPT, vocab_size: int) -> dict[str, Tensor]:
 def _config(values: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), values["dropout"])
     return {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "torch_dtype": "float32",
-        "vocab_size": tokenizer.vocab_size, "n_positions": values["seq_len"],
-        "n_layer": values["n_layer"], "n_head": values["n_head"], "n_embd": values["n_embd"],
-        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, **dropout,
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "torch_dtype": "float32",
+        "vocab_size": tokenizer.vocab_size,
+        "n_positions": values["seq_len"],
+        "n_layer": values["n_layer"],
+        "n_head": values["n_head"],
+        "n_embd": values["n_embd"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        **dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.bos,  # it opens every document
-    }  # fmt: skip
+        "bos_token_id": tokenizer.bos,
+        "eos_token_id": tokenizer.bos,  # what opens the next document ends this one
+    }
 
 
 def _tokenizer_config(definition: Any, bos: int, values: dict[str, Any]) -> dict[str, Any]:
     token = next(t["content"] for t in definition["added_tokens"] if t["id"] == bos)
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": token, "eos_token": token,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": token,
+        "eos_token": token,
         "model_max_length": values["seq_len"],
-    }  # fmt: skip
+    }

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: fsync, write then rename, JSON; standard library only."""
+"""Files that are whole or absent: fsync, write then rename, locks, JSON; standard library only."""
 
 import contextlib
 import errno
@@ -42,10 +42,10 @@ def fsync(path: str | Path) -> None:
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write every byte: one `write` may take only a part, on a nearly full disk for instance."""
-    view = memoryview(data)
-    while view:
+    rest = memoryview(data)
+    while rest:
         try:
-            view = view[os.write(fd, view) :]
+            rest = rest[os.write(fd, rest) :]
         except OSError as error:
             if error.errno != errno.EINVAL or not bypass_cache(fd, False):
                 raise
@@ -54,9 +54,9 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 def bypass_cache(fd: int, bypass: bool = True) -> bool:
     """Have writes go from memory to the device (O_DIRECT), or not; True if that is a change.
 
-    It spares the copy to the page cache, and that cache. Where the file system cannot, nothing
-    changes; bytes that lie at no multiple of its blocks are EINVAL, and `write_all` goes on with
-    the cache then.
+    It saves the copy to the page cache. A file system without O_DIRECT goes on as before. Bytes
+    that are not aligned to the file system's blocks give EINVAL; `write_all` then goes on with the
+    cache.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     wanted = flags | _DIRECT if bypass else flags & ~_DIRECT
@@ -90,6 +90,28 @@ def write_atomic(path: str | Path, data: bytes) -> None:
             os.unlink(temporary)
         raise
     fsync(path.parent)
+
+
+def lock(path: str | Path) -> int:
+    """Lock a file (flock), made if need be; returns the descriptor, and closing it unlocks.
+
+    Its holder may remove the file before it unlocks. The kernel unlocks it when the process dies.
+    On a file system without locks the descriptor is of an unlocked file. Raises BlockingIOError
+    where another process holds the lock, OSError where the file cannot be made.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise
+        except OSError:  # no locks here: the user takes care that only one process is at work
+            return fd
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                return fd
+        os.close(fd)  # its last holder has just removed this file: lock the new one
 
 
 def is_locked(path: Path) -> bool:

@@ -81,7 +81,7 @@ def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:
 
 
 def describe(result: Comparison) -> str:
-    """The comparison in a few lines for people."""
+    """The comparison as a few lines of text."""
     a, b = result.steps
     if (step := result.difference) is None:
         both = sorted(a.keys() & b.keys())

@@ -18,14 +18,15 @@ from gptddp.run.directory import saved_config
 def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
     """The model, its tokenizer and the checkpoint's step, read without changing the run.
 
-    `data` names the dataset directory where it is not the one that the run was trained on.
+    `data` names the dataset directory where it is not the one that the run was trained on. Raises
+    GptddpError where there is no run, no valid checkpoint or no such dataset.
     """
     values = saved_config(run)
     if values is None:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     config = Config(**values | {"betas": tuple(values["betas"])})
     tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
-    loaded = load_newest(run, quarantine=False)
+    loaded = load_newest(run, set_aside=False)
     if loaded is None:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
     net = build(config, tokenizer.vocab_size, torch.device("cpu"))
@@ -36,9 +37,15 @@ def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
 
 @torch.no_grad()
 def generate(
-    net: GPT, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float,
-    top_k: int, seed: int,
-) -> Iterator[int]:  # fmt: skip
+    net: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> Iterator[int]:
     """Yield up to `tokens` token ids after the prompt; ends where the document ends.
 
     Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are forgotten.

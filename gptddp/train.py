@@ -156,27 +156,36 @@ def main(args: Sequence[str] | None = None) -> int:
         report(error)
         return error.exit_code
     except Exception as error:
-        rank = environment.place()[0]
         if is_lost_peer(error) or isinstance(error, LifeLost):
             what = "lost a peer: " if is_lost_peer(error) else ""
-            log.warning("[rank %s] %s%s", rank, what, str(error).splitlines()[0])
+            reason = str(error).splitlines()[0]
+            log.warning("[rank %s] %s%s", environment.ranks().rank, what, reason)
             return stop.exit_code if stop.asked else LifeLost.exit_code
-        if (verdict := environment.verdict()) and (
-            final := crash_loop.final(
-                error,
-                verdict.parent,
-                step=0,
-                generation=environment.restarts(),
-                rank=rank,
-                pod=environment.pod(),
-            )
-        ):
+        if final := count_early_failure(error):
             report(final)
             return final.exit_code
         raise
     finally:
         stop.close()
     return 0
+
+
+def count_early_failure(error: Exception) -> GptddpError | None:
+    """Count an error of the trainer's own that came before the life; the final one in the third.
+
+    It is counted in the pod, as there may be no run directory yet. Under plain torchrun nobody
+    counts: None.
+    """
+    if (verdict := environment.verdict()) is None:
+        return None
+    return crash_loop.final(
+        error,
+        verdict.parent,
+        step=0,
+        generation=environment.restarts(),
+        rank=environment.ranks().rank,
+        pod=environment.pod(),
+    )
 
 
 if __name__ == "__main__":

@@ -56,9 +56,9 @@ def test_the_readme_is_short_and_starts_with_a_command():
 
 def test_every_exit_code_is_documented():
     """The table of exit codes has every code that an error of ours ends with."""
-    table = (ROOT / "docs/train.md").read_text()
+    trainer, k8s = ((ROOT / f"docs/{page}.md").read_text() for page in ("train", "k8s"))
     for code in {k.exit_code for k in vars(errors).values() if hasattr(k, "exit_code")}:
-        assert f"| {code} |" in table
+        assert f"| {code} |" in (k8s if 100 <= code <= 127 else trainer)  # gptddp-k8s's own
 
 
 def test_files_named_in_the_readme_exist():

@@ -84,3 +84,33 @@ def test_a_directory_that_cannot_be_synced_is_passed_over(tmp_path, monkeypatch)
     files.fsync(tmp_path)
     with pytest.raises(OSError, match="Invalid argument"):
         files.fsync(tmp_path / "x")
+
+
+def test_a_lock_is_held_once_and_may_be_removed_by_its_holder(tmp_path):
+    """A second try is refused at once; after the holder has removed the file a new one is made."""
+    path = tmp_path / "lock"
+    held = files.lock(path)
+    with pytest.raises(BlockingIOError):
+        files.lock(path)
+    assert files.is_locked(path)
+    path.unlink()
+    again = files.lock(path)
+    assert files.is_locked(path)
+    os.close(held)
+    os.close(again)
+    assert not files.is_locked(path)
+
+
+def test_a_lock_on_a_file_that_goes_meanwhile_is_taken_on_the_new_one(tmp_path, monkeypatch):
+    """The file may go between its opening and the lock: the lock is on what has the name now."""
+    path, real = tmp_path / "lock", fcntl.flock
+
+    def late(fd, operation):
+        real(fd, operation)
+        monkeypatch.setattr(fcntl, "flock", real)
+        path.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    held = files.lock(path)
+    assert os.path.samestat(os.fstat(held), path.stat()) and files.is_locked(path)
+    os.close(held)

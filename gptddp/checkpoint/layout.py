@@ -10,27 +10,30 @@ _ALIGN = 64  # bytes; a multiple of every item size, so that a view of any dtype
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], int]:
-    """Where each tensor lies in the one shard, as in the manifest, and the shard's bytes."""
+    """Where each tensor lies in the one shard, as in the manifest; the shard's size in bytes."""
     entries, end = {}, 0
     for name, tensor in tensors.items():
         offset, nbytes = -(-end // _ALIGN) * _ALIGN, tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape),
-            "shard": 0, "offset": offset, "nbytes": nbytes,
-        }  # fmt: skip
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "shard": 0,
+            "offset": offset,
+            "nbytes": nbytes,
+        }
         end = offset + nbytes
     return entries, end
 
 
-def view(buffers: list[torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
-    """A tensor of the layout, without a copy."""
+def tensor_at(buffers: list[torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
+    """The tensor of this entry of a layout: a view of its shard's buffer (uint8), not a copy."""
     flat = buffers[entry["shard"]][entry["offset"] : entry["offset"] + entry["nbytes"]]
     tensor: torch.Tensor = flat.view(getattr(torch, entry["dtype"])).view(entry["shape"])
     return tensor
 
 
 class Staging:
-    """A buffer in CPU memory, pinned for CUDA, with a view for each tensor of one layout."""
+    """A buffer in CPU memory, pinned for CUDA, with room for the tensors of one layout."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.layout, nbytes = layout(tensors)
@@ -38,7 +41,7 @@ class Staging:
         room = torch.empty(nbytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=self.cuda)
         self.buffer = room[-room.data_ptr() % mmap.PAGESIZE :][:nbytes]  # for `bypass_cache`
         self.buffer.zero_()  # touches every page now, not in the first copy
-        self.views = {name: view([self.buffer], entry) for name, entry in self.layout.items()}
+        self.views = {name: tensor_at([self.buffer], entry) for name, entry in self.layout.items()}
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Are these the names, shapes and dtypes that the buffer was made for."""

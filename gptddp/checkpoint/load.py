@@ -1,7 +1,4 @@
-"""Tensors and a checkpoint's bytes: one flat layout to stage them in, and the verified load.
-
-`writer.py` saves what is staged here; both are for rank 0 only.
-"""
+"""From the newest valid checkpoint to the tensors of a model. Rank 0 only, but for `copy_into`."""
 
 import errno
 import logging
@@ -15,16 +12,11 @@ import torch
 from torch import Tensor
 
 from gptddp.checkpoint import retention, store
-from gptddp.checkpoint.layout import view
+from gptddp.checkpoint.layout import tensor_at
 from gptddp.errors import CheckpointError, Unusable
+from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
-
-
-# -- one flat layout ---------------------------------------------------------------------------
-
-
-# -- load --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,21 +40,21 @@ def load_newest(
     run_dir: str | Path,
     *,
     accept: Callable[[dict[str, Any]], str | None] = lambda _meta: None,
-    quarantine: bool = True,
+    set_aside: bool = True,
 ) -> Loaded | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
-    A damaged one is renamed to `<name>.bad.<n>` (not with `quarantine=False`, which is for
-    readers beside a running job) and the one before is tried; `accept(meta)` may refuse one,
-    left as it is, by returning the reason. Each is logged as a warning. Raises CheckpointError
-    where checkpoints exist and none can be used, so that a run never silently starts over;
-    OSError where that may be the storage's passing trouble.
+    A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
+    beside a running job) and the one before is tried; `accept(meta)` may refuse one, which is left
+    as it is, by returning the reason. Each is logged as a warning. Raises CheckpointError where
+    checkpoints exist and none can be used, so that a run never silently starts over; OSError where
+    they may be readable later.
     """
-    for _ in range(3):  # once more if a running job prunes what we have just listed
+    for _ in range(3):  # again if a running job prunes what has just been listed
         skipped: list[Unusable] = []
         vanished = False
         for name in filter(store.is_candidate, store.names(run_dir)):
-            path = Path(run_dir) / store.CHECKPOINTS / name
+            path = Path(run_dir) / CHECKPOINTS / name
             try:
                 return _load(path, accept, skipped)
             except Unusable as unusable:
@@ -71,8 +63,8 @@ def load_newest(
                     continue
                 skipped.append(unusable)
                 log.warning("checkpoint skipped: %s", unusable)
-                if unusable.damaged and quarantine:
-                    retention.quarantine(path)
+                if unusable.damaged and set_aside:
+                    retention.set_aside(path)
         if not vanished:
             break
     if not store.names(run_dir):
@@ -91,17 +83,19 @@ def _load(
     buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
     store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers])
     return Loaded(
-        path, manifest["step"], manifest["generation"],
-        tensors={name: view(buffers, entry) for name, entry in manifest["tensors"].items()},
+        path,
+        manifest["step"],
+        manifest["generation"],
+        tensors={name: tensor_at(buffers, entry) for name, entry in manifest["tensors"].items()},
         meta=manifest["meta"],
         nbytes=sum(buffer.numel() for buffer in buffers),
         skipped=tuple(map(str, skipped)),
-    )  # fmt: skip
+    )
 
 
 def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:
     """The error for checkpoints of which none can be used."""
-    root = Path(run_dir) / store.CHECKPOINTS
+    root = Path(run_dir) / CHECKPOINTS
     why = "; ".join(map(str, skipped)) or "all have been set aside as damaged (.bad)"
     for unusable in skipped:
         if unusable.transient:  # another try may find them whole: not the final exit code
@@ -120,12 +114,16 @@ def copy_into(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     Raises CheckpointError when they are not the same: then the checkpoint is another model's.
     """
     for name in live.keys() | saved.keys():
-        kinds = [(tuple(t.shape), t.dtype) if (t := d.get(name)) is not None else "absent"
-                 for d in (saved, live)]  # fmt: skip
-        if kinds[0] != kinds[1]:
+        there, here = _kind(saved.get(name)), _kind(live.get(name))
+        if there != here:
             raise CheckpointError(
-                f"tensor {name} is {kinds[0]} in the checkpoint and {kinds[1]} in this model: "
+                f"tensor {name} is {there} in the checkpoint and {here} in this model: "
                 "it belongs to another configuration or vocabulary; give another --run-dir"
             )
     for name, tensor in live.items():
         tensor.copy_(saved[name])
+
+
+def _kind(tensor: Tensor | None) -> Any:
+    """Shape and dtype, as a message has them."""
+    return "absent" if tensor is None else (tuple(tensor.shape), tensor.dtype)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: list and verify, set aside, prune, free space. Knows bytes only."""
+"""Which checkpoints stay: list and verify, set aside, prune. Knows files, not tensors."""
 
 import contextlib
 import logging
@@ -11,19 +11,21 @@ from pathlib import Path
 
 from gptddp.checkpoint import store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import read_ledger
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Status:
     """What is known of one checkpoint."""
 
     name: str
     step: int
     generation: int
-    state: str  # verified (every byte), complete (manifest and sizes), invalid, quarantined
+    # verified (every byte), complete (manifest and sizes), invalid, or quarantined (set aside)
+    state: str
     reason: str  # why it is invalid, else empty
     nbytes: int  # of all shards; 0 where unknown
     time: float  # unix seconds of the save; 0 where unknown
@@ -33,7 +35,7 @@ class Verdict:
         return self.state in ("verified", "complete")
 
 
-def verify(path: str | Path, *, full: bool = True) -> Verdict:
+def verify(path: str | Path, *, full: bool = True) -> Status:
     """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes."""
     path = Path(path)
     generation, step = store.order(path.name) or (0, 0)
@@ -51,20 +53,19 @@ def verify(path: str | Path, *, full: bool = True) -> Verdict:
             reason = error.reason
         except CheckpointError as error:
             reason = str(error)
-    return Verdict(path.name, step, generation, state, reason, nbytes, time)
+    return Status(path.name, step, generation, state, reason, nbytes, time)
 
 
-def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Verdict]:
-    """A verdict for each checkpoint of a run, newest first; `full` reads and hashes every byte."""
-    root = Path(run_dir) / store.CHECKPOINTS
+def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
+    """The status of each checkpoint of a run, newest first; `full` reads and hashes every byte."""
+    root = Path(run_dir) / CHECKPOINTS
     return [verify(root / name, full=full) for name in store.names(run_dir)]
 
 
-def quarantine(path: Path) -> None:
-    """Rename a checkpoint to `<name>.bad.<n>`: never loaded again, never deleted by us.
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint to `<name>.bad.<n>`: it is never loaded again, and never deleted.
 
-    Also what a return to an older state does to the newer ones. A directory that cannot be
-    written is left as it is, with a warning.
+    A directory that cannot be written is left as it is, with a warning.
     """
     number = 1
     while os.path.lexists(bad := path.with_name(f"{path.name}.bad.{number}")):
@@ -84,10 +85,10 @@ def prune(
     loaded stay, and nothing newer than the newest of them is touched, nor are the names in
     `spare`. Safe beside other pruners, readers and the run's writer: a name first moves to
     `.trash`, so a half deleted checkpoint is never seen as one; a deletion that fails is tried
-    again by the next call.
+    again by the next call. Raises OSError.
     """
     assert keep >= 1
-    root = Path(run_dir) / store.CHECKPOINTS
+    root = Path(run_dir) / CHECKPOINTS
     complete, deleted = 0, []
     for name in filter(store.is_candidate, store.names(run_dir)):
         if complete < keep:
@@ -106,8 +107,8 @@ def prune(
 def prune_by_hand(run_dir: Path, keep: int) -> list[str]:
     """`prune` as a user asks for it, beside a running job or not: only verified ones count.
 
-    What the newest life began with stays too: a save in flight may have it for a parent. Raises
-    ConfigError where nothing can be deleted.
+    The checkpoint that the newest life began with stays too: it may be the parent of a save in
+    flight. Raises ConfigError where nothing can be deleted.
     """
     begun = [event["source"] for event in read_ledger(run_dir) if "source" in event]
     try:
@@ -117,12 +118,12 @@ def prune_by_hand(run_dir: Path, keep: int) -> list[str]:
 
 
 def remove_stale(run_dir: str | Path, generation: int) -> None:
-    """Remove what dead writers of this and older generations were building.
+    """Remove the unfinished checkpoints of dead writers of this and older generations.
 
-    For the only writer of the run, while it is not writing. The work of a newer generation is
-    left alone: then it is we who are late.
+    For the only writer of the run, while it is not writing. Those of a newer generation stay:
+    then the caller's generation is over.
     """
-    building = Path(run_dir) / store.CHECKPOINTS / store.TMP
+    building = Path(run_dir) / CHECKPOINTS / store.TMP
     _remove_inside(building, lambda name: _generation(name) <= generation)
 
 
@@ -132,10 +133,10 @@ def _generation(name: str) -> int:
     return order[0] if order else 0
 
 
-def _remove_inside(directory: Path, which: Callable[[str], bool] = lambda _name: True) -> None:
-    """Remove a directory's entries; what resists (EBUSY, `.nfs` files, ESTALE) stays for later."""
+def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
+    """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
     with contextlib.suppress(OSError):
-        for name in filter(which, os.listdir(directory)):
+        for name in filter(selected, os.listdir(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)  # was a file

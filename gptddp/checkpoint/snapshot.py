@@ -1,17 +1,17 @@
-"""The state that a survivor of a fault leaves in its pod's memory for the next life of the run.
+"""A snapshot: the file in shared memory by which a survivor of a fault hands the run's state on.
 
 When a collective fails, every rank that lives still holds the parameters and the optimizer's state
-of the last finished step: it writes them to one file in shared memory and exits. In the next life
-the newest state among the checkpoints and all ranks' files goes on, so that losing a pod costs the
-step in flight and nothing else. In steady operation nothing is written (Just-In-Time Checkpointing,
-EuroSys 2024).
+of the last finished step: it writes a snapshot and exits. The next life of the run goes on from the
+newest state among the checkpoints and the snapshots of all ranks, so that the loss of a pod costs
+the step in flight and nothing else. In steady operation nothing is written (Just-In-Time
+Checkpointing, EuroSys 2024).
 
     <folder>/gptddp-<hash of the run directory>
       the tensors' bytes, laid out as in a checkpoint
-      JSON: whose state it is, and everything that is not a tensor
+      JSON: of which run and life, and everything that is not a tensor
       footer: magic, the JSON's bytes, two hashes
 
-A file gets its name when it is complete, and one that is torn, foreign or damaged does not exist.
+A file gets its name when it is complete; one that is torn, foreign or damaged counts as absent.
 """
 
 import contextlib
@@ -30,24 +30,23 @@ from typing import Any
 import torch
 import xxhash
 
-from gptddp.checkpoint.layout import layout, view
+from gptddp.checkpoint.layout import layout, tensor_at
 
 _MAGIC = b"gptddp snap 1\0\0\0"
 _FOOTER = struct.Struct("<16sQQQ")  # magic, bytes of the JSON, xxh3_64 of the tensors, of the JSON
-
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A verified state: its tensors are views of the file, which nobody writes again."""
+    """A verified snapshot: its tensors are views of the file, which is never written again."""
 
     run_id: str
-    generation: int  # of the life that left it
+    generation: int  # of the life that wrote it
     meta: dict[str, Any]  # as in a checkpoint
     lines: list[dict[str, Any]]  # of the log, since the newest checkpoint or so
-    fault: dict[str, Any]  # why it was left: cause, and time in unix seconds
+    fault: dict[str, Any]  # why it was written: cause, and time in unix seconds
     tensors: dict[str, torch.Tensor]
     digest: int  # of the tensors' bytes
 
@@ -63,18 +62,28 @@ def path_of(folder: Path, run_dir: str | Path) -> Path:
 
 
 def write(
-    path: Path, tensors: Mapping[str, torch.Tensor], *, run_id: str, generation: int,
-    meta: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], fault: Mapping[str, Any],
-) -> bool:  # fmt: skip
-    """Leave this state; False where another rank of the pod does or has. Raises OSError.
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    run_id: str,
+    generation: int,
+    meta: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    fault: Mapping[str, Any],
+) -> bool:
+    """Write a snapshot; False where another rank of the pod does, or has. Raises OSError.
 
-    The older file goes first: there may not be room for two. The room is taken before the first
-    byte is written, because a full tmpfs is SIGBUS for who writes to a mapping.
+    The older file goes first: there may not be room for two. The room is allocated before the first
+    byte is written, because a write to the mapping of a full tmpfs is SIGBUS.
     """
     entries, nbytes = layout(tensors)
     head = {
-        "run_id": run_id, "generation": generation, "meta": meta, "lines": lines, "fault": fault,
-    }  # fmt: skip
+        "run_id": run_id,
+        "generation": generation,
+        "meta": meta,
+        "lines": lines,
+        "fault": fault,
+    }
     text = json.dumps({**head, "nbytes": nbytes, "tensors": entries}).encode()
     part = path.with_name(f"{path.name}.part")
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -111,16 +120,16 @@ def _fill(
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            view([buffer], entries[name]).copy_(tensor)
+            tensor_at([buffer], entries[name]).copy_(tensor)
     digest = xxhash.xxh3_64_intdigest(buffer.numpy().data)
     del buffer  # the mapping cannot be closed while it is lent out
     return digest
 
 
 def read(path: Path) -> Snapshot | None:
-    """The state in the file if every byte of it is as written; None otherwise, with a warning.
+    """The snapshot in the file if every byte of it is as written; None otherwise, with a warning.
 
-    Never raises for what the file holds: there are checkpoints.
+    No file is None without one. Never raises for what the file holds: there are checkpoints.
     """
     try:
         with path.open("rb") as file:
@@ -138,14 +147,14 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def _holds(path: Path, state: tuple[str, int, int]) -> bool:
-    """Is this state (run id, generation, step) in the file already?"""
+def _holds(path: Path, key: tuple[str, int, int]) -> bool:
+    """Is the state of this run id, generation and step in the file already?"""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with memory:
             head, _ = _description(memory)
-            return state == (head["run_id"], head["generation"], head["meta"]["step"])
+            return key == (head["run_id"], head["generation"], head["meta"]["step"])
     return False
 
 
@@ -170,13 +179,13 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     buffer = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
     if xxhash.xxh3_64_intdigest(buffer.numpy().data) != digest:
         raise ValueError("its tensors do not have their hash")
-    tensors = {name: view([buffer], entry) for name, entry in head["tensors"].items()}
+    tensors = {name: tensor_at([buffer], entry) for name, entry in head["tensors"].items()}
     own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
     return Snapshot(**own, tensors=tensors, digest=digest)
 
 
 def remove(path: Path) -> None:
-    """Nothing that was left here is to be taken up again."""
-    for it in (path, path.with_name(f"{path.name}.part")):
+    """Remove the snapshot, and what a killed rank has left unfinished."""
+    for file in (path, path.with_name(f"{path.name}.part")):
         with contextlib.suppress(OSError):
-            os.unlink(it)
+            os.unlink(file)

@@ -32,15 +32,14 @@ from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import TRANSIENT, bypass_cache, fsync, write_all, write_new
+from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
 CHUNK_BYTES = 16 << 20  # hashed and written at once
-CHECKPOINTS, MANIFEST, LATEST, TMP, TRASH = (
-    "checkpoints", "manifest.json", "LATEST", ".tmp", ".trash",
-)  # fmt: skip
+MANIFEST, LATEST, TMP, TRASH = "manifest.json", "LATEST", ".tmp", ".trash"
 _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
-# These say that a file is not there or not a file; others prove nothing.
+# These prove damage: there is no file, or not a file. Other errors prove nothing.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 log = logging.getLogger(__name__)
@@ -69,8 +68,8 @@ def names(run_dir: str | Path) -> list[str]:
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
         found.update(name for name in os.listdir(root) if order(name))
-    # A network file system may list a directory as it was a minute ago; looking a name up is
-    # fresher, so the hint is looked up too.
+    # A network file system may list a directory as it was a minute ago, but a single name as it is
+    # now: so the name in LATEST is asked for too.
     with contextlib.suppress(OSError, UnicodeDecodeError):
         hint = (root / LATEST).read_text().strip()
         if order(hint) and (root / hint).is_dir():
@@ -102,7 +101,7 @@ def _unseal(path: Path, raw: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(path: Path, file: str) -> Iterator[None]:
-    """Turn an OSError into Unusable, which knows whether it proves damage."""
+    """Turn an OSError into Unusable, with whether it proves damage."""
     try:
         yield
     except OSError as error:
@@ -178,8 +177,8 @@ def commit(
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
     `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
-    are added here. `before_rename` runs when all is durable but the name: what it raises undoes
-    the commit. Raises OSError; FileExistsError where this step of this generation is there.
+    are added here. `before_rename` runs when all is durable but the name: an exception from it
+    undoes the commit. Raises OSError; FileExistsError where this step of this generation is there.
     """
     root = Path(run_dir) / CHECKPOINTS
     name = name_of(manifest["step"], manifest["generation"])
@@ -205,7 +204,7 @@ def commit(
 def write_hint(run_dir: str | Path, name: str) -> None:
     """Let LATEST name this checkpoint. Raises OSError; nothing depends on it."""
     root = Path(run_dir) / CHECKPOINTS
-    work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # where a killed writer's rest is removed
+    work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # a killed writer's is removed with the rest
     write_new(work, name.encode() + b"\n")
     os.replace(work, root / LATEST)
 
@@ -224,8 +223,11 @@ def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:
     finally:
         os.close(fd)  # NFS may report a failed write only here
     return {
-        "file": path.name, "nbytes": len(data), "chunk_bytes": CHUNK_BYTES, "xxh3_128": hashes,
-    }  # fmt: skip
+        "file": path.name,
+        "nbytes": len(data),
+        "chunk_bytes": CHUNK_BYTES,
+        "xxh3_128": hashes,
+    }
 
 
 def _rename_new(work: Path, final: Path, manifest: bytes) -> None:

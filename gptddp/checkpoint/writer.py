@@ -1,7 +1,7 @@
 """Save in the background: a copy of the tensors is all that training waits for.
 
 A thread, not a process: both need the copy, nearly all of a commit is in calls that release the
-GIL, and a thread needs no shared memory and has no life of its own. What a save costs the training,
+GIL, and a thread needs no shared memory and ends with its process. What a save costs the training,
 on two cores that both train (`benchmarks/checkpoint.py`): 15 ms for 13 MB and 0.46 s for 1.5 GB, of
 which the comparison of the ranks is 0.14 s and the copy 0.10 s; from a process of its own 13 ms and
 0.47 s. Through the page cache the commit of 1.5 GB would take 0.9 s of it, instead of 0.2 s.
@@ -22,6 +22,7 @@ from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.errors import GptddpError, Superseded, Unusable
 from gptddp.files import explain
+from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import highest_generation
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Writer:
     `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
     thread when all is written but the name; an OSError from it prevents the commit (the run's
     log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run. Where it is not `alone`, others
-    may be committing the same generation: what they write is left to them.
+    raises Superseded where another process has taken over the run. Where the writer is not `alone`,
+    others may be committing the same generation, and their unfinished files are not removed.
     """
 
     def __init__(
@@ -103,9 +104,13 @@ class Writer:
         staging = self.prepare(tensors)
         data = staging.fill(tensors)
         manifest = {
-            "step": step, "generation": self.generation, "parent": self.parent,
-            "time": time.time(), "tensors": staging.layout, "meta": json.loads(json.dumps(meta)),
-        }  # fmt: skip
+            "step": step,
+            "generation": self.generation,
+            "parent": self.parent,
+            "time": time.time(),
+            "tensors": staging.layout,
+            "meta": json.loads(json.dumps(meta)),
+        }
         stall_s = time.perf_counter() - begin
         # A daemon, so that a volume that hangs cannot hold up the exit; for that the thread may
         # not be inside torch, whose C++ frames do not survive the end of the interpreter.
@@ -176,7 +181,7 @@ class Writer:
         stale = self.generation if self.alone else self.generation - 1
         retention.remove_stale(self.run_dir, stale)
         name = store.commit(self.run_dir, manifest, [data], self._before_rename)
-        store.read_manifest(self.run_dir / store.CHECKPOINTS / name)
+        store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
         try:
             store.write_hint(self.run_dir, name)
@@ -185,7 +190,7 @@ class Writer:
             log.warning("after the commit of %s: %s", name, error)
 
     def _before_rename(self) -> None:
-        """The last look: whoever is late between here and the rename has the lower generation."""
+        """The last check: a writer that is late after this one has the lower generation."""
         self.before_commit()
         newest = highest_generation(self.run_dir)
         if newest > self.generation:

@@ -1,1 +1,1 @@
-"""From a prepared dataset to batches: tokenizer, lanes, packing, loader. For all above it."""
+"""From a prepared dataset to batches: tokenizer, lanes, packing, loader."""

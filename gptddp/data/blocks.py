@@ -6,21 +6,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gptddp.data.cache import Cache
+from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import Block, Share, blocks, rows_order
 from gptddp.data.packing import IDS, Packed, pack, row_hashes
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import BadRowGroup, DataError
 
-if TYPE_CHECKING:
-    from gptddp.data.cache import Cache
-    from gptddp.data.dataset import Dataset, RowGroup
-    from gptddp.data.tokenizer import Tokenizer
-
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
-
 
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 
@@ -32,28 +29,28 @@ class Made:
     epoch: int
     block: int
     after: tuple[int, int]  # (epoch, block) of the next
-    first: int  # number in the block of rows[0]; not 0 where a restored position was inside
+    first: int  # where rows[0] is in the block: not 0 if a restored position was inside it
     rows: Packed
     hashes: np.ndarray  # uint64, one a row
 
 
 @dataclass
 class Source:
-    """One split of a data set: what is needed to make blocks of it."""
+    """One split of a dataset, and all that is needed to make blocks of it."""
 
-    dataset: "Dataset"
+    dataset: Dataset
     split: str
-    groups: "Sequence[RowGroup]"
-    tokenizer: "Tokenizer"
+    groups: Sequence[RowGroup]
+    tokenizer: Tokenizer
     seq_len: int
     pack: str = "best-fit"
-    cache: "Cache | None" = None
+    cache: Cache | None = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
-    # The row group that was read last: lanes that share one are often served one after the other.
+    # The row group that was read last: lanes that share one often need it one after the other.
     _last: tuple[int, list[Any]] = (-1, [])
 
     def encoder(self) -> Encode:
-        """A new function from a document to its tokens, for one thread."""
+        """A new function from a document to its tokens (1-D), to be used in one thread."""
         if self.dataset.pretokenized:
             return lambda ids: ids
         return self.tokenizer.encoder()
@@ -64,7 +61,7 @@ class Source:
         return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
 
     def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
-        """The packed rows of a block where the cache has them; what to `keep` them by."""
+        """(the packed rows of a block or None, its identity in the cache: see `keep`)."""
         if self.cache is None or block.group in self.quarantined:
             return None, ()
         group = self.groups[block.group]
@@ -73,21 +70,30 @@ class Source:
         except OSError:  # reading will say what is wrong
             return None, ()
         identity = (
-            self.dataset.sha256, self.tokenizer.sha256, IDS[self.pack], self.seq_len,
-            group.path, group.index, block.part, block.parts, file.st_size, file.st_mtime_ns,
-        )  # fmt: skip
+            self.dataset.sha256,
+            self.tokenizer.sha256,
+            IDS[self.pack],
+            self.seq_len,
+            group.path,
+            group.index,
+            block.part,
+            block.parts,
+            file.st_size,
+            file.st_mtime_ns,
+        )
         return self.cache.get(identity, self.seq_len, self.tokenizer.dtype), identity
 
     def keep(self, identity: tuple[object, ...], rows: Packed) -> None:
-        """Put packed rows in the cache, by the identity that `cached` has given."""
+        """Put packed rows in the cache, under the identity that `cached` has given."""
         if self.cache is not None and identity:
             self.cache.put(identity, rows)
 
     def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
-        """The documents of a row group that have text, or tokens, in order.
+        """The documents of a row group that have text, or tokens, in order: [] in quarantine.
 
-        None where it is in quarantine. An error may pass (a network volume), so reading is tried
-        again before BadRowGroup is raised, or DataError where the whole data set is out of reach.
+        The errors of a network volume may pass, so reading is tried again, with `wait(seconds)`
+        before each attempt. Raises BadRowGroup after the last one; DataError, or an OSError that
+        may pass, where the whole dataset is out of reach.
         """
         if group in self.quarantined:
             return []
@@ -107,8 +113,8 @@ class Source:
         try:
             return self.dataset.read(self.groups[group])
         except DataError as error:
-            self.dataset.check_storage()  # or a volume that is away would look like bad files
-            # of validation, every loss ever logged is of the same rows, or cannot be compared
+            self.dataset.check_storage()  # a volume that is away must not count as bad files
+            # Validation has no quarantine: losses can be compared only over the same rows.
             way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
             raise BadRowGroup(
                 f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
@@ -118,13 +124,14 @@ class Source:
 
 
 class Lane:
-    """One lane: where its production stands, the rows that are ready, where consumption stands."""
+    """One lane: the block to make next, the rows that are ready, the row to take next."""
 
     def __init__(
         self, number: int, shares: Sequence[Share], seed: int, cursor: Sequence[int] = (0, 0, 0)
     ) -> None:
+        """`cursor`: (epoch, block, row) to begin at; DataError where the lane has no such block."""
         self.number, self.shares, self.seed = number, shares, seed
-        # production: touched only by the thread that has set `busy`
+        # making blocks: used only by the thread that has set `busy`
         self.busy = False
         self.error: BaseException | None = None
         self.epoch, self.block, self._skip = cursor
@@ -132,8 +139,8 @@ class Lane:
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
         self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
-        self._without_rows = 0  # blocks in a row that had none
-        # consumption: guarded by the producer's lock
+        self._without_rows = 0  # blocks without rows, one after the other
+        # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
         self.taken = 0  # rows of ready[0]
         self.rows = 0  # ready and not taken
@@ -144,11 +151,11 @@ class Lane:
     ) -> Made | None:
         """Make the next block and move on; None if it has no rows, or if stopped.
 
-        Raises BadRowGroup when its row group cannot be read, DataError when the storage is away or
-        a whole epoch has no rows.
+        Raises BadRowGroup when its row group cannot be read; DataError when the whole dataset is
+        out of reach, when an epoch has no rows, or when the cursor is behind the block's last row.
         """
         if self._plan[self.block].group in source.quarantined:
-            self._skip = 0  # rows of it may have been trained before it went bad
+            self._skip = 0  # some of its rows may have been trained before it went bad
         packed, identity = source.cached(self._plan[self.block])
         if packed is None:
             tokens = []
@@ -168,7 +175,7 @@ class Lane:
         return Made(*at, after, first, packed.take(slice(first, None)), hashes[first:])
 
     def take(self, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The next n rows, which must be ready: parts of (tokens, valid, hashes), not copied."""
+        """The next n rows, which must be ready: parts of (tokens, valid, hashes), as views."""
         parts = []
         self.rows -= n
         while n:
@@ -184,10 +191,10 @@ class Lane:
         return parts
 
     def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
-        block, *coming = self._plan[self.block :]
-        if block not in self._read:  # with all that come from the same row group
+        block, *later = self._plan[self.block :]
+        if block not in self._read:  # read it for all blocks that follow from the same row group
             documents = source.documents(block.group, wait)
-            same = takewhile(lambda b: b.group == block.group, coming)
+            same = takewhile(lambda b: b.group == block.group, later)
             self._read = {b: b.of(documents) for b in (block, *same)}
         return self._read.pop(block)
 
@@ -196,7 +203,7 @@ class Lane:
             raise self._misplaced(f"only {n_rows} rows in this block")
         self._skip = 0
         self._without_rows = 0 if n_rows else self._without_rows + 1
-        if self._without_rows >= 2 * len(self._plan):  # last of an epoch and first of the next
+        if self._without_rows >= 2 * len(self._plan):  # from any block on, a whole epoch
             raise DataError(
                 f"lane {self.number} has no text: none of the documents of its {len(self.shares)} "
                 "row groups gives a token; prepare the data set again (that leaves out empty "

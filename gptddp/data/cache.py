@@ -1,16 +1,16 @@
 """Packed blocks on the pod's own disk: a restart, or the next epoch, does not tokenise them again.
 
 A file holds one block's rows, before they are shuffled, so lanes, epochs, seeds and the processes
-of a pod share it. Its name is a hash of all that decides the rows: data set, tokenizer, packing,
-place; and size and time of the parquet file, so that one that has been touched is read again, and
-found good or bad as if there were no cache. Its content is a hash and the rows:
+of a pod share it. Its name is a hash of all that decides the rows: dataset, tokenizer, packing, row
+group and part of it; and the parquet file's size and time of change, so that a changed file is read
+again, and found good or bad as if there were no cache. Its content is a hash and the rows:
 
     16 bytes         xxh3_128 of the name and of the rest
     n * (T+1) * w    tokens, little-endian, w = 2 or 4 bytes
     n * ceil(T/8)    which targets are valid, a bit each
 
-A file appears by rename. One that does not match its hash is removed and made again. The cache is
-never needed: no error of the disk goes further than a warning and the end of the caching.
+A file appears by rename. One that does not match its hash is removed and made again. Training never
+needs the cache: after an error of the disk there is a warning, and no more is cached.
 """
 
 import contextlib
@@ -60,14 +60,14 @@ def open_cache(folder: str) -> "Cache | None":
 
 
 class Cache:
-    """Rows by name, in one folder. Safe to share between threads, and a folder by processes."""
+    """Packed rows by identity, in one folder: many threads and processes may use it at once."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """The oldest files are removed when all together have more than `limit_bytes`."""
+        """The least recently used files are removed when all have more than `limit_bytes`."""
         self.folder, self.limit_bytes = folder, limit_bytes
         self._writable = True
         self._lock = threading.Lock()
-        self._written_bytes = limit_bytes  # since the last look at the folder: look at the first
+        self._written_bytes = limit_bytes  # since the last _evict: the first `put` calls it
 
     def get(self, identity: Sequence[object], seq_len: int, dtype: npt.DTypeLike) -> Packed | None:
         """The rows that were put under this identity, or None."""
@@ -80,13 +80,13 @@ class Cache:
                 log.warning("%s is damaged: its rows are made again", path)
                 path.unlink()
             else:
-                os.utime(path)  # the least recently used is the first to go
+                os.utime(path)  # _evict goes by the time of the last use
             return rows
         except OSError:
             return None
 
     def put(self, identity: Sequence[object], rows: Packed) -> None:
-        """Keep rows (an error of the disk ends the caching, not the caller)."""
+        """Keep rows; an error of the disk is a warning, and from then on nothing is kept."""
         if not self._writable:
             return
         name = _name(identity)
@@ -109,7 +109,7 @@ class Cache:
                 unfinished.unlink(missing_ok=True)
 
     def _evict(self) -> None:
-        """Remove the oldest files beyond the limit, and what killed processes left unfinished."""
+        """Remove the oldest files beyond the limit, and unfinished ones of killed processes."""
         files, total = [], 0
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -145,12 +145,11 @@ def _encoded(rows: Packed) -> list[memoryview]:
 
 
 def _decoded(content: bytes, name: str, seq_len: int, dtype: np.dtype) -> Packed | None:
-    view = memoryview(content)
     tokens_bytes, valid_bytes = (seq_len + 1) * dtype.itemsize, -(-seq_len // 8)
-    n, rest = divmod(len(view) - _HASH_BYTES, tokens_bytes + valid_bytes)
-    if n < 0 or rest or _hash(name, view[_HASH_BYTES:]) != view[:_HASH_BYTES]:
+    n, rest = divmod(len(content) - _HASH_BYTES, tokens_bytes + valid_bytes)
+    if n < 0 or rest or _hash(name, memoryview(content)[_HASH_BYTES:]) != content[:_HASH_BYTES]:
         return None
-    tokens = np.frombuffer(view, dtype, n * (seq_len + 1), _HASH_BYTES)
-    bits = np.frombuffer(view, np.uint8, n * valid_bytes, _HASH_BYTES + n * tokens_bytes)
+    tokens = np.frombuffer(content, dtype, n * (seq_len + 1), _HASH_BYTES)
+    bits = np.frombuffer(content, np.uint8, n * valid_bytes, _HASH_BYTES + n * tokens_bytes)
     valid = np.unpackbits(bits.reshape(n, valid_bytes), axis=1, count=seq_len).view(bool)
     return Packed(tokens.reshape(n, seq_len + 1).astype(dtype.newbyteorder("="), copy=False), valid)

@@ -4,6 +4,7 @@ dataset.json            written last and by rename: a folder without it is no da
 tokenizer.json          where the tokenizer is a BPE
 train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
 val/00000.parquet...    documents that are not in train
+.prepare/               only while `gptddp prepare` is at work, or where it was killed
 """
 
 import hashlib
@@ -24,21 +25,17 @@ from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import TRANSIENT
-from gptddp.prepare.output import SCRATCH
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
+SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN = "text"
-_FOOTERS = 128  # kept in memory, at about 1 kB a row group; not the files, which stay closed
-_PREPARE = "`gptddp prepare SOURCE... --out DIR`"
-
+_FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
 _HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
+_PREPARE = "`gptddp prepare SOURCE... --out DIR`"
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
-
-
-# -- reading -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Dataset:
 
     @cached_property
     def sha256(self) -> str:
-        """Identity of the data: hex hash over every file's path, size, content and row groups."""
+        """The data's identity: hex, over path, size, content hash and row groups of every file."""
         files = [file for split in self.manifest["splits"].values() for file in split["files"]]
         files.sort(key=lambda file: os.fsencode(file["path"]))
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -97,7 +94,7 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """What a user should know of a dataset that can be used."""
+        """One line for each thing that a user should know of a dataset that can be used."""
         lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
         groups = [group for split in SPLITS for group in self.row_groups(split) if group.rows > 1]
         huge = max(groups, key=lambda group: group.text_bytes, default=None)
@@ -109,9 +106,9 @@ class Dataset:
         return lines
 
     def check_storage(self) -> None:
-        """Raise DataError if not even the manifest can be read: then no single file is to blame.
+        """Raise DataError if not even the manifest can be read: the whole volume is out of reach.
 
-        OSError where that may pass, so that the next life tries again.
+        Raises OSError where the volume may come back, so that the next life tries again.
         """
         try:
             (self.dir / MANIFEST).read_bytes()
@@ -124,11 +121,11 @@ class Dataset:
             ) from error
 
     def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
-        """The documents of a row group: text, or 1-D arrays of token ids.
+        """The documents of a row group, null ones as None: str, or 1-D arrays of token ids.
 
-        Raises DataError, naming the row group, for what cannot be read. Pages are checked against
-        their checksums. Whether trying again may help cannot be told from the error: a flipped bit
-        and a storage that is away look alike.
+        Pages are checked against their checksums. Raises DataError, naming the row group, for what
+        cannot be read. The error does not say whether trying again may help: a flipped bit and a
+        volume that is away give the same one.
         """
         path = self.dir / row_group.path
         try:
@@ -167,9 +164,9 @@ def is_dataset(path: Path) -> bool:
 def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
 
-    With on_bad "quarantine", training files that are missing or of another size will do: reading
-    them fails later. Files beside those of the manifest, as after a renaming, never will. Raises
-    OSError for trouble of the volume that may pass.
+    With on_bad "quarantine", training files may be missing or of another size: reading them fails
+    later. Shards that the manifest does not name, as after a renaming, are refused all the same.
+    Raises OSError for an error of the volume that may pass.
     """
     dir = Path(path)
     try:
@@ -203,7 +200,7 @@ def _absence(dir: Path) -> str:
 
 
 def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
-    """The training files that are damaged; DataError, naming every file, unless that will do."""
+    """A line for each damaged training file; DataError, naming every file, for any other damage."""
     damaged, lines = inventory.on_disk(dir, manifest)
     train = {file["path"] for file in manifest["splits"]["train"]["files"]}
     other = len(lines) > len(damaged) or not train.issuperset(damaged)
@@ -213,6 +210,3 @@ def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> 
             "put the files back as they were, or prepare again"
         )
     return lines
-
-
-# -- writing -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What has happened to the files of a dataset: since it was prepared, or since a run began."""
+"""How the files of a dataset have changed: since it was prepared, or since a run began."""
 
 import os
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Which documents come next in which lane: pure functions of (row groups, seed), no I/O.
 
-A lane is a virtual rank, fixed for the run. Every step takes the same number of rows from every
-lane, and a rank owns some of the lanes, so the rows of a step do not depend on the world size.
-The position in the whole data set is one cursor (epoch, block, row) a lane.
+A lane is a virtual rank; their number is fixed for the run. Every step takes the same number of
+rows from every lane, and a rank owns some of the lanes, so the rows of a step do not depend on the
+world size. The position in the whole dataset is one cursor (epoch, block, row) a lane.
 
 - A *share* is a row group, or an equal part of one where there are fewer of them than lanes.
   Shares are dealt once, largest first, each to the lane with the least bytes so far. With fewer
@@ -10,8 +10,8 @@ The position in the whole data set is one cursor (epoch, block, row) a lane.
   shuffle differently.
 - A *block*, what is tokenised and packed at once, is a share of at most 1024 documents and 8 MiB,
   or one of equal slices, of about 512 documents or less, of a larger one.
-- A lane runs through its shares in an order of its own in each epoch, and rolls into its next
-  epoch by itself. There is no barrier between lanes, so nothing to pad and nothing to drop.
+- A lane goes through its shares in another order in each epoch, and begins its next epoch without
+  waiting for the other lanes. So there is nothing to pad and nothing to drop.
 
 All orders are stable sorts of splitmix64 keys. NumPy's generators may change their streams
 between versions, its default sort orders ties by processor, and `hash` changes with the process.
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 WHOLE_DOCUMENTS = 1024  # a share of up to so many documents is one block
-SLICE_DOCUMENTS = 512  # a larger one is sliced into blocks of about so many
-BLOCK_BYTES = 2**23  # and of about so many bytes of text at most: 1024 books are a lot of memory
+SLICE_DOCUMENTS = 512  # a larger one is cut into blocks of about so many
+BLOCK_BYTES = 2**23  # of text in a block, at most, about: 1024 books would take a lot of memory
 # What a key is for; part of every key, so that no two orders are related.
 DEAL, EPOCH, ROWS, EVAL = 1, 2, 3, 4
 
@@ -36,13 +36,13 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 def key(*words: int) -> int:
     """One 64-bit key from whole numbers, by splitmix64 (Steele, Lea and Flood 2014)."""
-    state = 0
+    x = 0
     for word in words:
-        state = (state + word + _GOLDEN) & _WORD
-        state = ((state ^ state >> 30) * _MIX_1) & _WORD
-        state = ((state ^ state >> 27) * _MIX_2) & _WORD
-        state ^= state >> 31
-    return state
+        x = (x + word + _GOLDEN) & _WORD
+        x = ((x ^ x >> 30) * _MIX_1) & _WORD
+        x = ((x ^ x >> 27) * _MIX_2) & _WORD
+        x ^= x >> 31
+    return x
 
 
 def keyed_order(n: int, *words: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def keyed_order(n: int, *words: int) -> np.ndarray:
 class Block:
     """Documents `part * n // parts` to `(part + 1) * n // parts` of a row group.
 
-    `group` counts in the list of row groups, n are the row group's documents that have text.
+    `group` is an index in the list of row groups; n is how many documents of it have text.
     """
 
     group: int
@@ -66,9 +66,10 @@ class Block:
     parts: int
 
     def of(self, documents: Sequence[Any]) -> Sequence[Any]:
-        """The block's part of its row group's documents; the only document where there is one.
+        """The block's part of its row group's documents.
 
-        Fewer documents than parts would leave lanes without text: then the parts repeat them.
+        Where there are fewer documents than parts, each part is one document and some are in
+        several parts: otherwise a lane could be without text.
         """
         n = len(documents)
         if n < self.parts:
@@ -78,7 +79,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Blocks `first` to `stop - 1` of the `parts` of a row group: what a lane is dealt at once."""
+    """Blocks `first` to `stop - 1` of the `parts` of a row group: the unit that lanes are dealt."""
 
     group: int
     first: int
@@ -106,10 +107,10 @@ def deal(groups: Sequence[tuple[int, int]], lanes: int, seed: int) -> list[list[
 
 
 def hosts(dealt: Sequence[Sequence[Share]], quarantined: Collection[int]) -> list[int]:
-    """For each lane the lane whose shares it runs through: its own, unless all of them are lost.
+    """For each lane the lane whose shares it reads: its own, unless all are in quarantine.
 
-    Then it is the next lane, round the circle, that has a share left: its documents come up in
-    both, in different orders. Empty where no lane has a share left.
+    Then it is the next lane that has a share left (after the last lane comes lane 0): both read the
+    same documents, in different orders. [] where no lane has a share left.
     """
     left = [any(share.group not in quarantined for share in shares) for shares in dealt]
     if not any(left):
@@ -125,8 +126,8 @@ def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share],
     """The shares of all row groups, in their order, and the bytes of each."""
     text = {g: size for g, (n, size) in enumerate(groups) if n and size}
     cuts = dict.fromkeys(text, 1)
-    # The one with most documents a share is cut next. Not the one with most bytes: often those are
-    # one huge document, and the other shares would be small and read again and again.
+    # Cut the row group with most documents a share. Not the one with most bytes: that is often one
+    # huge document, and its other shares would be small and read again and again.
     heap = [(-groups[g][0], g) for g in text]
     heapq.heapify(heap)
     for _ in range(len(text), lanes):
@@ -144,7 +145,7 @@ def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share],
 
 
 def _slices(documents: int, size: int) -> int:
-    """The number of blocks of a share of so many documents, or one more, and bytes."""
+    """The number of blocks of a share of so many bytes and documents, or one document more."""
     by_documents = 1 if documents <= WHOLE_DOCUMENTS else -(-documents // SLICE_DOCUMENTS)
     return min(documents, max(by_documents, -(-size // BLOCK_BYTES)))
 
@@ -163,10 +164,10 @@ def blocks(shares: Sequence[Share], seed: int, lane: int, epoch: int) -> list[Bl
 
 
 def rows_order(n: int, seed: int, lane: int, epoch: int, block: int) -> np.ndarray:
-    """The order of a block's n rows: packing puts long documents first, this mixes them."""
+    """The order of a block's n rows, int64: packing puts long documents first, this mixes them."""
     return keyed_order(n, seed, ROWS, lane, epoch, block)
 
 
 def owned(rank: int, world_size: int, lanes: int) -> range:
-    """The lanes of a rank: floor or ceil of lanes / world_size of them, without a gap."""
+    """The lanes of a rank: one range of floor or ceil of lanes / world_size of them."""
     return range(rank * lanes // world_size, (rank + 1) * lanes // world_size)

@@ -3,8 +3,8 @@
     loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, rank=0, world_size=4)
     batch = loader.next()
 
-What a batch holds is a pure function of data set, settings and step (lanes.py, packing.py).
-Threads (producer.py), their number and how far they are ahead decide only when it is ready.
+What a batch holds is a pure function of dataset, settings and step (lanes.py, packing.py). The
+number of threads, and how far they are ahead (producer.py), decide only when it is ready.
 """
 
 import os
@@ -12,23 +12,21 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
+from gptddp.data.cache import Cache
+from gptddp.data.dataset import Dataset, Split
 from gptddp.data.lanes import deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
 from gptddp.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from gptddp.data.cache import Cache
-    from gptddp.data.dataset import Dataset, Split
-
 STATE_VERSION = 2
-_HASH = 16  # hex digits of each hash that a state keeps
+_HASH_DIGITS = 16  # hex, of each hash that a state keeps
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class Batch:
     cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
     wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
-    bad: the row group that this rank cannot read, -1 without; such a batch has no rows, and no rank
-    may train this step (see quarantine.py).
+    bad: index of the row group that this rank cannot read, or -1. A batch with one has no rows, and
+    no rank may train this step (see training/quarantine.py).
     """
 
     tokens: np.ndarray
@@ -61,24 +59,23 @@ class Batch:
 
     @property
     def positions(self) -> np.ndarray:
-        """int32 (rows, T): place of each input in its segment, from 0."""
+        """int32 (rows, T): number of each input in its segment, from 0."""
         return documents_of(self.tokens, self.valid, self.bos)[1]
 
 
 class Loader:
-    """Endless batches of the train split, the same over all ranks at any world size.
+    """Endless batches of the train split: a step has the same rows at any world size.
 
-    `state`, of a loader with the same settings at any world size, continues behind its batch.
-    `prefetch`: packed blocks a lane that are made ahead, on average; `threads`: tokenising threads,
-    of which all work while rows are missing and one when none are. `pack`: see packing.py.
-    `cache`: keeps packed blocks for the next life.
-    Raises ConfigError for numbers that do not fit, DataError for a state that belongs to other
-    data or settings, and where there is no text.
+    `batch`: rows a step over all ranks. `state`: of a loader with the same settings at any world
+    size; this one continues with the next step. `prefetch`: packed blocks a lane to be made ahead,
+    on average. `threads`: tokenising threads; all work while rows are missing, otherwise one does.
+    `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError for
+    numbers that do not fit; DataError for a state of other data or settings, or data without text.
     """
 
     def __init__(
         self,
-        dataset: "Dataset",
+        dataset: Dataset,
         *,
         lanes: int,
         batch: int,
@@ -90,42 +87,37 @@ class Loader:
         prefetch: float = 1.5,
         threads: int = 1,
         pack: str = "best-fit",
-        cache: "Cache | None" = None,
+        cache: Cache | None = None,
     ) -> None:
         config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
         check_world_size(config, world_size)
         if threads < 1:
             raise ConfigError(f"threads is {threads}: the loader needs at least 1")
         source = _source(dataset, "train", seq_len, pack, cache)
-        self._identity: dict[str, Any] = {
-            "version": STATE_VERSION, "pack": IDS[pack], "dataset": dataset.sha256[:_HASH],
-            "tokenizer": source.tokenizer.sha256[:_HASH], "seq_len": seq_len, "seed": seed,
-            "batch": batch, "lanes": lanes,
-        }  # fmt: skip
+        self._identity = _identity(source, lanes, batch, seed)
         self._bos = source.tokenizer.bos
         start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
         self.quarantined = sorted((state or {}).get("quarantined", ()))
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
         self.shares = _deal(source, lanes, seed)
-        self.hosts = hosts(self.shares, source.quarantined)
-        if not self.hosts:
-            raise DataError(
-                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
-                "data, then begin a new run"
-            )
+        self.hosts = _hosts(source, self.shares)
         self._lanes = [
             Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
             for lane in owned(rank, world_size, lanes)
         ]
         self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
-        # Also runs when the loader is dropped and at the exit of the interpreter, while threads
-        # can still be ended in order.
+        # Also called when the loader is garbage collected, and at the interpreter's exit, while
+        # threads can still be joined.
         self._stop = weakref.finalize(self, self._producer.stop)
         self._producer.start()
 
     def next(self) -> Batch:
-        """The next batch; waits for it. Raises BadRowGroup where the data cannot be read."""
+        """The next batch; waits for it.
+
+        Raises BadRowGroup where a row group cannot be read; DataError, or an OSError that may pass,
+        where the whole dataset cannot. RuntimeError after `close`.
+        """
         started = time.monotonic()
         parts = self._producer.take()
         wait_s = time.monotonic() - started
@@ -134,14 +126,19 @@ class Loader:
         for lane in self._lanes:
             cursors[lane.number] = lane.cursor
         return Batch(
-            tokens, valid, int(np.count_nonzero(valid)), int(hashes.sum(dtype=np.uint64)),
-            cursors, wait_s, self._bos,
-        )  # fmt: skip
+            tokens=tokens,
+            valid=valid,
+            targets=int(np.count_nonzero(valid)),
+            fp=int(hashes.sum(dtype=np.uint64)),
+            cursors=cursors,
+            wait_s=wait_s,
+            bos=self._bos,
+        )
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:
-        """What a checkpoint keeps, for JSON; `cursors` is the sum of a batch's over all ranks.
+        """What a checkpoint keeps, for JSON; `cursors`: a batch's, summed over all ranks.
 
-        Less than 1 KB for 48 lanes, and what may be in quarantine.
+        Less than 1 KB for 48 lanes, besides the list of the row groups in quarantine.
         """
         state = self._identity | {"lanes": as_text(np.asarray(cursors).tolist())}
         return state | ({"quarantined": self.quarantined} if self.quarantined else {})
@@ -152,12 +149,12 @@ class Loader:
 
 
 def eval_rows(
-    dataset: "Dataset", seq_len: int, max_tokens: int, pack: str = "best-fit"
+    dataset: Dataset, seq_len: int, max_tokens: int, pack: str = "best-fit"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the validation split: (tokens (n, T+1), valid (n, T)), as in Batch.
 
-    As many whole rows as hold about max_tokens tokens, at least one, always the same ones. Raises
-    DataError where the split has no text.
+    As many rows as hold about max_tokens tokens, at least one; always the same ones, the whole
+    split at most. Raises DataError where the split has no text or cannot be read.
     """
     source = _source(dataset, "val", seq_len, pack)
     lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
@@ -172,10 +169,24 @@ def eval_rows(
 
 
 def _source(
-    dataset: "Dataset", split: "Split", seq_len: int, pack: str, cache: "Cache | None" = None
+    dataset: Dataset, split: Split, seq_len: int, pack: str, cache: Cache | None = None
 ) -> Source:
     groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
     return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
+
+
+def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, Any]:
+    """What a state must have been saved with to be continued."""
+    return {
+        "version": STATE_VERSION,
+        "pack": IDS[source.pack],
+        "dataset": source.dataset.sha256[:_HASH_DIGITS],
+        "tokenizer": source.tokenizer.sha256[:_HASH_DIGITS],
+        "seq_len": source.seq_len,
+        "seed": seed,
+        "batch": batch,
+        "lanes": lanes,
+    }
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
@@ -188,8 +199,18 @@ def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
     return shares
 
 
+def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
+    """For each lane the lane whose shares it reads; DataError where all are in quarantine."""
+    if found := hosts(shares, source.quarantined):
+        return found
+    raise DataError(
+        f"{source.dataset.dir}: all row groups of the train split are in quarantine: mend the "
+        "data, then begin a new run"
+    )
+
+
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
-    """The lanes' cursors of a state, or DataError with every difference to what it must be."""
+    """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
     cursors = from_text(str(state.get("lanes", "")))
     saved = {**state, "lanes": len(cursors)}
     changed = [

@@ -5,9 +5,9 @@ token: it is the last target of one piece and the first input of the next, so no
 
 best-fit  pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations
           improve language modeling"), with the free space of the open rows as the bits of one
-          integer: a document is cut only where it is longer than a row
-concat    the documents of a block, one behind the other, are cut every T tokens: rows are full
-          but for the last of a block, and about twice as many documents are cut
+          integer: a document is cut only if it is longer than a row
+concat    the documents of a block, one behind the other, are cut every T tokens: all rows but the
+          last of a block are full, and about twice as many documents are cut
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-# Each way to pack, by its name in the position that a checkpoint keeps. A name stands for all that
-# decides the rows besides the settings: dealing, blocks, splitting, packing, keys. Whoever changes
-# any of it changes the name, so that no older position is continued wrongly.
+# Each way to pack, with its name in the loader's state that a checkpoint keeps. A name stands for
+# all that decides the rows besides the settings: dealing, blocks, splitting, packing, keys. Change
+# any of them, and change the name: then no older state is continued with other rows.
 IDS = {"best-fit": "bfd-1", "concat": "concat-1"}
 
 
@@ -28,10 +28,10 @@ class Packed:
     """n rows of tokens and which of their T targets count.
 
     tokens (n, T+1), dtype of the tokenizer, BOS behind the last real token of a row;
-    valid (n, T) bool: may tokens[i, t+1] be predicted from tokens[i, :t+1]. It is not where the row
-    has ended, nor where a later piece of a split document begins behind another document: that
-    token was the last target of the piece before. So the documents in a row can be told apart:
-    one begins at every BOS and at every token that is not valid (`documents_of`).
+    valid (n, T) bool: does tokens[i, t+1] count as a target. False behind the last token of a row,
+    and where a later piece of a split document begins behind another document: that token was the
+    last target of the piece before. So the documents in a row can be told apart: one begins at
+    every BOS and at every token that is not valid (`documents_of`).
     """
 
     tokens: np.ndarray
@@ -54,7 +54,7 @@ def pack(
 ) -> Packed:
     """Pack documents (1-D arrays of tokens, without BOS) into rows; best-fit: long pieces first.
 
-    A document without tokens gives nothing. The same documents give the same rows, always.
+    Documents without tokens are left out. The same documents always give the same rows.
     """
     documents = [tokens for tokens in documents if len(tokens)]
     lengths = np.array([1 + len(tokens) for tokens in documents], dtype=np.int64)
@@ -64,7 +64,7 @@ def pack(
     for start, tokens in zip(starts.tolist(), documents, strict=True):
         flat[start + 1 : start + 1 + len(tokens)] = tokens
 
-    if how == "concat":  # as if all were one document, with a row for each of its pieces
+    if how == "concat":  # as if all were one document; each of its pieces is a row
         lengths, starts = lengths.sum(keepdims=True)[: len(lengths)], starts[:1]
     document, offset, size = split(lengths, seq_len)
     if how == "concat":
@@ -106,8 +106,8 @@ def best_fit(size: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, int]
     row[order[:n_rows]] = np.arange(n_rows)
     rest = order[n_rows:]
     rows, columns = [], []
-    spaces = 0  # bit s is set when some open row has exactly s places left
-    open_rows: list[list[int]] = [[] for _ in range(width)]  # by places left
+    spaces = 0  # bit s is set when some open row has space for exactly s tokens
+    open_rows: list[list[int]] = [[] for _ in range(width)]  # by that space
     for n in size[rest].tolist():
         fitting = spaces >> n
         if fitting:
@@ -136,29 +136,29 @@ def documents_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> tuple[np.nd
     document of its own here: what it continues is in another row.
     """
     n, seq_len = valid.shape
-    places = np.arange(seq_len, dtype=np.int32)
+    columns = np.arange(seq_len, dtype=np.int32)
     last = seq_len - 1 - np.argmax(valid[:, ::-1], axis=1)[:, None]  # the last target of the row
     begins = tokens[:, :-1] == bos
     begins[:, 1:] |= ~valid[:, :-1]
     begins[:, :1] = True
-    # Behind the last token of the row, at last + 1, comes the padding: one segment in itself.
-    begins &= places <= last + 2
+    # The last token of the row is at last + 1; the padding behind it is one segment.
+    begins &= columns <= last + 2
     segments = np.cumsum(begins, axis=1, dtype=np.int32) - 1
-    segments[places > last + 1] = -1
-    starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-    return segments, (places - starts).astype(np.int32)
+    segments[columns > last + 1] = -1
+    starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    return segments, (columns - starts).astype(np.int32)
 
 
 def row_hashes(packed: Packed, lane: int, epoch: int, block: int) -> np.ndarray:
     """A 64-bit hash of each row, uint64 (n): xxh3 of where it comes from and of its tokens.
 
-    Tokens are hashed as little-endian uint32, so that the width they are kept in does not matter.
+    Tokens are hashed as little-endian uint32, whatever dtype they are kept in.
     """
     n, width = packed.tokens.shape
     records = np.zeros((n, 10 + width), "<u4")
-    place = records[:, :10].view("<i8")
-    place[:, :3] = lane, epoch, block
-    place[:, 3] = np.arange(n)
-    place[:, 4] = packed.valid.sum(axis=1)
+    origin = records[:, :10].view("<i8")
+    origin[:, :3] = lane, epoch, block
+    origin[:, 3] = np.arange(n)
+    origin[:, 4] = packed.valid.sum(axis=1)
     records[:, 10:] = packed.tokens
     return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)

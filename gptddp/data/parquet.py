@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 def open_parquet(
     path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
 ) -> Iterator[pq.ParquetFile]:
-    """A parquet file, whatever its name: pyarrow would take one that is not UTF-8 for a mistake.
+    """Open a parquet file, also one whose name is not UTF-8, which pyarrow alone would refuse.
 
-    Checksums, where the writer left any, are compared: an uncompressed page shows no damage. There
-    is no pre_buffer, because it would keep every chunk read so far in memory.
+    Page checksums are compared where the writer left any: nothing else shows damage of an
+    uncompressed page. There is no pre_buffer, because it would keep all that was read so far in
+    memory. Raises OSError or pyarrow.ArrowException.
     """
     with (
         pa.OSFile(os.fsencode(path)) as raw,

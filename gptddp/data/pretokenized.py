@@ -1,9 +1,7 @@
-"""Documents that are tokens already: lists of ids in a parquet column, at both ends of `prepare`.
+"""Documents that are token ids already: a column of lists in the shards, bytes while preparing.
 
-They are believed to be of the tokenizer that is given with them: all that can be checked is that
-every id is one of its vocabulary. BOS opens a document here as everywhere: a list is cut in front
-of each, and BOS itself is left out, since packing puts it there again. Between the two ends a
-document is the bytes of its ids, little-endian, 2 or 4 each as the vocabulary needs.
+While a dataset is prepared or repacked, a document is the bytes of its ids: little-endian, 2 or 4
+bytes an id, as the vocabulary needs. No document has a BOS: packing adds it.
 """
 
 from collections.abc import Sequence
@@ -17,26 +15,26 @@ COLUMN = "tokens"  # of a prepared dataset
 
 
 def ids_of(document: bytes, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of a document between the two ends, 1-D."""
+    """The ids of a document's bytes: 1-D, of the tokenizer's dtype in little-endian order."""
     return np.frombuffer(document, np.dtype(tokenizer.dtype).newbyteorder("<"))
 
 
 def to_bytes(column: pa.Array, tokenizer: Tokenizer) -> list[bytes]:
-    """The documents of a column of a dataset, as between the two ends; the inverse of to_arrow."""
+    """The documents of a column as the bytes of their ids; the inverse of `to_arrow`."""
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
     return [ids.astype(dtype).tobytes() for ids in from_arrow(pa.chunked_array([column]))]
 
 
-def to_arrow(group: Sequence[bytes], tokenizer: Tokenizer) -> pa.ListArray:
-    """Documents as a column: list<uint16> or list<uint32>."""
-    ids = ids_of(b"".join(group), tokenizer).astype(tokenizer.dtype)
-    sizes = [len(document) // ids.itemsize for document in group]
+def to_arrow(documents: Sequence[bytes], tokenizer: Tokenizer) -> pa.ListArray:
+    """Documents, as the bytes of their ids, as a column: list<uint16> or list<uint32>."""
+    ids = ids_of(b"".join(documents), tokenizer).astype(tokenizer.dtype)
+    sizes = [len(document) // ids.itemsize for document in documents]
     offsets = np.cumsum([0, *sizes], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
 
 
 def from_arrow(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """The documents of a column that `to_arrow` made: views into its memory."""
+    """The documents of a column that `to_arrow` made: 1-D arrays, views into its memory."""
     found = []
     for chunk in column.chunks:
         ids, ends = chunk.values.to_numpy(), chunk.offsets.to_numpy().tolist()

@@ -1,9 +1,10 @@
 """Threads that make the blocks of a rank's lanes ahead of the trainer.
 
-Which block comes next in a lane is fixed (lanes.py). Which lane is served next is not: always the
-one with the fewest rows ready, and only while less than `prefetch` blocks a lane are ready. So the
-work is spread evenly over the steps instead of coming in bursts whenever all lanes run out. All
-threads work while a lane is short of rows, as at the start; else one does, beside the trainer.
+Which block comes next in a lane is fixed (lanes.py). Which lane gets the next block is not: it is
+the one with the fewest rows ready, as long as fewer than `prefetch` blocks a lane are ready. So the
+work is spread evenly over the steps, and not done in bursts when all lanes run out together. All
+threads work while a lane is short of rows, as at the start of a life; otherwise one does, so that
+the others do not slow down the trainer.
 """
 
 import threading
@@ -13,12 +14,12 @@ import numpy as np
 
 from gptddp.data.blocks import Lane, Made, Source
 
-URGENT_STEPS = 4  # a lane with rows for fewer steps is served even if others have plenty
+URGENT_STEPS = 4  # a lane with rows for fewer steps gets a block even if others have many
 JOIN_S = 2.0  # a thread that hangs in a read is left behind: it is a daemon
 
 
 class Producer:
-    """The threads, and the lanes that they fill. Holds no reference to the loader."""
+    """The threads and the lanes that they fill. It has no reference to the loader: see `_stop`."""
 
     def __init__(
         self, source: Source, lanes: list[Lane], rows: int, prefetch: float, threads: int
@@ -35,6 +36,7 @@ class Producer:
         ]
 
     def start(self) -> None:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -52,8 +54,8 @@ class Producer:
     def take(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """The rows of the next step, as parts in the order of the lanes; waits for them.
 
-        Raises what a thread met, once the rows before it are used up: at the same step whatever
-        the number of threads and the prefetch.
+        Raises a thread's error when the rows made before it are used up: at the same step for any
+        number of threads and any prefetch. Raises RuntimeError after `stop`.
         """
         with self._ready:
             for lane in self.lanes:
@@ -73,11 +75,11 @@ class Producer:
         except BaseException as error:
             self._fail(self.lanes, error)
             return
-        while lane := self._claim():
+        while lane := self._next_lane():
             try:
                 made = lane.make(self.source, encode, self._stopped)
             except BaseException as error:
-                self._fail([lane], error)  # the others go on: they may have to come first
+                self._fail([lane], error)  # the other lanes go on: an earlier step may fail there
             else:
                 self._deliver(lane, made)
 
@@ -88,7 +90,7 @@ class Producer:
                 lane.error = error
             self._ready.notify_all()
 
-    def _claim(self) -> Lane | None:
+    def _next_lane(self) -> Lane | None:
         """The lane to make a block for, now set busy; waits until one needs it. None: stop."""
         with self._work:
             while not self._stopped.is_set():

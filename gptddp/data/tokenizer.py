@@ -6,7 +6,6 @@ times faster; every other BPE file is encoded by `tokenizers` itself.
 
 import hashlib
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -26,7 +25,7 @@ MIN_VOCAB = 257  # 256 bytes and <|bos|>
 # Where GPT-4's pattern cuts, with every repeat possessive or bounded: a run of a million spaces
 # then costs linear time and no stack. Both regex engines (fancy-regex in tiktoken, Oniguruma in
 # tokenizers) read it alike: no (?i), no {n,m}+. Numbers are cut in twos, as small vocabularies do
-# better with; white space before a line's end goes with the line's end.
+# better with; white space before a line's end is in one token with the line's end.
 PATTERN = "|".join(
     (
         r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])",
@@ -38,7 +37,7 @@ PATTERN = "|".join(
         r"\s",
     )
 )
-# Text on which two engines that read a pattern differently are likely to part.
+# Text on which two regex engines that read a pattern differently are likely to give other tokens.
 _PROBE = (
     "I'LL we've 'Tis it'ſ\u0301 x1234567 3,14\u00bd \u0661\u0662\u0663\u0664 \t\t  if\r\n\r\n   \n"
     " \u3000\u00a0\u2028\x85\x1c\x00\x7f naïve e\u0301 ÅΩßﬁ ЖЗ 漢字かな한국어 🙂‍🔥 \ue000\U0010ffff"
@@ -52,7 +51,7 @@ Encoder = Callable[[str], np.ndarray]
 
 
 class Tokenizer(ABC):
-    """What the trainer knows of a tokenizer; made by `load_tokenizer` or `byte_tokenizer`.
+    """Text to token ids and back; made by `load_tokenizer` or `byte_tokenizer`.
 
     kind: "bpe" or "bytes". sha256: hex, over what decides the ids. bos: id of the token that opens
     a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
@@ -73,9 +72,9 @@ class Tokenizer(ABC):
     def encoder(self) -> Encoder:
         """A new function from text to ids, 1-D of `dtype`; call this once in each thread.
 
-        The text is only text: a literal "<|bos|>" in it is encoded as its characters, and no token
-        is added. An encoder belongs to the first thread that uses it (tiktoken's regular
-        expression keeps its cache there; any other thread pays half as much again).
+        A literal "<|bos|>" in the text is encoded as its characters, and no token is added. Use an
+        encoder in one thread only: tiktoken's regular expression keeps its cache for the first
+        thread that uses it, and takes half as long again in any other.
         """
 
     @abstractmethod
@@ -181,14 +180,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a dataset directory, or of one tokenizer.json; raises DataError."""
-    path = Path(path)
-    if os.path.isdir(path):
-        from gptddp.data.dataset import open_dataset
-
-        return open_dataset(path).tokenizer()
+    """The tokenizer of a tokenizer.json; raises DataError, with the fix, if it cannot be used."""
     try:
-        definition = json.loads(path.read_bytes())
+        definition = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from error
     except ValueError as error:
@@ -208,7 +202,7 @@ _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenize
 
 
 def _without_specials(definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The same tokenizer, but it takes all text for text, adds and cuts nothing, drops no merge."""
+    """The same tokenizer without special tokens, post-processing, truncation, padding, dropout."""
     added = [t for t in definition.get("added_tokens") or () if not t["special"]]
     model = definition["model"] | {"dropout": None}
     off = dict(added_tokens=added, model=model, post_processor=None, truncation=None, padding=None)

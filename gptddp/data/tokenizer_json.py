@@ -66,7 +66,7 @@ def tiktoken_pattern(definition: dict[str, Any], hf: Any, special: dict[str, int
     added = len(definition.get("added_tokens") or ())
     if pattern is None or odd or definition.get("normalizer") or added > len(special):
         return None
-    pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]  # both forms occur
+    pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]  # old files: str
     vocab = {token: i for token, i in model["vocab"].items() if token not in special}
     ids = [vocab[a + b] for a, b in pairs]
     rising = all(a < b for a, b in zip(ids, ids[1:], strict=False))

@@ -1,4 +1,4 @@
-"""From the environment of torchrun, Slurm or nothing at all to a process group, and back."""
+"""The ranks of a job: into the process group, what they do together, and out of it again."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed.environment import job, place, restarts, shared_memory
+from gptddp.distributed import torch_private
+from gptddp.distributed.environment import job, ranks, restarts, shared_memory
 from gptddp.distributed.hardware import cpu_quota
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
@@ -29,7 +30,7 @@ _left: list[Any] = []  # the group that this process has left: it goes with the 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place in the world. The group is up for as long as `connect` lasts."""
+    """All ranks of the job, as one of them sees them: for as long as `connect` lasts."""
 
     rank: int
     local_rank: int
@@ -78,17 +79,17 @@ class World:
         td.broadcast_object_list(box, src=source, device=self.device)
         return box[0]
 
-    def part(self) -> None:
+    def leave_together(self) -> None:
         """All ranks: nobody leaves before everybody is here, and has left its last collective.
 
         gloo may never wake a rank whose peer closes its connections while it still sends. So the
         last word goes through the store, which rank 0 has: it is the last to go.
         """
         self.all_reduce(torch.zeros(1))
-        store = td.distributed_c10d._get_default_store()
+        store = torch_private.default_store()
         end = time.monotonic() + PART_S
         # at its end rank 0 has seen all, and has left
-        with limit(2 * PART_S), contextlib.suppress(td.DistError):
+        with time_limit(2 * PART_S), contextlib.suppress(td.DistError):
             store.add("parted", 1)
             while store.add("parted", 0) < self.world_size and time.monotonic() < end:
                 time.sleep(0.005)
@@ -116,8 +117,7 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
-        timeout = timedelta(seconds=max(TIMEOUT_S, seconds))
-        td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
+        torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
     def names(self) -> list[str]:
@@ -128,7 +128,7 @@ class World:
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
-    rank, local_rank, world_size, local_world_size = place()
+    rank, local_rank, world_size, local_world_size = ranks()
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cuda" and local_rank >= torch.cuda.device_count():
         raise errors.ConfigError(
@@ -141,7 +141,7 @@ def connect(device: str | None) -> Iterator[World]:
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
     pods = [""] * world_size
-    with limit(FIRST_TIMEOUT_S + 10):
+    with time_limit(FIRST_TIMEOUT_S + 10):
         td.init_process_group(
             backend="nccl" if kind == "cuda" else "gloo",
             rank=rank,
@@ -173,11 +173,11 @@ def connect(device: str | None) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """End the process if this takes longer: torch waits for a stopped rank 0's store for ever."""
 
     def give_up() -> None:
-        print(f"[rank {place()[0]}] a peer has not answered for {seconds:g} s", file=sys.stderr)
+        print(f"[rank {ranks().rank}] a peer has not answered for {seconds:g} s", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from gptddp import errors
 
@@ -12,8 +13,17 @@ def is_launched() -> bool:
     return "RANK" in os.environ or "SLURM_PROCID" in os.environ
 
 
-def place() -> tuple[int, int, int, int]:
-    """Rank, local rank, world size and local world size: torchrun's, Slurm's, or one process.
+class Ranks(NamedTuple):
+    """This process among all of the job, and among those of its pod."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+
+def ranks() -> Ranks:
+    """Torchrun's, Slurm's, or those of one process alone. Raises ConfigError for a broken set.
 
     `srun` sets no RANK, so its own variables are mapped; MASTER_ADDR and MASTER_PORT must then be
     exported by the job script.
@@ -24,10 +34,10 @@ def place() -> tuple[int, int, int, int]:
     elif "SLURM_PROCID" in env and "MASTER_ADDR" in env:
         keys = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
     else:
-        return 0, 0, 1, 1
+        return Ranks(0, 0, 1, 1)
     try:
         rank, local_rank, world_size = (int(env[key]) for key in keys[:3])
-        return rank, local_rank, world_size, int(env.get(keys[3], "1"))
+        return Ranks(rank, local_rank, world_size, int(env.get(keys[3], "1")))
     except (KeyError, ValueError) as error:
         raise errors.ConfigError(
             f"the environment has {keys[0]} but no usable {error}: start through torchrun or srun"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from gptddp.distributed.torch_private import cpu_has_fast_bf16
+
 
 def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs that this process may use: its affinity, cut to the cgroup's quota (v2 or v1).
@@ -29,7 +31,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     """Does bf16 run at full speed here: Ampere or newer, or a CPU with AMX or AVX512-BF16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return cpu_has_fast_bf16()
 
 
 def use_fast_fp32(device: torch.device) -> None:

@@ -11,12 +11,12 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as td
 
 from gptddp.distributed import connect
 from gptddp.distributed.connect import World
+from gptddp.distributed.torch_private import default_store
 from gptddp.errors import LostPeer
 
 ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
@@ -29,7 +29,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
     is closed `waited_s` after the last step, when a peer in an earlier collective has timed out.
     """
     with contextlib.suppress(td.DistError):  # a store that is gone cannot tell either
-        _store().set(f"here {world.rank}", "")
+        default_store().set(f"here {world.rank}", "")
     text = str(error).splitlines()[0]
     timeout = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
     if timeout is None and waited_s < 0.9 * connect.TIMEOUT_S:
@@ -54,12 +54,8 @@ def _listen(here: set[int], world: World) -> None:
     for rank in (world.rank, *range(world.world_size)):
         left = timedelta(seconds=max(0.1, end - time.monotonic()))
         with contextlib.suppress(td.DistError):
-            _store().wait([f"here {rank}"], left)
+            default_store().wait([f"here {rank}"], left)
             here.add(rank)
-
-
-def _store() -> Any:
-    return td.distributed_c10d._get_default_store()
 
 
 def _place(error: BaseException) -> str:

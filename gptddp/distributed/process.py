@@ -1,26 +1,25 @@
 """What a worker process runs around the trainer: its way out, and its tie to the launcher.
 
-torchrun runs `launch/worker_script.py` in a process forked from the launcher's server
+torchrun runs `launch/worker_script.py` in a process forked from the launcher's forkserver
 (`launch/forkserver.py`). Four habits of that combination are dealt with here:
 
-- A worker that leaves by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
+- A worker that ends by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
   waits for ever: success has to return from the script.
 - A worker that fails by an exception spends seconds in the interpreter's shutdown (threads, the
-  process group's destructor) while its peers wait: failure leaves at once.
+  process group's destructor) while its peers wait: a failure ends the process at once.
 - A worker that hangs cannot say where. On SIGUSR1 it writes its stack into a file for the launcher,
   whatever its main thread does.
-- A launcher that is killed leaves the server and its workers behind, training on without anybody's
-  knowledge: the worker asks the kernel to end it then.
+- A launcher that is killed leaves the forkserver and its workers behind, training on without
+  anybody's knowledge: the worker asks the kernel to end it then.
 
-And one of torch: a rank that looks for rank 0's store too early tries again only up to a second
-later, in the middle of every recovery. So it is not asked before the store is there.
+And one of torch: a rank that connects to rank 0's store too early tries again up to a second later,
+in the middle of every recovery. So torch connects when the store is there.
 """
 
 import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -30,6 +29,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from gptddp.distributed import torch_private
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FAILED = 1  # an error that is not the user's: torchrun starts the workers again
@@ -41,7 +42,7 @@ def run(main: Callable[[], int | None]) -> None:
     An exception is printed with its traceback and ends the process with code 1.
     """
     die_with_launcher()
-    tell_stack_on_signal()
+    write_stack_on_signal()
     wait_for_rank_0()
     try:
         code: Any = main()
@@ -57,10 +58,10 @@ def run(main: Callable[[], int | None]) -> None:
         print(code, file=sys.stderr)
         code = FAILED
     if code:
-        leave(code)
+        exit_now(code)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process without any cleaning up."""
     with contextlib.suppress(OSError, ValueError):  # a closed pipe must not change the code
         sys.stdout.flush()
@@ -69,7 +70,7 @@ def leave(code: int) -> NoReturn:
 
 
 def wait_for_rank_0() -> None:
-    """Wait until rank 0 can be reached; after a minute torch may find out what is wrong."""
+    """Wait until the store of rank 0 answers; after a minute torch may say what is wrong."""
     rank, address, port = (os.environ.get(k) for k in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     end = time.monotonic() + 60.0
     while rank not in (None, "0") and address and port and time.monotonic() < end:
@@ -83,23 +84,23 @@ def wait_for_rank_0() -> None:
 def die_with_launcher() -> None:
     """Have the kernel kill this process as soon as the launcher is gone, however it went.
 
-    The server that forked this process ends when every holder of its `alive` pipe is gone: the
-    launcher, and each worker that has kept its inherited end. So give that end up, and ask for
-    SIGKILL at the server's death. A thread that watches would need the GIL, which a hung worker
-    may never release. Does nothing without a launcher.
+    The forkserver ends when every holder of its `alive` pipe is gone: the launcher, and each
+    worker that has kept its inherited end. So this process gives its end up, and asks for SIGKILL
+    at the server's death. A thread that watches would need the GIL, which a hung worker may never
+    release. Does nothing without a launcher.
     """
     launcher = multiprocessing.parent_process()
-    server: Any = multiprocessing.forkserver._forkserver
-    if launcher is None or server._forkserver_alive_fd is None or sys.platform != "linux":
+    if launcher is None or sys.platform != "linux":
+        return
+    if (alive_fd := torch_private.take_forkserver_alive_fd()) is None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+    os.close(alive_fd)
     if not launcher.is_alive():  # it died before the lines above
-        leave(FAILED)
+        exit_now(FAILED)
 
 
-def tell_stack_on_signal() -> None:
+def write_stack_on_signal() -> None:
     """Have SIGUSR1 write the main thread's stack to `stack.<local rank>` beside the verdict.
 
     faulthandler writes from the signal handler itself, and so while the GIL is held too.

@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from gptddp import errors
-from gptddp.distributed.environment import place, verdict
+from gptddp.distributed.environment import ranks, verdict
 from gptddp.files import write_json_atomic
 
 
@@ -14,7 +14,7 @@ def report(error: errors.GptddpError) -> None:
     Our launcher gives its workers a file for the verdict, because torchrun would hide the exit code
     and the reason. It says what it finds there, as the last line of the pod's log.
     """
-    rank = place()[0]
+    rank = ranks().rank
     if path := verdict():
         final = {"code": error.exit_code, "rank": rank, "message": str(error)}
         with contextlib.suppress(OSError):  # a full disk: then it has to be said here

@@ -1,9 +1,10 @@
-"""A thread that hears a signal while the main thread cannot, and leaves in time.
+"""A thread that handles a signal while the main thread cannot, and ends the process in time.
 
 Python runs a signal's handler in the main thread, once that is back from C. In a collective with a
 silent peer, a call to the rendezvous's store or a read from a volume that hangs it may not be back
-before the grace period is over, and the process would be killed with all that it holds. But the
-signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads it.
+before the grace period is over, and the process would be killed with all that it has not saved. But
+the signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads
+it.
 """
 
 import contextlib
@@ -18,34 +19,25 @@ from types import FrameType
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
-WORDS_S = 3.0  # for the last words, which may hang as well
-
-# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
-# hangs by itself; it is killed by its launcher; the launcher.
-WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
-
-
-def limit_s(grace_s: float, margin_s: float) -> float:
-    """How long after the signal that is; the margins of a short grace period are shorter."""
-    return grace_s - margin_s * min(1.0, grace_s / 16.0)
+LAST_WORDS_S = 3.0  # for `last_words`, which may hang as well
 
 
 class Watchdog:
-    """Notes the first signal to stop, and leaves with 128 + its number when `over` says so.
+    """Notes the first signal to stop, and exits with 128 + its number when `must_exit` says so.
 
-    To be made in the main thread. What follows runs in the watching thread, from the first signal
-    on: `heard` once; `over(seconds since)` again and again; `last_words` before the end. With
-    `hurried`, a second SIGINT leaves at once.
+    To be made in the main thread. These are called in the watching thread, from the first signal
+    on: `on_signal` once; `must_exit(seconds since)` again and again; `last_words` before the exit.
+    With `hurried`, a second SIGINT exits at once.
     """
 
     def __init__(
         self,
-        over: Callable[[float], bool],
-        heard: Callable[[], None] = lambda: None,
+        must_exit: Callable[[float], bool],
+        on_signal: Callable[[], None] = lambda: None,
         hurried: bool = False,
     ) -> None:
         self.number = 0  # of the first signal
-        self.over, self.heard, self.hurried = over, heard, hurried
+        self.must_exit, self.on_signal, self.hurried = must_exit, on_signal, hurried
         self.last_words: Callable[[], None] = lambda: None
         self._since = math.inf
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
@@ -62,7 +54,7 @@ class Watchdog:
         return max(0.0, time.monotonic() - self._since)
 
     def close(self) -> None:
-        """Signals are noted from now on, and nothing follows."""
+        """From now on a signal is only noted."""
         signal.set_wakeup_fd(-1)
         os.close(self._writer)
 
@@ -71,8 +63,8 @@ class Watchdog:
 
     def _watch(self, reader: int) -> None:
         while True:
-            heard = self._since < math.inf
-            ready, _, _ = select.select([reader], [], [], POLL_S if heard else None)
+            signalled = self._since < math.inf
+            ready, _, _ = select.select([reader], [], [], POLL_S if signalled else None)
             numbers = os.read(reader, 64) if ready else b""
             if ready and not numbers:  # closed
                 return os.close(reader)
@@ -81,16 +73,16 @@ class Watchdog:
                     self._since = time.monotonic()
                     self._note(number)
                     with contextlib.suppress(Exception):
-                        self.heard()
+                        self.on_signal()
                 elif self.hurried and number == self.number == signal.SIGINT:
                     os._exit(128 + number)
-            if self._since < math.inf and self.over(self.waited_s):
-                self._leave(self.waited_s)
+            if self._since < math.inf and self.must_exit(self.waited_s):
+                self._exit(self.waited_s)
 
-    def _leave(self, waited_s: float) -> None:
+    def _exit(self, waited_s: float) -> None:
         words = threading.Thread(target=self.last_words, daemon=True)
         words.start()
-        words.join(WORDS_S)
+        words.join(LAST_WORDS_S)
         name = signal.Signals(self.number).name
         text = f"gptddp: left {waited_s:.1f} s after {name}, without an answer\n"
         with contextlib.suppress(OSError):  # nor may a full pipe hold it up

@@ -12,5 +12,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"gptddp-k8s needs the package {error.name}: pip install 'gptddp[k8s]'")
     except KeyboardInterrupt:  # before the command could have begun
-        sys.exit(130)
+        sys.exit(130)  # exit_codes.INTERRUPTED, without one more import that can be interrupted
     cli()

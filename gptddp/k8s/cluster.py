@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gptddp.errors import GptddpError
-
-Object = dict[str, Any]
+from gptddp.errors import ClusterError, GptddpError, NotFoundError
+from gptddp.k8s.objects import Object
 
 JOB = "PyTorchJob"
 _CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
@@ -31,22 +30,6 @@ _ROUTES = {  # kind: (API group and version, plural)
 FIELD_MANAGER = "gptddp-k8s"
 _TIMEOUTS_S = (5.0, 30.0)  # to connect; between two bytes of an answer
 _TOKEN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-class ClusterError(GptddpError):
-    """The API server cannot be reached, or refuses."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status  # of HTTP; 0: no answer
-
-
-class NotFoundError(GptddpError):
-    """There is no job of that name."""
-
-    exit_code = 102
 
 
 class Cluster:
@@ -103,7 +86,7 @@ class Cluster:
         return self._json("patch", self._path(kind, name), query, patch)
 
     def delete(self, kind: str, name: str) -> bool:
-        """Delete an object, and in the background what it owns; was it there?"""
+        """Delete an object, and in the background what it owns; False if it was not there."""
         try:
             query = {"propagationPolicy": "Background"}
             self._json("delete", self._path(kind, name), query)
@@ -114,13 +97,20 @@ class Cluster:
         return True
 
     def log(
-        self, pod: str, *, follow: bool = False, previous: bool = False, since_time: str = "",
-        tail: int | None = None, quiet_s: float | None = None, container: str = "",
-        ends: bool = False,
-    ) -> Iterator[str]:  # fmt: skip
+        self,
+        pod_name: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        since_time: str = "",
+        tail: int | None = None,
+        quiet_s: float | None = None,
+        container: str = "",
+        keep_ends: bool = False,
+    ) -> Iterator[str]:
         """The lines of a pod's log, each opened by its RFC 3339 time and a space.
 
-        With `ends` whole lines keep their line feed: a last one without may be torn. Raises
+        With `keep_ends` whole lines keep their line feed: a last one without may be torn. Raises
         ClusterError where the connection breaks, or stays silent for `quiet_s`: every line that
         was given until then is whole.
         """
@@ -130,15 +120,15 @@ class Cluster:
         query |= {"previous": "true"} if previous else {}
         query |= {"sinceTime": since_time} if since_time else {}
         query |= {"tailLines": tail} if tail is not None else {}
-        path = self._path("Pod", pod) + "/log"
+        path = self._path("Pod", pod_name) + "/log"
         response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
         for line in _lines(response, self._client.configuration.host):
-            yield line if ends else line.removesuffix("\n")
+            yield line if keep_ends else line.removesuffix("\n")
 
     def _path(self, kind: str, name: str = "", everywhere: bool = False) -> str:
         group, plural = _ROUTES[kind]
-        place = "" if everywhere else f"/namespaces/{self.namespace}"
-        return f"/{group}{place}/{plural}" + (f"/{name}" if name else "")
+        scope = "" if everywhere else f"/namespaces/{self.namespace}"
+        return f"/{group}{scope}/{plural}" + (f"/{name}" if name else "")
 
     def _json(
         self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
@@ -147,19 +137,28 @@ class Cluster:
         return answer
 
     def _request(
-        self, method: str, path: str, query: Mapping[str, Any], body: Any = None,
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: Any = None,
         timeouts: tuple[float, float | None] = _TIMEOUTS_S,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
         merge = {"content_type": "application/merge-patch+json"} if method == "patch" else {}
         try:
             return self._client.request(
-                method, path, body=body, query_params=list(query.items()),
-                header_params={"Accept": "*/*"}, _request_timeout=timeouts, serialize=False,
+                method,
+                path,
+                body=body,
+                query_params=list(query.items()),
+                header_params={"Accept": "*/*"},
+                _request_timeout=timeouts,
+                serialize=False,
                 **merge,
-            )  # fmt: skip
+            )
         except ApiException as error:
             raise ClusterError(_reason(error), error.status or 0) from None
         except (HTTPError, OSError) as error:
@@ -207,8 +206,8 @@ def connect(
         client.ApiClient(settings), discoverer=lambda client, cache: None
     )
     flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
-    shown = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
-    return Cluster(transport, namespace or found, shown)
+    given = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
+    return Cluster(transport, namespace or found, given)
 
 
 def _lines(response: Any, host: str) -> Iterator[str]:

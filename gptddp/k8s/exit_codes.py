@@ -1,24 +1,39 @@
-"""How containers end: what an exit code means, and the reason among a container's last words."""
+"""Exit codes: of `gptddp-k8s`, and of the containers that it reports on."""
 
 import re
 import signal
 
+from gptddp.errors import ConfigError, JobFailed, NotFoundError, TimedOut
+
+# How a command ends. A refusal has the exit code of its error: see gptddp.errors.
+SUCCEEDED = 0
+FAILED = JobFailed.exit_code  # the job, or a Job's program
+GONE = NotFoundError.exit_code  # there is no such job, or no more
+SUSPENDED = 103
+TIMED_OUT = TimedOut.exit_code
+INTERRUPTED = 128 + signal.SIGINT
+
+# How a container ends. The operator replaces a pod whose code is 128 or more.
+BAD_INPUT = ConfigError.exit_code
+NOT_EXECUTABLE = 126
+NOT_STARTED = 128
+FIRST_RETRYABLE = 128
 MEANINGS = {
     1: "an error",
-    2: "bad configuration or data",
+    BAD_INPUT: "bad configuration or data",
     3: "loss or gradient not finite",
     4: "no valid checkpoint",
     5: "the same step failed again and again",
-    126: "the command cannot be run",
+    NOT_EXECUTABLE: "the command cannot be run",
     127: "the command does not exist",
-    128: "the container could not be started",
+    NOT_STARTED: "the container could not be started",
     137: "SIGKILL, as at a lack of memory",
     143: "stopped by SIGTERM",
     200: "an error that the launcher did not expect",
 }
 _LAUNCHER = "gptddp.launch: "
 _RANK = re.compile(r"gptddp\.launch: (rank \d+: .*)")
-_OTHERS = re.compile(r"gptddp\.|\[rank|Traceback|[IWEF]\d{4} |step \d|life \d")  # who else speaks
+_OTHERS = re.compile(r"gptddp\.|\[rank|Traceback|[IWEF]\d{4} |step \d|life \d")  # other writers
 _PASSING = ("gptddp.launch: the group is lost", "gptddp.launch: stopped by")
 
 
@@ -41,17 +56,18 @@ def described(code: int) -> str:
 def reason(message: str, limit: int = 500) -> str:
     """The line that says why, of a container's termination message: the end of its log.
 
-    A rank's final error as the launcher passes it on, else the launcher's own last word, else the
-    last line there is. The lines after a launcher's belong to it until something else speaks.
+    A rank's final error as the launcher passes it on, else the launcher's own last message, else
+    the last line there is. The lines after a launcher's belong to it until another writer's.
     """
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:
         return ""
     ranks = [i for i, line in enumerate(lines) if _RANK.match(line)]
     own = [
-        i for i, line in enumerate(lines)
+        i
+        for i, line in enumerate(lines)
         if line.startswith(_LAUNCHER) and not line.startswith(_PASSING)
-    ]  # fmt: skip
+    ]
     at = (ranks or own or [len(lines) - 1])[-1]
     said = [lines[at].removeprefix(_LAUNCHER)]
     for line in lines[at + 1 :] if ranks or own else []:

@@ -1,1 +1,1 @@
-"""What a pod runs: torchrun with warm workers, in a loop. Of it, `k8s` reads `launch.pod`."""
+"""What a pod runs: torchrun in a loop, with a forkserver. Of it, `k8s` reads `launch.pod`."""

@@ -1,10 +1,10 @@
-"""The warm server: a process that has imported everything and forks the workers.
+"""The forkserver: a process that has imported everything and forks the workers.
 
 A restarted worker is then a fork (tens of milliseconds) and not an import (seconds). The server is
-multiprocessing's own forkserver, which torchrun uses with `--start-method forkserver`; only its
-start is ours. multiprocessing starts it as a new interpreter, which imports torch once more. But
-the launcher needs torch too: so the server is forked off the launcher right behind that import,
-and imports the rest while the launcher joins the rendezvous.
+multiprocessing's own, which torchrun uses with `--start-method forkserver`; only its start is ours.
+multiprocessing starts it as a new interpreter, which imports torch once more. But the launcher
+needs torch too: so the server is forked off the launcher right behind that import, and imports the
+rest while the launcher joins the rendezvous.
 """
 
 import multiprocessing
@@ -14,9 +14,9 @@ import socket
 import sys
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
 
-from gptddp.distributed.process import leave
+from gptddp.distributed import torch_private
+from gptddp.distributed.process import exit_now
 
 # DDP() and every optimizer import torch._dynamo, which takes almost as long as torch. A module
 # that cannot be imported is passed over here, and fails with a message in the worker.
@@ -29,16 +29,16 @@ def start_server(folder: Path) -> None:
     This process has imported torch, runs one thread and has not touched CUDA. Should the server
     die, multiprocessing starts another, in its own way.
     """
-    server: Any = forkserver._forkserver
     multiprocessing.set_forkserver_preload(PRELOAD)
-    if hasattr(server, "_forkserver_authkey"):  # Python >= 3.14: its server wants to be asked
-        server.ensure_running()
+    if torch_private.forkserver_has_key():  # then only multiprocessing itself can start it
+        forkserver.ensure_running()
         return
-    quiet = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]  # that it cleaned up
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, quiet))
+    # the resource tracker warns that it has cleaned up after a worker that was killed
+    filters = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     resource_tracker.ensure_running()  # before the fork: the workers share the launcher's
     with socket.socket(socket.AF_UNIX) as listener:
-        address = str(folder / "warm")
+        address = str(folder / "forkserver")
         listener.bind(address)
         listener.listen()
         alive_r, alive_w = os.pipe()
@@ -47,9 +47,7 @@ def start_server(folder: Path) -> None:
             os.close(alive_w)
             _serve(listener.detach(), alive_r)
         os.close(alive_r)
-    server._forkserver_address = address
-    server._forkserver_alive_fd = alive_w
-    server._forkserver_pid = pid
+    torch_private.set_forkserver(address, alive_w, pid)
 
 
 def _serve(listener_fd: int, alive_r: int) -> None:
@@ -59,7 +57,7 @@ def _serve(listener_fd: int, alive_r: int) -> None:
     try:
         forkserver.main(listener_fd, alive_r, PRELOAD)
     except SystemExit:
-        leave(0)
+        exit_now(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    leave(1)
+    exit_now(1)

@@ -1,18 +1,17 @@
-"""What the container runs: the pod's facts -> torchrun with warm workers, in a process that stays.
+"""What the container runs: torchrun, as the pod's environment says, in a process that stays.
 
     python -m gptddp.launch [trainer flags]
 
 The operator describes the pod in PET_* variables; without them this is a job of one worker on this
 machine. torchrun's own `main` runs in this process, again and again: when the rendezvous is lost
 (its host was killed) every agent fails, and the next round starts here at once, where an exit of
-the container would cost the kubelet's back-off. Recovery from single faults is torchrun's.
+the container would cost the kubelet's back-off. torchrun itself recovers from single faults.
 
 Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 128 + n stopped by signal
 n, 200 anything unexpected: 128 and above may be retried, below must not.
 """
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -22,19 +21,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptddp.config import Config, check_world_size, differences, from_args, with_preset
-from gptddp.distributed.watchdog import LAUNCHER_S, Watchdog, limit_s
+from gptddp.config import LAUNCHER_S, Config, check_world_size, from_args, limit_s, with_preset
+from gptddp.distributed.torch_private import check_torch
+from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
+from gptddp.run.directory import is_finished
 from gptddp.run.history import highest_generation, history
 
 WORKER = str(Path(__file__).with_name("worker_script.py"))
 UNEXPECTED = 200
-LEAVE_S = 3.0  # after a signal, without workers: then the rendezvous does not answer
-LOOK_S = 1.0  # between two looks for the marker of the finished run
+NO_WORKERS_S = 3.0  # after a signal, for torchrun to end once its workers have
+MARKER_S = 1.0  # between two reads of the marker of a finished run
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
 # Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
@@ -50,63 +51,45 @@ ENVIRONMENT = {
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
 
-class Leave(BaseException):
+class Exit(BaseException):
     """Raised through torchrun to end the loop with this exit code."""
 
     def __init__(self, code: int) -> None:
         self.code = code
 
 
-def finished(config: Config) -> bool:
-    """Is the run complete, as the marker in its directory says, and nothing else asked for?
-
-    A run of another configuration is not this one: the trainer will refuse it, with the difference.
-    """
-    try:
-        run = Path(config.run_dir) if config.run_dir else None
-        if run is None or (marker := read_json(run / "finished.json")) is None:
-            return False
-        given = {name: v for name, v in dataclasses.asdict(config).items() if v is not None}
-        if differences((read_json(run / "config.json") or {}).get("config", {}), given):
-            return False
-        steps = config.steps or int(marker["steps"])
-        out_of_time = 0 < config.max_time <= marker.get("max_time", 0)
-        return bool(marker["step"] >= steps or out_of_time)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # torn or foreign: the trainer will see
-
-
 class Launcher:
     """The loop around torchrun, and everything that ends it."""
 
     def __init__(self) -> None:
-        self.in_torchrun = False  # is there anything that a signal has to put in order?
+        self.in_torchrun = False  # else a signal ends this process at once
         self.config = Config()
         self.verdict = Path(os.devnull)
-        self.next_look_s = 0.0  # at the run directory, which may be far away
-        self.workers: Callable[[], list[int]] = list  # the pids of those that live
-        self.limit_s = self.last_worker_s = 0.0
-        self.signals = Watchdog(self._over, self._pass_on, hurried=True)
+        self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
+        self.worker_pids: Callable[[], list[int]] = list  # of those that live
+        self.limit_s = self.last_worker_s = 0.0  # after the signal
+        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=True)
 
     def _pass_on(self) -> None:
         """Tell the workers: the main thread may wait for a rendezvous that does not answer."""
-        for pid in self.workers():
+        for pid in self.worker_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self.signals.number)
 
-    def _over(self, waited_s: float) -> bool:
-        """`check` leaves in good order, where the main thread comes to it; else this."""
-        if self.workers():  # they die with the launcher
+    def _must_exit(self, waited_s: float) -> bool:
+        """Is the time over in which the main thread should have come to `raise_if_over`?"""
+        if self.worker_pids():  # they die with the launcher
             self.last_worker_s = waited_s
-        return not self.in_torchrun or waited_s > min(self.limit_s, self.last_worker_s + LEAVE_S)
+        limit_s = min(self.limit_s, self.last_worker_s + NO_WORKERS_S)
+        return not self.in_torchrun or waited_s > limit_s
 
-    def check(self, joining: bool) -> None:
+    def raise_if_over(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
-        self.heed_verdict()
-        if joining and time.monotonic() > self.next_look_s:
-            self.next_look_s = time.monotonic() + LOOK_S
-            if finished(self.config):
-                raise Leave(0)
+        self.raise_verdict()
+        if joining and time.monotonic() > self.next_marker_s:
+            self.next_marker_s = time.monotonic() + MARKER_S
+            if is_finished(self.config):
+                raise Exit(0)
         if self.signals.number:
             from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -114,17 +97,21 @@ class Launcher:
             raise SignalException(f"stopped by {number.name}", number)
 
     def _crashed(self, rank: int, number: int) -> None:
-        """Count a worker that has died of its own fault: it cannot do so. Raises CrashLoopError."""
+        """Count a worker's crash, which it cannot record itself. Raises CrashLoopError."""
         run = Path(self.config.run_dir)
-        error = RuntimeError(f"its process has died of {signal.Signals(number).name}")
-        if final := crash_loop.final(
-            error, run, step=1 + max((line["step"] for line in history(run)), default=0),
-            generation=highest_generation(run), rank=rank, pod=os.environ.get("POD_NAME", ""),
-        ):  # fmt: skip
+        final = crash_loop.final(
+            RuntimeError(f"its process has died of {signal.Signals(number).name}"),
+            run,
+            step=1 + max((line["step"] for line in history(run)), default=0),
+            generation=highest_generation(run),
+            rank=rank,
+            pod=os.environ.get("POD_NAME", ""),
+        )
+        if final:
             raise final
 
     def rescue(self, memory: Path | None) -> None:
-        """Save what a worker has left in memory, before that goes with the pod."""
+        """Save a worker's snapshot as a checkpoint, before it goes with the pod."""
         if memory is None:
             return
         from gptddp.launch.rescue import rescue
@@ -136,21 +123,22 @@ class Launcher:
         except (OSError, GptddpError) as error:
             _say(f"the state left in memory is not saved: {error}")
 
-    def heed_verdict(self) -> None:
-        """Say a worker's final error, which the worker has not done, and leave with its code."""
+    def raise_verdict(self) -> None:
+        """Where a worker has left a final error, print it for the worker and exit with its code."""
         if verdict := read_json(self.verdict):
             _say(f"rank {verdict['rank']}: {verdict['message']}")
-            raise Leave(verdict["code"])
+            raise Exit(verdict["code"])
 
     def main(self, args: Sequence[str], script: str) -> int:
+        """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = from_args(args, prog="python -m gptddp.launch")
         os.environ.update(ENVIRONMENT)
         pod = pod_from(os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
-        # Every preset has the same lanes, so this needs no look at the hardware.
+        # Every preset has the same lanes, so this does not depend on the hardware.
         check_world_size(with_preset(self.config, accelerator=False), pod.largest_world)
-        if finished(self.config):
+        if is_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished")
             return 0
         for name, value in DEFAULTS.items():
@@ -158,9 +146,7 @@ class Launcher:
         os.environ.pop("PET_STANDALONE", None)  # the operator's value is not one torchrun can read
         if pod.address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        import torch.distributed.run  # noqa: F401  # a second or two, before anything is left behind
-
-        from gptddp.launch.torch_private import check_torch
+        import torch.distributed.run  # noqa: F401  # a second or two, and nothing to clean up yet
 
         check_torch()
         with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
@@ -170,7 +156,7 @@ class Launcher:
             try:
                 return self._loop(torchrun_args(pod, script, args))
             except Exception:
-                self.heed_verdict()  # whatever has happened to torchrun
+                self.raise_verdict()  # whatever has happened to torchrun
                 raise
 
     def _loop(self, args: list[str]) -> int:
@@ -181,23 +167,25 @@ class Launcher:
         from torch.distributed.run import main as torchrun
 
         from gptddp.distributed.environment import shared_memory
-        from gptddp.launch import agent
+        from gptddp.launch.agent import Workers
         from gptddp.launch.rendezvous import Rendezvous
 
-        rendezvous = Rendezvous(self.check, _say)
+        rendezvous = Rendezvous(self.raise_if_over, _say)
         rendezvous.register()
         memory = shared_memory()
-        self.workers = agent.install(rendezvous, self.verdict, memory, self._crashed)
+        workers = Workers(rendezvous, self.verdict, memory, self._crashed)
+        workers.install()
+        self.worker_pids = workers.pids
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:
                 rendezvous.pause(pause_s)
                 torchrun(args)
-                rendezvous.see_off(lambda: bool(self.signals.number))
+                rendezvous.wait_for_exits(lambda: bool(self.signals.number))
                 return 0
             except SignalException as stop:
-                rendezvous.leave()
-                self.heed_verdict()  # one that came after the signal
+                rendezvous.withdraw()
+                self.raise_verdict()  # one that came after the signal
                 self.rescue(memory)
                 return 128 + stop.sigval
             except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
@@ -216,12 +204,12 @@ def _say(message: str) -> None:
 
 
 def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:
-    """Run this pod until the job is done, and return the container's exit code."""
+    """Run this pod until the job is done, and return the container's exit code, as listed above."""
     try:
         launcher = Launcher()
         return launcher.main(sys.argv[1:] if args is None else list(args), script)
-    except Leave as leave:
-        return leave.code
+    except Exit as end:
+        return end.code
     except GptddpError as error:
         _say(str(error))
         return error.exit_code

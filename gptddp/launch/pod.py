@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gptddp.distributed.watchdog import KILL_S, limit_s
+from gptddp.config import KILL_S, limit_s
 from gptddp.errors import ConfigError
 
 # c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.

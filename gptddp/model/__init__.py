@@ -1,1 +1,1 @@
-"""The model, its loss, optimizer and evaluation. For `training`, `train` and what reads a model."""
+"""The model, its loss, optimizer and evaluation."""

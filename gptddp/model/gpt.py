@@ -25,7 +25,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(c.n_embd, c.n_embd)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (rows, T, width); mask bool (rows, 1, T, T): what each sees, by default all before."""
+        """x (rows, T, width) -> the same shape; mask bool (rows, 1, T, T): what each token sees.
+
+        Without a mask a token sees itself and all tokens before it.
+        """
         b, t, width = x.shape
         qkv = self.qkv(x)
         # torch's fused kernel for CPUs runs backward 1.5 times faster in fp32 than in bf16.
@@ -41,7 +44,9 @@ class Attention(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
+    """Attention and an MLP, each behind a LayerNorm and with a residual connection."""
+
     def __init__(self, c: Config):
         super().__init__()
         self.ln_1 = nn.LayerNorm(c.n_embd)
@@ -52,6 +57,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (rows, T, width) -> the same shape; mask: see Attention."""
         x = x + self.dropout(self.attn(self.ln_1(x), mask))
         x = x + self.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")))
         return x
@@ -64,11 +70,11 @@ class GPT(nn.Module):
         super().__init__()
         self.seq_len = c.seq_len
         # A multiple of 64 keeps the largest matrix multiplication on the fast path of every BLAS;
-        # the added rows are never a target and learn to be improbable.
+        # the rows that are added are never a target.
         self.wte = nn.Embedding(-(-vocab_size // 64) * 64, c.n_embd)
         self.wpe = nn.Embedding(c.seq_len, c.n_embd)
         self.dropout = nn.Dropout(c.dropout)
-        blocks = [Block(c) for _ in range(c.n_layer)]
+        blocks = [TransformerBlock(c) for _ in range(c.n_layer)]
         self.blocks = nn.ModuleList(blocks)
         self.ln_f = nn.LayerNorm(c.n_embd)
         self.apply(self._init)
@@ -86,14 +92,14 @@ class GPT(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """With targets y (rows, T), IGNORE where padded: the sum of the losses in nats, fp32.
+        """Logits; with targets y (rows, T), IGNORE where padded, the summed loss in nats, fp32.
 
-        positions (rows, T) int64: places in the documents of a row, each of which begins at 0.
-        Then no token sees another document than its own.
+        positions (rows, T) int64: of each token in its document, from 0. With them no token sees
+        another document than its own. Raises RuntimeError for targets without gradients.
         """
-        places = self.wpe.weight[: x.size(1)] if positions is None else self.wpe(positions)
+        position = self.wpe.weight[: x.size(1)] if positions is None else self.wpe(positions)
         mask = None if positions is None else within_documents(positions)
-        h = self.dropout(self.wte(x) + places)
+        h = self.dropout(self.wte(x) + position)
         for block in self.blocks:
             h = block(h, mask)
         h = self.ln_f(h)

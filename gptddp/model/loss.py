@@ -1,4 +1,4 @@
-"""The output projection and its cross-entropy in one, a chunk of rows at a time."""
+"""The output projection and its cross-entropy in one, a chunk of positions at a time."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _CHUNK = 512  # positions at once: the fastest of 64 to 2048 on a CPU with 2 MB 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradients are made in the forward pass, while a chunk of the logits is at hand."""
+    """Computes the gradients in the forward pass, while a chunk of the logits is in memory."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -26,7 +26,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target = logits.gather(1, index)
             total = logits.exp_().sum(1, keepdim=True)
             nats += ((total.log() - target) * real).sum()
-            logits.div_(total)  # the probabilities; less one at the target: the gradient
+            logits.div_(total)  # the probabilities; minus 1 at the target, they are the gradient
             logits.scatter_add_(1, index, torch.full_like(target, -1.0))
             d = (logits * real).to(dtype) if not bool(real.all()) else logits.to(dtype)
             dh[i : i + _CHUNK] = d @ w
@@ -45,9 +45,10 @@ def linear_cross_entropy(h: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """The summed loss in nats (fp32 scalar) of the logits `h @ weight.T`.
 
     h (n, width), weight (vocab, width), y (n,) int64 with IGNORE where there is no target. The
-    logits exist for one chunk only: a plain cross-entropy holds them whole, twice in fp32, which
-    is 4 GB for 10 rows of GPT-2, and runs over them five times instead of two (the idea is that of
+    logits exist for one chunk only: a plain cross-entropy keeps all of them, twice in fp32, which
+    is 4 GB for 10 rows of GPT-2, and reads them five times instead of two (the idea is that of
     Liger Kernel, Hsu et al. 2024; measured at 2048 x 4096 on one core: 22 ms against 63 ms).
+    Raises RuntimeError where gradients are off.
     """
     if not torch.is_grad_enabled():
         raise RuntimeError("linear_cross_entropy makes gradients: use the logits to evaluate")

@@ -17,8 +17,8 @@ def micro_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Inputs, targets and positions, each (rows, T) int64, of up to `micro_batch` rows at a time.
 
-    tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE. Positions are
-    those in the document where mask is "document", else None.
+    tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE. Positions count
+    the tokens of a document from 0; None unless the configuration's mask is "document".
     """
     for i in range(0, len(tokens), config.micro_batch):
         rows = slice(i, i + config.micro_batch)
@@ -26,22 +26,22 @@ def micro_batches(
         y = part[:, 1:].masked_fill(~torch.from_numpy(valid[rows]), IGNORE)
         positions = None
         if config.mask == "document":
-            places = documents_of(tokens[rows], valid[rows], bos)[1]
-            positions = _to(torch.from_numpy(places.astype(np.int64)), device)
+            numbers = documents_of(tokens[rows], valid[rows], bos)[1]
+            positions = _to(torch.from_numpy(numbers.astype(np.int64)), device)
         yield _to(part[:, :-1].contiguous(), device), _to(y, device), positions
 
 
-def _to(host: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for the copy where that is a GPU.
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor in CPU memory to the device; it does not wait for the copy to a GPU.
 
-    Pinned memory comes from torch's own pool, which records an event at such a copy and gives the
-    memory out again only when that has passed: there are no slots to be kept by hand.
+    Pinned memory comes from torch's own pool, which does not use it again before the copy is done:
+    no buffers have to be kept here.
     """
     if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[None]:
-    """bf16 matrix products with fp32 weights, where the precision asks for it."""
+    """A context with bf16 matrix products and fp32 weights if the precision is bf16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")

@@ -11,7 +11,7 @@ from gptddp.config import Config
 def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019), fused; only matrices and embeddings decay.
 
-    The state exists from the start, all zeros, so that a checkpoint of any step, 0 included, has
+    Its moments exist from the start, all zeros, so that a checkpoint of any step, 0 included, has
     the same tensors and is restored by copying into them.
     """
     params = [p for p in model.parameters() if p.requires_grad]
@@ -30,11 +30,11 @@ def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, c: Config) -> float:
-    """Learning rate of step `step` (from 0): linear warm-up, then a cosine down to final_lr."""
+    """Learning rate of step `step` (from 0): linear warm-up, then a cosine to final_lr * lr."""
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
-    progress = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
-    return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+    part = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
+    return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, step: int, c: Config) -> float:
@@ -46,7 +46,7 @@ def set_lr(optimizer: torch.optim.Optimizer, step: int, c: Config) -> float:
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor of the training state by a stable name: the live tensors, not copies."""
+    """Every tensor of model and optimizer by the name that a checkpoint gives it: no copies."""
     tensors: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
         tensors[f"model.{name}"] = p.detach()

@@ -1,1 +1,1 @@
-"""Text in, a dataset on disk out. For `cli` alone; nothing that trains imports it."""
+"""From text to a dataset on disk. Only `cli` imports it: nothing that trains does."""

@@ -1,4 +1,4 @@
-"""Which files the sources hold, and whether they are still the same."""
+"""Which files the sources have, and a hash to tell whether any of them has changed."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ _JSONL = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file to read: `path` to open and to name, `identity` to tell whether it has changed."""
+    """One file to read; `identity`: its name, size and time of change."""
 
     path: str
     kind: str  # "text", "jsonl" or "parquet"
@@ -59,13 +59,13 @@ def find(
 
 
 def sha256(files: Sequence[SourceFile]) -> str:
-    """Hash of the names, sizes and times of change: equal as long as no file has been touched."""
+    """Hex hash of the names, sizes and times of change of all files."""
     lines = sorted(file.identity for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def show(path: str) -> str:
-    """A path that can be printed, whatever bytes it is made of."""
+    """A path for a message, also where its bytes are not UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 

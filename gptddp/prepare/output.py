@@ -1,58 +1,106 @@
-"""A folder that one process builds: all of it or nothing, whatever ends the building."""
+"""The folder of a dataset while one process makes it: all of the dataset or nothing of it."""
 
 import contextlib
-import fcntl
+import errno
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from gptddp import __version__
+from gptddp.data.dataset import FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
+from gptddp.files import fsync, lock
+from gptddp.prepare.listing import show
 
-SCRATCH = ".prepare"  # there from the first moment to the last: what stands beside it is unfinished
-_LOCK = ".prepare.lock"  # held by the process that builds; freed by the kernel when it dies
-_NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # a volume's root may have the last one
+TOKENIZER_FILE = "tokenizer.json"
+_OUTPUTS = (MANIFEST, TOKENIZER_FILE, *SPLITS)  # all that a dataset consists of
+_LOCK = ".prepare.lock"  # locked by the process that makes the dataset
+_NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # the root of a volume may have the last one
+
+
+def check_apart(given: Sequence[str | os.PathLike[str]], out: Path) -> None:
+    """Raise DataError where a source lies in the folder `out`."""
+    for source in given:
+        if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
+            raise DataError(
+                f"the source {show(os.fspath(source))} lies in the output {out}: "
+                "choose an --out that holds no source"
+            )
 
 
 @contextlib.contextmanager
-def claim(out: Path, outputs: Sequence[str], last: str) -> Iterator[Path]:
-    """Own the folder `out`, made if need be, and yield a scratch folder in it.
+def building(out: Path) -> Iterator[Path]:
+    """Lock the folder `out`, made if need be, and yield a scratch folder in it.
 
-    `outputs` are the names that the block may create in `out`, and `last` the one whose presence
-    means that it is complete. What a killed process left is removed first; if the block raises,
-    everything that it made is removed. Raises DataError if `out` is in use or holds other files,
-    OSError if it cannot be written.
+    What a killed process left in `out` is removed first. All that is made in it is removed again
+    if an error ends the `with` block. Raises DataError if another process makes a dataset in `out`,
+    if it holds other files, or if it cannot be written.
     """
-    with _folder(out, last):
-        lock = _lock(out / _LOCK, out)
+    with _write_errors(out), _folder(out):
+        fd = _lock(out)
         try:
-            yield from _build(out, outputs, last)
+            yield from _scratch(out)
         finally:
             _remove(out, [SCRATCH, _LOCK])
-            os.close(lock)
+            os.close(fd)
+
+
+def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
+    """Write `dataset.json`, by rename, when all other files of the dataset are there."""
+    head = {"format": FORMAT, "version": VERSION, "gptddp": __version__}
+    path = scratch / MANIFEST
+    text = json.dumps({**head, **manifest}, indent=1)
+    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a row group on a line
+    path.write_text(text + "\n", "utf-8")
+    fsync(path)
+    fsync(out)
+    path.rename(out / MANIFEST)
+    fsync(out)
+
+
+def tidy(out: Path) -> None:
+    """Remove what is left where a process was killed just after it had completed `out`."""
+    if (out / SCRATCH).exists() or (out / _LOCK).exists():
+        with contextlib.suppress(OSError, DataError):
+            fd = _lock(out)
+            _remove(out, [SCRATCH, _LOCK])
+            os.close(fd)
 
 
 @contextlib.contextmanager
-def _folder(out: Path, last: str) -> Iterator[None]:
-    """Make the folder and its parents; take away what was made if it ends without `last`."""
+def _folder(out: Path) -> Iterator[None]:
+    """Make the folder and its parents; remove them again if no dataset is there in the end."""
     made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        if not os.path.exists(out / last):
+        if not os.path.exists(out / MANIFEST):
             for folder in made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
-def _build(out: Path, outputs: Sequence[str], last: str) -> Iterator[Path]:
-    """The part of `claim` under the lock."""
-    if (out / last).exists():
+def _lock(out: Path) -> int:
+    try:
+        return lock(out / _LOCK)
+    except BlockingIOError:
+        raise DataError(
+            f"another process is preparing {out}: wait for it, or choose another --out"
+        ) from None
+
+
+def _scratch(out: Path) -> Iterator[Path]:
+    """The part of `building` under the lock."""
+    if (out / MANIFEST).exists():
         raise DataError(f"{out} has just been finished by another process: run this once more")
     scratch = out / SCRATCH
     if scratch.exists():
-        _remove(out, [*outputs, SCRATCH])
+        _remove(out, [*_OUTPUTS, SCRATCH])
     if foreign := sorted(set(os.listdir(out)) - _NOT_FOREIGN):
         names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise DataError(f"{out} holds other files ({names}): choose a new folder with --out")
@@ -63,16 +111,7 @@ def _build(out: Path, outputs: Sequence[str], last: str) -> Iterator[Path]:
         unfinished = False
     finally:
         if unfinished:
-            _remove(out, outputs)
-
-
-def tidy(out: Path) -> None:
-    """Remove what is left if a process was killed just after it had completed `out`."""
-    if (out / SCRATCH).exists() or (out / _LOCK).exists():
-        with contextlib.suppress(OSError, DataError):
-            lock = _lock(out / _LOCK, out)
-            _remove(out, [SCRATCH, _LOCK])
-            os.close(lock)
+            _remove(out, _OUTPUTS)
 
 
 def _remove(out: Path, names: Sequence[str]) -> None:
@@ -85,20 +124,18 @@ def _remove(out: Path, names: Sequence[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _lock(path: Path, out: Path) -> int:
-    """The descriptor of the locked file `path`."""
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+@contextlib.contextmanager
+def _write_errors(out: Path) -> Iterator[None]:
+    """Turn an error of the file system into a DataError with the fix."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
-                f"another process is preparing {out}: wait for it, or choose another --out"
-            ) from None
-        except OSError:
-            return lock  # a file system without locks: two at once are then the user's care
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(lock)):
-                return lock
-        os.close(lock)  # the process that held it has removed it: lock the new one
+                f"no space left for {out} ({error.strerror}): preparing needs about one and a half "
+                "times the size of the text there; free some, or choose another --out. "
+                "Nothing was left behind"
+            ) from error
+        raise DataError(
+            f"cannot write to {out}: {error.strerror or error}; choose another --out"
+        ) from error

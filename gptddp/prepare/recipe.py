@@ -1,4 +1,4 @@
-"""What decides a dataset: settings and source files; and whether they are still the same."""
+"""What decides a dataset: its settings and source files; what differs from those of another."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from gptddp.prepare import listing
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the dataset, besides the sources."""
+    """What decides the dataset, besides the sources; raises DataError for what cannot be."""
 
     text_field: str = "text"
     tokens_field: str | None = None  # the documents are lists of token ids in this column
@@ -52,8 +52,8 @@ DEFAULTS = Settings()
 def default_vocab_size(text_bytes: int) -> int:
     """2048 below 16 MiB, so that tokens are seen often enough; 32768 from 1 GiB; between them 4096.
 
-    Less than 1 GiB is for a tiny model, most of whose work a large softmax would be. More is for a
-    GPT-2, whose own vocabulary is 50257; 32768 ids fit in 16 bits with room for rare text.
+    Less than 1 GiB of text is for a tiny model: most of its work would be a large softmax. More is
+    for a GPT-2, whose own vocabulary is 50257; 32768 ids fit in 16 bits.
     """
     if text_bytes < 16 << 20:
         return 2048
@@ -61,7 +61,10 @@ def default_vocab_size(text_bytes: int) -> int:
 
 
 def given_tokenizer(tokenizer: str) -> bytes | None:
-    """The content of the given tokenizer.json, found to work; None for "bpe" and "bytes"."""
+    """The content of the given tokenizer.json; None for "bpe" and "bytes".
+
+    Raises DataError unless it is one that can be used.
+    """
     if tokenizer in ("bpe", "bytes"):
         return None
     if not os.path.isfile(tokenizer):
@@ -76,7 +79,7 @@ def origin(
     settings: Settings,
     definition: bytes | None,
 ) -> dict[str, Any]:
-    """What the manifest says of the making: it can be compared with that of another call."""
+    """What the manifest says of settings and sources; see `differences`."""
     said = asdict(settings)
     if definition is not None:
         said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
@@ -90,7 +93,7 @@ def origin(
 
 
 def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a dataset was made from that is not so now, in words; empty if nothing is."""
+    """What differs between the `origin` in a manifest and that of this call; [] if nothing."""
     old, new = (made.get("settings", {}) for made in (manifest, now))
     words = [
         f"--{name.replace('_', '-')} {old.get(name)} -> {value}"

@@ -1,7 +1,7 @@
-"""`gptddp repack`: the shards of a dataset again, with row groups of the size that lanes want.
+"""`gptddp repack`: a copy of a dataset whose row groups are of the size that `prepare` makes.
 
-A row group is read and kept as a whole. Those of a dataset that another program has written may be
-of gigabytes; these are read in small batches here, so memory stays flat.
+The trainer reads a row group as a whole. Those that another program has written may be of
+gigabytes: here they are read a few rows at a time, so that memory does not grow with them.
 """
 
 import os
@@ -18,34 +18,29 @@ from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare import output
-from gptddp.prepare.build import OUTPUTS, check_apart, commit, rows_per_group, write_errors
-from gptddp.prepare.output import tidy
-from gptddp.prepare.progress_bar import Progress
-from gptddp.prepare.shard_writer import ShardWriter
+from gptddp.prepare.output import building, check_apart, commit, tidy
+from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.shard_writer import ShardWriter, rows_per_group
 
-_BATCH_ROWS = 256
+_ROWS_AT_ONCE = 256
 
 
 def repack(
-    given: str | os.PathLike[str], out: str | os.PathLike[str], progress: Progress | None = None
+    given: str | os.PathLike[str], out: str | os.PathLike[str], bar: ProgressBar | None = None
 ) -> Dataset:
     """Write the documents of a dataset, in their order, to the new dataset `out`.
 
-    Null and empty documents are left out. All of `out` or nothing: what a killed process left is
-    removed by the next. If `out` is the same dataset repacked already, nothing is done. Raises
-    DataError.
+    Null and empty documents are left out. All of `out` is made or nothing; what a killed process
+    left is removed by the next. If `out` is the same dataset repacked already, nothing is done.
+    Raises DataError.
     """
-    out, progress = Path(out), progress or Progress(None)
+    out, bar = Path(out), bar or ProgressBar()
     dataset = open_dataset(given)
     check_apart([dataset.dir], out)
     if os.path.exists(out / MANIFEST):
-        return _existing(dataset, out, progress)
-    with (
-        write_errors(out),
-        output.claim(out, OUTPUTS, last=MANIFEST) as scratch,
-    ):
-        splits = _write(dataset, out, progress)
+        return _existing(dataset, out, bar)
+    with building(out) as scratch:
+        splits = _write(dataset, out, bar)
         if name := dataset.manifest["tokenizer"]["file"]:
             shutil.copyfile(dataset.dir / name, out / name)
             fsync(out / name)
@@ -54,24 +49,25 @@ def repack(
     return open_dataset(out)
 
 
-def _write(dataset: Dataset, out: Path, progress: Progress) -> dict[str, Any]:
+def _write(dataset: Dataset, out: Path, bar: ProgressBar) -> dict[str, Any]:
+    """Write all splits; returns what the manifest says of them."""
     splits = {split: dataset.manifest["splits"][split] for split in SPLITS}
     rows = rows_per_group(sum(file["rows"] for file in splits["train"]["files"]))
-    progress.start("writing", total=sum(f["rows"] for s in splits.values() for f in s["files"]))
-    ids = dataset.tokenizer() if dataset.pretokenized else None
+    bar.begin("writing", total=sum(f["rows"] for s in splits.values() for f in s["files"]))
+    made_by = dataset.tokenizer() if dataset.pretokenized else None
     made: dict[str, Any] = {}
     for split, about in splits.items():
-        with ShardWriter(out, split, rows, ids) as writer:
+        with ShardWriter(out, split, rows, made_by) as writer:
             for file in about["files"]:
-                for document in _documents(dataset.dir / file["path"], file["rows"], ids):
+                for document in _documents(dataset.dir / file["path"], file["rows"], made_by):
                     if document:
                         writer.add(document)
-                    progress.advance(1)
+                    bar.advance(1)
             made[split] = {**about, **writer.close()}
     return made
 
 
-def _documents(path: Path, rows: int, ids: Tokenizer | None) -> Iterator[bytes]:
+def _documents(path: Path, rows: int, made_by: Tokenizer | None) -> Iterator[bytes]:
     """The documents of a shard, as `ShardWriter` takes them, null ones empty.
 
     Raises DataError, naming the row, for what cannot be read.
@@ -79,12 +75,12 @@ def _documents(path: Path, rows: int, ids: Tokenizer | None) -> Iterator[bytes]:
     row = 0
     try:
         with open_parquet(path) as file:
-            columns = [COLUMN if ids is None else pretokenized.COLUMN]
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                if ids is None:
-                    documents = [(text or "").encode() for text in batch.column(0).to_pylist()]
+            columns = [COLUMN if made_by is None else pretokenized.COLUMN]
+            for records in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+                if made_by is None:
+                    documents = [(text or "").encode() for text in records.column(0).to_pylist()]
                 else:
-                    documents = pretokenized.to_bytes(batch.column(0), ids)
+                    documents = pretokenized.to_bytes(records.column(0), made_by)
                 for document in documents:
                     row += 1
                     yield document
@@ -96,25 +92,13 @@ def _documents(path: Path, rows: int, ids: Tokenizer | None) -> Iterator[bytes]:
         raise DataError(f"{path} has {row} rows instead of {rows}: put the file back from a copy")
 
 
-def _existing(dataset: Dataset, out: Path, progress: Progress) -> Dataset:
+def _existing(dataset: Dataset, out: Path, bar: ProgressBar) -> Dataset:
+    """The dataset that is in `out` already; DataError if it is not `dataset` repacked."""
     made = open_dataset(out)
     if made.manifest.get("repacked") != dataset.sha256:
         raise DataError(
             f"{out} already holds another dataset: choose another --out, or remove {out} first"
         )
     tidy(out)
-    progress.note(f"{out} is already {dataset.dir} repacked")
+    bar.say(f"{out} is already {dataset.dir} repacked")
     return made
-
-
-def summary(dataset: Dataset) -> str:
-    """What has been made, and what to type next."""
-    groups = [group for split in SPLITS for group in dataset.row_groups(split)]
-    largest = max(group.text_bytes for group in groups)
-    documents = sum(group.rows for group in groups)
-    return f"""\
-documents   {documents:,}
-row groups  {len(groups):,}, of up to {max(group.rows for group in groups):,} documents and \
-{largest / 1e6:,.1f} MB of text
-dataset     {dataset.dir}
-next        gptddp train --data {dataset.dir} --run-dir RUN"""

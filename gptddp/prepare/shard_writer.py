@@ -15,23 +15,32 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.files import fsync
 
 _SHARD_BYTES = 256 << 20  # of text
+# A row group is what lanes are dealt: with four a lane, lanes differ by a few percent.
+_ROW_GROUPS = 4 * 48
+_ROW_GROUP_ROWS = 1024  # at most: a restart tokenises a row group a lane again
+_ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: for the same reason
 
 
-_ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: a restart tokenises one a lane again
+def rows_per_group(documents: int) -> int:
+    """Documents of a row group, where the training split has so many documents."""
+    return max(1, min(_ROW_GROUP_ROWS, documents // _ROW_GROUPS))
 
 
 class ShardWriter:
     """Writes documents to DIR/SPLIT/00000.parquet and on; `close` returns what the manifest says.
 
     zstd, because it decodes at 1.5 GB/s and halves what is read from the volume; no dictionary,
-    because documents do not repeat; page checksums, because a flipped bit is silent without.
+    because documents do not repeat; page checksums, because nothing else shows a flipped bit.
     """
 
     def __init__(
-        self, dir: Path, split: Split, rows_per_group: int, ids: Tokenizer | None = None
+        self, dir: Path, split: Split, rows_per_group: int, made_by: Tokenizer | None = None
     ) -> None:
-        """`ids`: documents are not text but token ids (see pretokenized.py) of this tokenizer."""
-        self._ids = ids
+        """`made_by`: documents are token ids, not text, of this tokenizer (data/pretokenized.py).
+
+        Raises OSError, as all methods do.
+        """
+        self._made_by = made_by
         self._dir, self._split, self._rows_per_group = dir, split, rows_per_group
         self._files: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
@@ -48,13 +57,15 @@ class ShardWriter:
                 self._writer.close()
                 self._sink.close()
 
-    def add(self, text: bytes) -> None:
-        size = len(text)
-        if self._ids is not None:  # of the text that the ids stand for
-            size = int(self._ids.token_bytes[pretokenized.ids_of(text, self._ids)].sum()) or 1
+    def add(self, document: bytes) -> None:
+        """Write a document: UTF-8, or the bytes of its ids."""
+        size = len(document)
+        if self._made_by is not None:  # of the text that the ids stand for
+            ids = pretokenized.ids_of(document, self._made_by)
+            size = int(self._made_by.token_bytes[ids].sum()) or 1
         if self._group and self._group_bytes + size > _ROW_GROUP_BYTES:
             self._write_group()
-        self._group.append(text)
+        self._group.append(document)
         self._group_bytes += size
         if len(self._group) == self._rows_per_group:
             self._write_group()
@@ -71,19 +82,14 @@ class ShardWriter:
     def _write_group(self) -> None:
         if not self._group:
             return
-        if self._ids is None:
-            texts = pa.array([text.decode() for text in self._group], pa.string())
+        if self._made_by is None:
+            texts = pa.array([document.decode() for document in self._group], pa.string())
             table = pa.table({COLUMN: texts})
         else:
-            table = pa.table({pretokenized.COLUMN: pretokenized.to_arrow(self._group, self._ids)})
+            column = pretokenized.to_arrow(self._group, self._made_by)
+            table = pa.table({pretokenized.COLUMN: column})
         if self._writer is None:
-            path = f"{self._split}/{len(self._files):05}.parquet"
-            self._files.append(dict(path=path, bytes=0, xxh3_64="", rows=0, row_groups=[]))
-            self._sink = pa.OSFile(os.fsencode(self._dir / path), "wb")
-            self._writer = pq.ParquetWriter(
-                self._sink, table.schema, compression="zstd", compression_level=3,
-                use_dictionary=False, write_statistics=False, write_page_checksum=True,
-            )  # fmt: skip
+            self._writer = self._open_file(table.schema)
         self._writer.write_table(table, row_group_size=len(self._group))
         file = self._files[-1]
         file["rows"] += len(self._group)
@@ -91,6 +97,20 @@ class ShardWriter:
         self._group, self._group_bytes = [], 0
         if sum(text_bytes for _, text_bytes in file["row_groups"]) >= _SHARD_BYTES:
             self._close_file()
+
+    def _open_file(self, schema: pa.Schema) -> pq.ParquetWriter:
+        path = f"{self._split}/{len(self._files):05}.parquet"
+        self._files.append(dict(path=path, bytes=0, xxh3_64="", rows=0, row_groups=[]))
+        self._sink = pa.OSFile(os.fsencode(self._dir / path), "wb")
+        return pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=3,
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
 
     def _close_file(self) -> None:
         if self._writer is None:
@@ -107,6 +127,6 @@ def xxh3_64(path: Path) -> str:
     """Hash of a file's content, 16 hex digits."""
     hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            hash.update(block)
+        while chunk := file.read(1 << 20):
+            hash.update(chunk)
     return hash.hexdigest()

@@ -1,7 +1,7 @@
 """One global shuffle of documents, on disk: they come back in the order of a keyed content hash.
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
-were found nor the machine matters. Copies get the same key, so they end up side by side and all but
+were found nor the machine matters. Copies have the same key, so they come side by side and all but
 one are dropped. Memory: one bucket, which is 1/128 of the text, and 16 bytes a document.
 """
 
@@ -20,18 +20,20 @@ _KEY_BYTES, _LENGTH_BYTES = 16, 8
 
 
 class Shuffle:
-    """Documents in with `add`, then out again, any number of times, by iterating over it."""
+    """Takes documents with `add`; after `finish`, iterate over it, any number of times."""
 
     def __init__(self, folder: Path, seed: int) -> None:
+        """`folder`: to be made, for the documents; raises OSError, as all methods do."""
         self._folder = folder
         self._seed = seed
         self._files: dict[int, IO[bytes]] = {}
         self._open = ExitStack()
         self._keys = [bytearray() for _ in range(_BUCKETS)]
-        self.bytes = 0
+        self.bytes = 0  # of all documents that were added
         folder.mkdir()
 
     def add(self, text: bytes) -> None:
+        """Add a document."""
         key = xxhash.xxh3_128_digest(text, seed=self._seed)
         bucket = key[0] * _BUCKETS // 256
         if bucket not in self._files:
@@ -45,14 +47,16 @@ class Shuffle:
         """End the input; returns the numbers of different documents and of dropped copies."""
         self.close()
         added = sum(map(len, self._keys)) // _KEY_BYTES
-        kinds = sum(len(np.unique(np.frombuffer(keys, "S16"))) for keys in self._keys)
+        different = sum(len(np.unique(np.frombuffer(keys, "S16"))) for keys in self._keys)
         self._keys.clear()
-        return kinds, added - kinds
+        return different, added - different
 
     def close(self) -> None:
+        """Close the files; the folder is left to the caller."""
         self._open.close()
 
     def __iter__(self) -> Iterator[bytes]:
+        """The documents in the order of their keys, each once."""
         for bucket in sorted(self._files):
             data = self._path(bucket).read_bytes()
             for _, copies in groupby(sorted(_records(data)), key=itemgetter(0)):

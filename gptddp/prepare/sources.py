@@ -1,7 +1,8 @@
-"""The documents of a file.
+"""The documents of a source file.
 
 A text file is a document, or several of about DOCUMENT_BYTES where it is longer. A line of a JSONL
-file and a row of a parquet file are a document each. Order does not matter here: `shuffle` decides.
+file and a row of a parquet file are a document each. Their order here does not matter: see
+shuffle.py.
 """
 
 import codecs
@@ -17,15 +18,11 @@ from gptddp.data.parquet import open_parquet
 from gptddp.errors import DataError
 from gptddp.prepare.listing import SourceFile, show, unreadable
 
-# Longer text files are cut at line ends, so that one book still gives a validation split and no
-# row group is lopsided. A training row is a few KB: no context that a model could use is lost.
+# Longer text files are cut at line ends, so that even one book gives a validation split, and row
+# groups have about the same size. A training row is a few KB: the model loses no context by that.
 DOCUMENT_BYTES = 64 << 10
 _MAX_DOCUMENT_BYTES = 1 << 30  # of a line or a parquet row; Arrow's strings end at 2 GiB a column
-_BLOCK_BYTES = 1 << 20
-
-
-class _Binary(Exception):
-    """A file of text that is none: NUL bytes, or not UTF-8."""
+_CHUNK_BYTES = 1 << 20  # read at once
 
 
 def documents(file: SourceFile, text_field: str) -> Iterator[bytes] | None:
@@ -34,22 +31,22 @@ def documents(file: SourceFile, text_field: str) -> Iterator[bytes] | None:
     Raises DataError, naming file and line, for what cannot be read, and for a file without text
     that was given by name.
     """
+    if file.kind == "jsonl":
+        return _jsonl(file, text_field)
+    if file.kind == "parquet":
+        return _parquet(file, text_field)
     try:
-        if file.kind == "jsonl":
-            return _jsonl(file, text_field)
-        if file.kind == "parquet":
-            return _parquet(file, text_field)
-        _check_text(file)
-        return _text(file)
-    except _Binary as error:
-        if file.given:
-            raise DataError(
-                f"{show(file.path)} {error}: only UTF-8 text can be read; convert it, as with "
-                "`iconv -t utf-8`, or leave it out"
-            ) from None
-        return None
+        reason = _why_not_text(file)
     except OSError as error:
         raise DataError(unreadable(file.path, error)) from error
+    if reason is None:
+        return _text(file)
+    if not file.given:
+        return None
+    raise DataError(
+        f"{show(file.path)} {reason}: only UTF-8 text can be read; convert it, as with "
+        "`iconv -t utf-8`, or leave it out"
+    )
 
 
 @contextmanager
@@ -59,35 +56,36 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
             yield raw
         else:
             with pa.CompressedInputStream(raw, file.compression) as unpacked:
-                yield io.BufferedReader(unpacked, _BLOCK_BYTES)
+                yield io.BufferedReader(unpacked, _CHUNK_BYTES)
 
 
-def _check_text(file: SourceFile) -> None:
-    """Read all of it once, so that no part of a file that turns out to be binary is used."""
+def _why_not_text(file: SourceFile) -> str | None:
+    """Why a file is not text, or None. It reads to the end before any part of the file is used."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _open(file) as stream:
-        block = b"-"
-        while block:
-            block = stream.read(_BLOCK_BYTES)
-            if b"\0" in block:
-                raise _Binary("has NUL bytes")
+        chunk = b"-"
+        while chunk:
+            chunk = stream.read(_CHUNK_BYTES)
+            if b"\0" in chunk:
+                return "has NUL bytes"
             try:
-                decoder.decode(block, final=not block)
+                decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError:
-                raise _Binary("is not UTF-8") from None
+                return "is not UTF-8"
+    return None
 
 
 def _text(file: SourceFile) -> Iterator[bytes]:
     """The file, cut after the last line end within each DOCUMENT_BYTES."""
     try:
         with _open(file) as stream:
-            rest = stream.read(_BLOCK_BYTES).removeprefix(codecs.BOM_UTF8)
+            rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
             while len(rest) > DOCUMENT_BYTES:
                 end = _end_of_document(rest)
                 yield rest[:end]
                 rest = rest[end:]
                 if len(rest) <= DOCUMENT_BYTES:
-                    rest += stream.read(_BLOCK_BYTES)
+                    rest += stream.read(_CHUNK_BYTES)
             yield rest
     except OSError as error:
         raise DataError(unreadable(file.path, error)) from error
@@ -164,8 +162,8 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
     try:
         with open_parquet(file.path) as reader:
             _check_column(reader.schema_arrow, text_field, where)
-            for batch in reader.iter_batches(1024, columns=[text_field], use_threads=False):
-                column = batch.column(0).cast(pa.large_binary())
+            for records in reader.iter_batches(1024, columns=[text_field], use_threads=False):
+                column = records.column(0).cast(pa.large_binary())
                 column.validate(full=True)
                 for text in column.to_pylist():
                     row += 1
@@ -177,7 +175,7 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
 
 def _checked(text: bytes, text_field: str, where: str) -> bytes:
     try:
-        text.decode()  # a column of strings may hold any bytes, too
+        text.decode()  # a column of type string may have bytes that are not UTF-8
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: column {text_field!r} is not UTF-8 ({error}): convert or remove the row"

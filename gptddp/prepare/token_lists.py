@@ -1,4 +1,8 @@
-"""Lists of token ids in a parquet column of a source, as documents."""
+"""Lists of token ids in a parquet column of a source, as documents.
+
+Nobody can tell which tokenizer has made them: only that every id is in the given one's vocabulary.
+A list is cut before every BOS, and BOS is left out, because packing adds it.
+"""
 
 from collections.abc import Iterator
 
@@ -13,7 +17,10 @@ from gptddp.prepare.sources import check_unique
 
 
 def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[bytes]:
-    """The documents of a parquet file, empty ones included; raises DataError, naming the row."""
+    """The documents of a parquet file as the bytes of their ids, empty ones included.
+
+    Raises DataError, naming the file and where possible the row.
+    """
     where, row = show(file.path), 0
     if file.kind != "parquet":
         raise DataError(
@@ -23,8 +30,8 @@ def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[by
     try:
         with open_parquet(file.path) as reader:
             _check_column(reader.schema_arrow, field, where)
-            for batch in reader.iter_batches(1024, columns=[field], use_threads=False):
-                for ids in batch.column(0):
+            for records in reader.iter_batches(1024, columns=[field], use_threads=False):
+                for ids in records.column(0):
                     row += 1
                     yield from _split(ids.values, tokenizer, f"{where}, row {row}")
     except (OSError, pa.ArrowException) as error:

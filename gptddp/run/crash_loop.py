@@ -1,8 +1,8 @@
 """The trainer's own errors, counted: a step that fails in three lives is not tried a fourth time.
 
-A rank that fails by an error of its own, not for a lost peer, a signal or a user's mistake, leaves
-`faults/<step>.<generation>.<rank>.json` in the run directory, or, as long as no life has begun, in
-a folder of its pod. Kills leave nothing and never count.
+A rank that fails by an error of its own, and not for a lost peer, a signal or a user's mistake,
+leaves `faults/<step>.<generation>.<rank>.json` in the run directory or, as long as no life has
+begun, in a folder of its pod. Kills leave nothing and never count.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from typing import Any
 
 from gptddp.errors import CrashLoopError
 from gptddp.files import read_json, write_json_atomic
+from gptddp.run.directory import FAULTS
 from gptddp.run.history import logged
 
 LIVES = 3
@@ -28,17 +29,17 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 def final(
     error: BaseException, folder: Path, *, step: int, generation: int, rank: int, pod: str
 ) -> CrashLoopError | None:
-    """Record that `error` has ended this life in `step`; the job's last error at the third life.
+    """Record that `error` has ended this life in `step`; at the third life, the job's final error.
 
-    A fault is past once a later generation has logged steps beyond it. What an operating system
-    refuses is no error of the trainer's, and where nothing can be written nothing is counted.
+    A fault is past once a later generation has logged steps beyond it. An OSError is not the
+    trainer's own, and where nothing can be written nothing is counted: None.
     """
     if isinstance(error, OSError):
         return None
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     stack = "".join(traceback.format_exception(error))
     mine = {"error": text, "rank": rank, "pod": pod, "time": time.time(), "traceback": stack}
-    faults = folder / "faults"
+    faults = folder / FAULTS
     try:
         faults.mkdir(exist_ok=True)
         write_json_atomic(faults / f"{step}.{generation}.{rank}.json", mine)
@@ -57,25 +58,25 @@ def final(
     what = f"step {step} has" if step else "the way to the first step has"
     return CrashLoopError(
         f"{what} failed in {lives} lives by an error of the trainer's own, the last time on "
-        + (first(folder, generation) or _told(mine))
+        + (first(folder, generation) or _describe(mine))
     )
 
 
 def first(folder: Path, generation: int) -> str | None:
-    """The first error that a life ended by; None if it had none of its own."""
+    """The first of the errors of its own by which a life ended; None if there was none."""
     records: list[dict[str, Any]] = []
-    for path in (folder / "faults").glob(f"*.{generation}.*.json"):
+    for path in (folder / FAULTS).glob(f"*.{generation}.*.json"):
         with contextlib.suppress(OSError, ValueError):
             records.append(read_json(path) or {})
     with contextlib.suppress(LookupError, TypeError):
-        return _told(min(records, key=lambda record: record["time"], default={}))
+        return _describe(min(records, key=lambda record: record["time"], default={}))
     return None
 
 
-def _told(record: Mapping[str, Any]) -> str:
+def _describe(record: Mapping[str, Any]) -> str:
     return f"rank {record['rank']} ({record['pod']}): {record['error']}"
 
 
 def forget(folder: Path) -> None:
-    """A life has begun: what failed before one in this pod is past."""
-    shutil.rmtree(folder / "faults", ignore_errors=True)
+    """Remove what this pod has counted before the first life: one has begun."""
+    shutil.rmtree(folder / FAULTS, ignore_errors=True)

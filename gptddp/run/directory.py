@@ -1,4 +1,14 @@
-"""The run directory: its configuration, its lives, and where each one goes on."""
+"""The run directory: the names of its files, its configuration, and the marker of a finished run.
+
+config.json         the resolved configuration, and the run's id
+dataset.json        which files the run began with
+log.<n>.jsonl       a line a step, by the life of generation n; see history.py
+ledger.jsonl        a line an event, over all lives; see history.py
+checkpoints/        see checkpoint/store.py
+faults/             the trainer's own errors; see crash_loop.py
+lease.json          which job has the run; see lease.py
+finished.json       the run is complete; here
+"""
 
 import contextlib
 import dataclasses
@@ -6,15 +16,24 @@ import logging
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptddp.config import FIELDS, Config, differences, flag, with_preset
-from gptddp.distributed.connect import World
-from gptddp.distributed.hardware import has_fast_bf16
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
 
+if TYPE_CHECKING:
+    from gptddp.distributed.connect import World
+
 log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+DATASET = "dataset.json"
+LEDGER = "ledger.jsonl"
+CHECKPOINTS = "checkpoints"
+FAULTS = "faults"
+LEASE = "lease.json"
+FINISHED = "finished.json"
 
 # A field that the run has fixed takes the run's value when it is left open; these do as well.
 _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
@@ -23,13 +42,16 @@ _KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "
 def id_of(run: Path) -> str:
     """The id of the run directory's content; a new one where it has none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return str((read_json(run / "config.json") or {})["run_id"])
+        return str((read_json(run / CONFIG) or {})["run_id"])
     return uuid.uuid4().hex
 
 
 def saved_config(run: Path) -> dict[str, Any] | None:
-    """The fields that the run was last started with; None where there is no run."""
-    path = run / "config.json"
+    """The fields that the run was last started with; None where there is no run.
+
+    Raises ConfigError where the file cannot be used.
+    """
+    path = run / CONFIG
     try:
         saved = read_json(path)
         return None if saved is None else dict(saved["config"])
@@ -40,8 +62,13 @@ def saved_config(run: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def resolve(config: Config, dist: World, continued: bool) -> Config:
-    """Close every open field: by the run that is continued, else by preset and hardware."""
+def resolve(config: Config, world: "World", continued: bool) -> Config:
+    """Close every open field: by the run that is continued, else by preset and hardware.
+
+    Raises ConfigError where a field is given that the run has fixed to another value.
+    """
+    from gptddp.distributed.hardware import has_fast_bf16  # torch, which the launcher has not yet
+
     if continued and (values := saved_config(Path(config.run_dir))) is not None:
         kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
         open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
@@ -54,13 +81,35 @@ def resolve(config: Config, dist: World, continued: bool) -> Config:
                 "or give another --run-dir"
             )
     if config.precision is None:
-        fast = has_fast_bf16(dist.device)
+        fast = has_fast_bf16(world.device)
         config = dataclasses.replace(config, precision="bf16" if fast else "fp32")
-    return with_preset(config, accelerator=dist.device.type != "cpu")
+    return with_preset(config, accelerator=world.device.type != "cpu")
+
+
+# -- the marker of a finished run ----------------------------------------------------------------
 
 
 def finish(c: Config, step: int, cause: str) -> None:
-    """Rank 0 only, after the last checkpoint: leave the marker that a later start reads first."""
+    """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
     wanted = {"steps": c.steps, "max_time": c.max_time}
     marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
-    write_json_atomic(Path(c.run_dir) / "finished.json", marker)
+    write_json_atomic(Path(c.run_dir) / FINISHED, marker)
+
+
+def is_finished(config: Config) -> bool:
+    """Is the run complete, as its marker says, and is nothing more asked for? False without a run.
+
+    A run of another configuration is not this one: the trainer will refuse it, with the difference.
+    """
+    try:
+        run = Path(config.run_dir) if config.run_dir else None
+        if run is None or (marker := read_json(run / FINISHED)) is None:
+            return False
+        given = {name: v for name, v in dataclasses.asdict(config).items() if v is not None}
+        if differences((read_json(run / CONFIG) or {}).get("config", {}), given):
+            return False
+        steps = config.steps or int(marker["steps"])
+        out_of_time = 0 < config.max_time <= marker.get("max_time", 0)
+        return bool(marker["step"] >= steps or out_of_time)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # torn or foreign: the trainer will see

@@ -1,4 +1,4 @@
-"""The history of a run, in its directory: one log per generation, one ledger; stdlib only.
+"""The history of a run, in its directory: one log per generation and one ledger.
 
 `log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.lines import Lines
 
-LEDGER = "ledger.jsonl"
 _LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
@@ -23,13 +23,13 @@ _CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
 class RunLog(Lines):
     """The log of one generation: `append` an object for each step. Rank 0 only.
 
-    No step is logged before the events that came `before` it are durable.
+    No step is logged before the events that `ledger` has been given before it are durable.
     """
 
     def __init__(
-        self, run_dir: str | Path, generation: int, before: "Ledger | None" = None
+        self, run_dir: str | Path, generation: int, ledger: "Ledger | None" = None
     ) -> None:
-        super().__init__(Path(run_dir) / f"log.{generation}.jsonl", before)
+        super().__init__(Path(run_dir) / f"log.{generation}.jsonl", ledger)
 
 
 class Ledger(Lines):
@@ -41,7 +41,7 @@ class Ledger(Lines):
         super().__init__(Path(run_dir) / LEDGER)
 
     def event(self, event: str, generation: int, **fields: Any) -> None:
-        """Append an event with the time (unix seconds), durable as soon as the disk allows."""
+        """Append an event with the time in unix seconds, durable as soon as the disk allows."""
         self.append({"event": event, "time": time.time(), "generation": generation, **fields})
 
 
@@ -49,7 +49,7 @@ class Ledger(Lines):
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line of a file and its object, but those that a dying writer or disk has torn."""
+    """Each line of a file and its object, without those that a killed writer or a disk has torn."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):
@@ -60,8 +60,11 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def complete(
     run_dir: str | Path, log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
 ) -> None:
-    """Log the steps up to `step` that the run has done but that rank 0 took with it unwritten."""
-    if not lines:  # the usual start: spare it the reading of the whole history
+    """Add to the log those of these lines, up to `step`, that no log of the run has.
+
+    They come with a snapshot: the steps were done, but rank 0 was killed before it wrote them.
+    """
+    if not lines:  # the usual case: the whole history need not be read
         return
     known = {line["step"] for line in history(run_dir)}
     for line in lines:
@@ -73,9 +76,9 @@ def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
     Where the newest generation has not yet come as far as one before it, the steps beyond are
-    the older one's. They are no fiction: the rows of a step are the same in every generation,
-    and so are the losses but for rounding where the world size changed. When the newest gets
-    there, its own lines take their place.
+    the older one's. They are valid: the rows of a step are the same in every generation, and so
+    are the losses, but for rounding where the world size changed. When the newest gets there, its
+    own lines take their place.
     """
     for _, line in logged(run_dir):
         yield line
@@ -116,7 +119,7 @@ def highest_generation(
     for name in _names(run_dir):
         if match := _LOG.fullmatch(name):
             found.append(int(match[1]))
-    checkpoints = Path(run_dir) / "checkpoints"
+    checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
     events = read_ledger(run_dir) if events is None else events
@@ -132,5 +135,5 @@ def _names(directory: str | Path) -> list[str]:
 
 
 def void_generation(events: Sequence[Mapping[str, Any]]) -> int:
-    """The last generation in which ranks have diverged: no memory up to it is gone on from."""
+    """The last generation in which ranks have diverged: no snapshot up to it is used."""
     return max((e["generation"] for e in events if e["event"] == "diverged"), default=0)

@@ -13,24 +13,23 @@ from typing import Any
 from gptddp.files import explain, fsync
 
 WAIT_S = 0.05  # for a line to be written; no more than once an outage
-
-
 RETRY_S = 1.0  # after an error of the disk
 
 
 class Lines:
     """A file of JSON lines that only grows; a thread of its own writes them.
 
-    The caller of `append` touches no disk: whatever the volume does, lines wait in memory, in
-    order, and go out when it works again. Lines whose fsync has failed are written again, since
-    the system may have dropped them: such a line may be there twice.
+    The caller of `append` never waits for a disk that hangs: lines are kept in memory, in order,
+    and are written when it works again. Lines whose fsync has failed are written again, since the
+    system may have dropped them: such a line may be there twice.
     """
 
-    sync_every = 1000  # lines; until then they are kept in memory too
+    sync_every = 1000  # lines between two fsyncs; until then they are kept in memory too
 
     def __init__(self, path: Path, after: "Lines | None" = None) -> None:
+        """`after`: another file, all of whose lines are durable before one of these is written."""
         self.path = path
-        self._after = after  # all that it has been given is durable before any of ours is written
+        self._after = after
         self._lines: list[bytes] = []  # not yet written in full
         self._unsynced: list[bytes] = []
         self._changed = threading.Condition()  # guards the two lists
@@ -39,10 +38,10 @@ class Lines:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: str | None = None
-        self._since = 0.0  # monotonic: since when the disk owes us something
+        self._since = 0.0  # monotonic: since when lines wait for the disk
 
     def append(self, obj: Mapping[str, Any]) -> None:
-        """Have a line written: at once, or in its time where the disk is behind already.
+        """Have a line written: within WAIT_S, or later where the disk is behind already.
 
         A disk that keeps up is waited for, so that a kill right after this loses no line.
         """
@@ -59,7 +58,7 @@ class Lines:
                 self._changed.wait_for(self._settled, WAIT_S)
 
     def sync(self) -> None:
-        """Make every line so far durable. Raises OSError where it cannot; takes what it takes."""
+        """Make every line so far durable, however long that takes. Raises OSError."""
         self._put(sync=True)
 
     def settle(self, timeout_s: float) -> bool:
@@ -75,7 +74,7 @@ class Lines:
         return self._error
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what waits, if the disk takes it in time."""
+        """Write the lines that wait, if the disk takes them in time."""
         settled = self.settle(timeout_s)
         with self._changed:
             self._closed = True
@@ -86,7 +85,7 @@ class Lines:
     def _settled(self) -> bool:
         return not self._lines and len(self._unsynced) < self.sync_every
 
-    # -- where it may hang: in our thread, or in the caller of `sync`
+    # -- what may hang: it runs in the file's own thread, or in the caller of `sync`
 
     def _run(self) -> None:
         while not self._closed:
@@ -94,7 +93,7 @@ class Lines:
                 self._changed.wait_for(lambda: self._closed or not self._settled())
             try:
                 self._put()
-            except OSError:  # `trouble` tells
+            except OSError:  # kept for `trouble`
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
         with self._disk:

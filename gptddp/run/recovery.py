@@ -1,6 +1,6 @@
 """How the life before this one ended, and where the seconds went until the run trained on.
 
-A life that is killed cannot say so: the next one does, from what the survivors left in memory.
+A life that is killed cannot say so: the next one does, from a survivor's snapshot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,16 @@ class Last:
     generation: int
     step: int  # the last that it finished
     step_time: float  # when it did
-    cause: str | None  # as a survivor saw it; None: it said itself how it ended
+    cause: str | None  # as a survivor saw it; None: the life itself recorded how it ended
     failed_time: float | None  # when a survivor noticed
 
 
 def last_life(
-    events: Sequence[Mapping[str, Any]], line: Mapping[str, Any] | None,
+    events: Sequence[Mapping[str, Any]],
+    line: Mapping[str, Any] | None,
     fault: Mapping[str, Any] | None,
-) -> Last | None:  # fmt: skip
-    """From the ledger, the log's last line, and the words of a survivor: None for a new run."""
+) -> Last | None:
+    """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
     lives = [event["generation"] for event in events if event["event"] == "start"]
     if not lives or line is None:
         return None
@@ -51,8 +52,8 @@ def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[
 
     detect: until a survivor's collective failed, the step in flight included; reform: until this
     life's process group was up (the old workers' end, the rendezvous, new workers); reload: until
-    the state was back on all ranks; first_step: until a step was done. Hosts whose clocks
-    differ falsify the parts, but none is negative, and they add up to the total.
+    the state was back on all ranks; first_step: until a step was done. Clocks that differ
+    falsify the parts, but none is negative, and they add up to the total. All in seconds.
     """
     moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
     moments = list(accumulate((min(at, first_step) for at in moments), max))

@@ -18,7 +18,7 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
-from gptddp.run.directory import id_of, resolve
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
 from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
@@ -30,8 +30,8 @@ from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
+Line = dict[str, Any]  # of the log
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
-_DATA = "dataset.json"  # which files the run began with
 
 
 def begin(
@@ -88,7 +88,7 @@ def take_run(config: Config, world: World) -> Lease:
     run = Path(config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, world.job, known=(run / "config.json").exists())
+        return acquire(run, world.job, known=(run / CONFIG).exists())
     except OSError as error:
         if error.errno in TRANSIENT:
             raise
@@ -125,10 +125,7 @@ def open_run(
         step, source, parent = loaded.step, loaded.name, loaded.name
     else:
         step, source, parent = 0, "scratch", None
-    redo, last_line, line = 0, None, None
-    for last_line in history(run):
-        redo += last_line["step"] > step
-        line = last_line if last_line["step"] == step else line
+    redo, last_line, line = _in_history(run, step)
     origin = Origin(
         config=config,
         generation=generation,
@@ -146,14 +143,23 @@ def open_run(
     return origin, loaded
 
 
+def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
+    """How many steps are logged beyond this one; the last line of all; the line of this step."""
+    redo, last, line = 0, None, None
+    for last in history(run):  # one at a time: a million of them would take a gigabyte
+        redo += last["step"] > step
+        line = last if last["step"] == step else line
+    return redo, last, line
+
+
 def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new: bool) -> None:
     """Write down what this life runs with; a run that is not new goes on where that fails."""
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-        write_json_atomic(run / "config.json", saved | {"config": dataclasses.asdict(config)})
-        if not (run / _DATA).exists():
+        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config)})
+        if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-            write_json_atomic(run / _DATA, data)
+            write_json_atomic(run / DATASET, data)
     except OSError as error:
         if new:
             raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
@@ -166,11 +172,11 @@ def _check_data(run: Path, dataset: Dataset) -> None:
     The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
     """
     try:
-        began: Any = read_json(run / _DATA)
+        began: Any = read_json(run / DATASET)
         same = began is None or began["sha256"] == dataset.sha256
         lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{run / _DATA} cannot be used ({error}): remove it") from error
+        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
     if not same:
         raise DataError(
             f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "

@@ -12,7 +12,7 @@ from gptddp.distributed.connect import World
 from gptddp.run.directory import finish
 from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
-from gptddp.training.memory import Memory
+from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 
 WAIT_S = 600.0
@@ -22,7 +22,7 @@ _MEET_S = 1.0  # between two meetings of the ranks
 
 def save_last(
     recorder: Recorder | None,
-    memory: Memory,
+    live: LiveState,
     world: World,
     asked: Callable[[], bool],
     tensors: Mapping[str, Tensor],
@@ -51,7 +51,9 @@ def save_last(
             return True
         if not told and (not waits or waited_s > TELL_S):
             told = True
-            memory.leave(f"the storage has not taken step {progress.step}, the last of its life")
+            live.leave_snapshot(
+                f"the storage has not taken step {progress.step}, the last of its life"
+            )
             if waits and recorder:
                 recorder.console.waiting(progress.step, WAIT_S, stopped)
         if not waits and stopped:

@@ -29,7 +29,7 @@ from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.end import save_last
-from gptddp.training.memory import Memory
+from gptddp.training.live_state import LiveState
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
@@ -51,7 +51,7 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
-        self.memory = Memory(state.snapshot_path, origin)
+        self.live = LiveState(state.snapshot_path, origin)
         self.cause = "steps"  # why the loop ends
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
@@ -59,7 +59,7 @@ class Life:
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps
         self._began_step = self._ended_step = 0.0  # monotonic: of the last step
         stop.holds = origin.source == "memory"
-        stop.last_words = lambda: self.memory.leave(stop.cause)
+        stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
 
     @property
     def config(self) -> Config:
@@ -94,10 +94,10 @@ class Life:
             if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
                 waited_s = time.monotonic() - self._ended_step
                 blame = f"after step {self.step}: {peers.blame(error, self.world, waited_s)}"
-                self.memory.leave(blame)
+                self.live.leave_snapshot(blame)
                 raise LostPeer(blame) from error
             if isinstance(error, Diverged):
-                self.memory.clear()
+                self.live.remove_snapshot()
                 if self.recorder:
                     self.recorder.diverged(error, self.progress)
             elif final := self._count_failure(error):
@@ -132,7 +132,7 @@ class Life:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         check_replicas(tensors, self.step, self.world)  # all ranks
         self._tensors = tensors
-        self.memory.hold(tensors, self.progress)
+        self.live.mark_whole(tensors, self.progress)
         if self.recorder:
             self.recorder.begin(tensors, n_params, self.progress, state.lines, state.fault)
         lines = {line["step"]: line for line in state.lines}
@@ -178,7 +178,7 @@ class Life:
         sum over all of them. A step that is not has used its data all the same.
         """
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        self.memory.release()
+        self.live.mark_changing()
         yield finite
         self._ended_step = time.monotonic()
         step_s = self._ended_step - self._began_step
@@ -199,8 +199,8 @@ class Life:
             "world_size": self.world.world_size,
             "time": time.time(),
         }
-        self.memory.lines.append(self.line)
-        self.memory.hold(self._tensors, self.progress)
+        self.live.lines.append(self.line)
+        self.live.mark_whole(self._tensors, self.progress)
 
     # -- after a step ------------------------------------------------------------------------------
 
@@ -256,14 +256,14 @@ class Life:
         self.check_replicas()  # all ranks
         saved = save_last(
             self.recorder,
-            self.memory,
+            self.live,
             self.world,
             lambda: self.stop.asked,
             self._tensors,
             self.progress,
             self.cause,
         )
-        self.world.part()  # all ranks
+        self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")
-        self.memory.clear()
+        self.live.remove_snapshot()

@@ -2,9 +2,10 @@
 
 import signal
 
+from gptddp.config import WORKER_S, limit_s
 from gptddp.distributed import environment
 from gptddp.distributed.environment import is_launched
-from gptddp.distributed.watchdog import WORKER_S, Watchdog, limit_s
+from gptddp.distributed.watchdog import Watchdog
 
 
 class StopFlag(Watchdog):

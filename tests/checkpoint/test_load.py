@@ -45,9 +45,19 @@ def small_chunks(monkeypatch):
 
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 def test_round_trip(tmp_path, small_chunks):
@@ -153,10 +163,8 @@ def spoil(data, rng):
     if kind == "cut":
         return data[:one]
     middle = max(one + block, two)
-    return (
-        data[:one] + data[middle : middle + block] + data[one + block : middle]
-        + data[one : one + block] + data[middle + block :]
-    )  # fmt: skip
+    first, second = data[one : one + block], data[middle : middle + block]
+    return data[:one] + second + data[one + block : middle] + first + data[middle + block :]
 
 
 def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
@@ -287,11 +295,11 @@ def test_refused_ones_stay(tmp_path, caplog):
 
 
 def test_a_reader_leaves_damage_in_place(tmp_path):
-    """With quarantine=False a bad checkpoint is skipped but not renamed."""
+    """With set_aside=False a bad checkpoint is skipped but not renamed."""
     save(tmp_path, 1)
     bad = save(tmp_path, 2)
     _truncate(bad / "shard-0-of-1.bin")
-    assert loaded_step(tmp_path, quarantine=False) == 1
+    assert loaded_step(tmp_path, set_aside=False) == 1
     assert bad.exists()
 
 

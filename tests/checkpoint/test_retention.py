@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -61,7 +60,7 @@ def test_only_loadable_ones_count(tmp_path):
 def test_bad_ones_are_never_deleted(tmp_path):
     """What was set aside stays for inspection."""
     root = save(tmp_path, 1)
-    retention.quarantine(root / "step-000000000001.1")
+    retention.set_aside(root / "step-000000000001.1")
     save(tmp_path, 2, 3, 4, keep=1)
     assert (root / "step-000000000001.1.bad.1" / "manifest.json").exists()
     assert steps(tmp_path) == [(1, 4)]
@@ -124,13 +123,13 @@ def test_killed_at_every_system_call(tmp_path):
     os.truncate(save(first, *range(1, 6)) / newest / "manifest.json", 10)
     for point in range(1, 99):
         root = shutil.copytree(first, run := tmp_path / str(point)) / "checkpoints"
-        code = f"quarantine(Path({str(root / newest)!r})); prune({str(run)!r}, 2)"
+        code = f"set_aside(Path({str(root / newest)!r})); prune({str(run)!r}, 2)"
         crashed = killed(point, "gptddp.checkpoint.retention", code)
         rows = retention.list_checkpoints(run, full=True)
         assert [row.step for row in rows[:3]] == [5, 4, 3]
         assert [row.ok for row in rows] == [False, *[True] * (len(rows) - 1)]
         if (root / newest).exists():
-            retention.quarantine(root / newest)
+            retention.set_aside(root / newest)
         retention.prune(run, 2)
         assert steps(run) == [(1, 4), (1, 3)] and os.listdir(root / ".trash") == []
         assert os.listdir(root / f"{newest}.bad.1")
@@ -145,7 +144,7 @@ def test_list_tells_the_state_of_each(tmp_path):
     shard = root / "step-000000000003.1" / "shard-0-of-1.bin"
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
     os.truncate(root / "step-000000000002.1" / "manifest.json", 9)
-    retention.quarantine(root / "step-000000000001.1")
+    retention.set_aside(root / "step-000000000001.1")
     rows = retention.list_checkpoints(tmp_path)
     assert [row.step for row in rows] == [4, 3, 2, 1]
     assert [row.state for row in rows] == ["complete", "complete", "invalid", "quarantined"]
@@ -196,10 +195,12 @@ def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
     """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
     root = save(tmp_path, *range(1, 6))
     Ledger(tmp_path).event("start", 2, source="step-000000000002.1")
-    writer = Writer(
-        tmp_path, 2, parent="step-000000000002.1", keep=99,
-        before_commit=lambda: by_hand(tmp_path, "--prune", "--keep", "1") and None,
-    )  # fmt: skip
+
+    def prune_meanwhile():
+        by_hand(tmp_path, "--prune", "--keep", "1")
+
+    parent = "step-000000000002.1"
+    writer = Writer(tmp_path, 2, parent=parent, keep=99, before_commit=prune_meanwhile)
     assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
     assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
     assert store.read_manifest(root / "step-000000000003.2")["parent"] == "step-000000000002.1"
@@ -224,7 +225,7 @@ while True:
 """
 
 
-def test_pruners_readers_and_a_writer_at_once(tmp_path):
+def test_pruners_readers_and_a_writer_at_once(tmp_path, spawn):
     """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
     read finds a checkpoint, and at least two can always be verified."""
     save(tmp_path, 1, 2, 3)
@@ -245,10 +246,10 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path):
     try:
         for _ in range(8):
             command = [sys.executable, "-c", PRUNER, str(tmp_path)]
-            pruners = [subprocess.Popen(command) for _ in range(2)]
+            pruners = [spawn(command) for _ in range(2)]
             end = time.monotonic() + 1.0
             while time.monotonic() < end:
-                loaded = load_newest(tmp_path, quarantine=False)
+                loaded = load_newest(tmp_path, set_aside=False)
                 assert (loaded.tensors["x"] == loaded.step).all()
                 seen.append(loaded.step)
             for pruner in pruners:

@@ -25,9 +25,11 @@ TENSORS = {
     "half": torch.ones(3, dtype=torch.bfloat16),
 }
 HEAD = dict(
-    run_id="run", generation=3, meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}},
+    run_id="run",
+    generation=3,
+    meta={"step": 7, "data": {"lanes": [[0, 1, 2]]}},
     fault={"cause": "a peer is gone", "time": 1.5},
-)  # fmt: skip
+)
 
 
 def leave(path: Path, **changes) -> Path:
@@ -85,9 +87,9 @@ def test_a_second_rank_of_the_pod_does_not_wait(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert not snapshot.write(tmp_path / "gptddp-s", TENSORS, lines=[], **HEAD)
         began = time.monotonic()
-        agent.wait_for_state(tmp_path, limit_s=0.3)  # as the agent does before it kills
+        agent.wait_for_snapshot(tmp_path, limit_s=0.3)  # as the agent does before it kills
         assert time.monotonic() - began >= 0.3
-    agent.wait_for_state(tmp_path, limit_s=60)  # a lock goes with its process: no wait
+    agent.wait_for_snapshot(tmp_path, limit_s=60)  # a lock goes with its process: no wait
     assert time.monotonic() - began < 30
     assert not (tmp_path / "gptddp-s").exists()
 

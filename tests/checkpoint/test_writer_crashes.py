@@ -19,14 +19,13 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.run.history import history, read_ledger
 
 
-@pytest.fixture(scope="module")
-def saver():
+@pytest.fixture
+def saver(spawn):
     """The process that forks savers; call it with a command for the first answer."""
-    process = subprocess.Popen(
-        [sys.executable, str(SUPPORT / "checkpoint_saver.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [sys.executable, str(SUPPORT / "checkpoint_saver.py")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    process = spawn(command, env=env, text=True, **pipes)
 
     def ask(**command):
         process.stdin.write(json.dumps(command) + "\n")
@@ -35,9 +34,8 @@ def saver():
 
     ask.answers = process.stdout
     yield ask
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(60) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.fixture

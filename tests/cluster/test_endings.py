@@ -73,7 +73,7 @@ def test_checkpoints_that_are_all_broken(job):
 def test_an_image_that_does_not_exist_is_told(job):
     """Not a failure, as a registry may come back: `status` names the pods and the image."""
     it = job("noimage", 3, "--image=gptddp:none")
-    until(lambda: "gptddp:none" in it.cli("status").stdout, "the image named", 90, look_s=2)
+    until(lambda: "gptddp:none" in it.cli("status").stdout, "the image named", 90, poll_s=2)
     it.cli("wait", "--timeout=1", code=124)
 
 
@@ -92,7 +92,7 @@ def test_pods_that_are_not_admitted_are_told(prepared):
     try:
         it.submit(*OPTIONS, "--", *TINY, "--steps=3")
         why = "quota: tight"
-        until(lambda: why in it.cli("status").stdout, "the quota named", 60, look_s=2)
+        until(lambda: why in it.cli("status").stdout, "the quota named", 60, poll_s=2)
     finally:
         prepared.kubectl("delete", "quota", "tight")
         it.cli("delete", code=None)

@@ -123,8 +123,9 @@ def test_threads_read_every_shard_and_leave_no_file_open(
     before = len(os.listdir("/proc/self/fd"))
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(dataset.read, [*groups, *reversed(groups)])] == [
-            *expected, *reversed(expected),
-        ]  # fmt: skip
+            *expected,
+            *reversed(expected),
+        ]
     assert len(os.listdir("/proc/self/fd")) <= before
     assert _footer.cache_info().currsize <= _FOOTERS
 

@@ -99,9 +99,11 @@ def test_batches_do_not_depend_on_the_environment(environment):
     """Hash seed, locale and the processor's vector units change nothing."""
     child = subprocess.run(
         [sys.executable, "-W", "ignore", loaders.__file__],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )  # fmt: skip
+    )
     assert child.stdout.split() == GOLDEN
 
 

@@ -27,8 +27,10 @@ def dataset(request, tmp_path_factory) -> Dataset:
     folder = tmp_path_factory.mktemp("corpus")
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefg", k=rng.randint(1, 9))) for _ in range(500)]
-    texts = [f"{i}: " + " ".join(rng.choices(words, k=int(4 / (0.02 + rng.random())))) + " <|bos|>"
-             for i in range(600)]  # fmt: skip
+    texts = [
+        f"{i}: " + " ".join(rng.choices(words, k=int(4 / (0.02 + rng.random())))) + " <|bos|>"
+        for i in range(600)
+    ]
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return prepare([source], folder / "dataset", Settings(tokenizer=request.param))

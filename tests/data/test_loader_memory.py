@@ -37,7 +37,7 @@ print(json.dumps([text_bytes, *at]))
 
 def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
     """From the 200th row group to the 1000th: 64 MB of text is read, less than a fifth is kept."""
-    monkeypatch.setattr("gptddp.prepare.build._ROW_GROUPS", GROUPS)
+    monkeypatch.setattr("gptddp.prepare.shard_writer._ROW_GROUPS", GROUPS)
     rng = random.Random(1)
     words = [os.urandom(4).hex() for _ in range(2000)]
     texts = [" ".join(rng.choices(words, k=DOCUMENT_BYTES // 9)) for _ in range(10 * GROUPS)]
@@ -46,9 +46,12 @@ def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
     dataset = prepare([tmp_path / "source.parquet"], tmp_path / "data", settings)
     assert len(dataset.row_groups("train")) >= GROUPS
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(dataset.dir)], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", CHILD, str(dataset.dir)],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     text_bytes, (resident, arrow), (resident_later, arrow_later) = json.loads(child.stdout)
     assert text_bytes > 75e6
     assert arrow < 5e6 and arrow_later < 5e6

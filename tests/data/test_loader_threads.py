@@ -63,9 +63,12 @@ def test_close_does_not_wait_for_a_retry(monkeypatch):
 def test_a_process_ends_with_a_loader_open(how):
     """No hang and no noise at the interpreter's exit while threads work."""
     child = subprocess.run(
-        [sys.executable, loaders.__file__, how], capture_output=True, text=True, timeout=60,
+        [sys.executable, loaders.__file__, how],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert child.returncode == (1 if how == "raise" else 0)
     expected = ["Traceback", "ZeroDivisionError"] if how == "raise" else []
     lines = [line for line in child.stderr.splitlines() if not line.startswith(" ")]

@@ -42,8 +42,9 @@ def fill(packed: Packed) -> float:
 def test_every_token_is_a_target_exactly_once(how, seq_len, seed):
     """Each token of each document is predicted once, from the token before it in the document."""
     rng = random.Random(seed)
-    documents = documents_with_ids(rng.choice([0, 1, 2, seq_len, seq_len + 1, rng.randint(1, 200)])
-                             for _ in range(60))  # fmt: skip
+    documents = documents_with_ids(
+        rng.choice([0, 1, 2, seq_len, seq_len + 1, rng.randint(1, 200)]) for _ in range(60)
+    )
     packed = pack(documents, 2**31, seq_len, np.dtype(np.uint32), how)
     inputs, targets = packed.tokens[:, :-1], packed.tokens[:, 1:]
     pairs = Counter(zip(inputs[packed.valid].tolist(), targets[packed.valid].tolist(), strict=True))

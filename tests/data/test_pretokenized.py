@@ -15,7 +15,8 @@ from gptddp import train
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.loader import Loader, eval_rows
 from gptddp.errors import DataError
-from gptddp.prepare.build import prepare, summary
+from gptddp.prepare import summary
+from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.repack import repack
 from gptddp.run.history import history
@@ -66,11 +67,13 @@ def documents_of(dataset: Dataset) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "kind",
     [
-        pa.list_(pa.uint16()), pa.list_(pa.uint32()), pa.list_(pa.int32()),
+        pa.list_(pa.uint16()),
+        pa.list_(pa.uint32()),
+        pa.list_(pa.int32()),
         pa.large_list(pa.int64()),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_documents_are_the_lists(tmp_path, from_text, kind):
     """Every list is one document, whatever the width of its ids; shards hold list<uint16>."""
     ids = encoded(from_text)
@@ -83,7 +86,7 @@ def test_the_documents_are_the_lists(tmp_path, from_text, kind):
     size = sum(len(text.encode()) for text in texts())
     splits = dataset.manifest["splits"].values()
     assert sum(split["text_bytes"] for split in splits) == size
-    assert f"{size / len(np.concatenate(ids)):.1f}" in summary(dataset)  # bytes a token
+    assert f"{size / len(np.concatenate(ids)):.1f}" in summary.prepared(dataset)  # bytes a token
 
 
 def rows_of_an_epoch(dataset: Dataset) -> int:

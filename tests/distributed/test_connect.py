@@ -11,7 +11,7 @@ import torch
 
 from gptddp.distributed import peers
 from gptddp.distributed.connect import connect
-from gptddp.distributed.environment import place
+from gptddp.distributed.environment import ranks
 from gptddp.distributed.hardware import cpu_quota, use_fast_fp32
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError
@@ -42,18 +42,18 @@ def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
     for name in list(os.environ):
         if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") or name.startswith("SLURM"):
             monkeypatch.delenv(name)
-    assert place() == (0, 0, 1, 1)
+    assert ranks() == (0, 0, 1, 1)
     slurm = dict(SLURM_PROCID="5", SLURM_LOCALID="1", SLURM_NTASKS="8", MASTER_ADDR="node0")
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    assert place() == (5, 1, 8, 1)
+    assert ranks() == (5, 1, 8, 1)
     torchrun = dict(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
-    assert place() == (3, 1, 4, 2)
+    assert ranks() == (3, 1, 4, 2)
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(ConfigError, match="start through torchrun or srun"):
-        place()
+        ranks()
 
 
 def test_fp32_stays_fp32_whatever_the_processor():
@@ -71,9 +71,9 @@ def test_fp32_stays_fp32_whatever_the_processor():
 def test_a_peer_that_is_waited_for_too_long_ends_the_process():
     """Also while the main thread is in C, as it is in torch's store; in time it does nothing."""
     code = (
-        "import ctypes; from gptddp.distributed.connect import limit\n"
-        "with limit(60): pass\n"
-        "with limit(0.2): ctypes.CDLL(None).sleep(30)"
+        "import ctypes; from gptddp.distributed.connect import time_limit\n"
+        "with time_limit(60): pass\n"
+        "with time_limit(0.2): ctypes.CDLL(None).sleep(30)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "[rank 0] a peer has not answered for 0.2 s\n")

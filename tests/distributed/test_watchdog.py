@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gptddp.distributed.watchdog import KILL_S, LAUNCHER_S, WORKER_S, limit_s
+from gptddp.config import KILL_S, LAUNCHER_S, WORKER_S, limit_s
 
 SETUP = """
 import ctypes, os, signal, sys, time
@@ -21,28 +21,29 @@ def stuck():
 """
 
 
-def start(code, **kind):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SETUP + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kind
-    )
-    assert select.select([process.stdout], [], [], 30)[0]
-    return process
+@pytest.fixture
+def watched(spawn):
+    """watched(code): a process that runs it after SETUP, and has written its first words."""
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+
+    def begin(code, **options):
+        process = spawn([sys.executable, "-c", SETUP + code], **pipes, **options)
+        assert select.select([process.stdout], [], [], 30)[0]
+        return process
+
+    return begin
 
 
 def ended(process):
     """Exit code and output."""
-    try:
-        process.wait(20)
-        return process.returncode, process.stdout.read(), process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
+    process.wait(20)
+    return process.returncode, process.stdout.read(), process.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_it_leaves_although_the_main_thread_is_in_c(number):
+def test_it_leaves_although_the_main_thread_is_in_c(watched, number):
     """128 + the first signal's number, after the last words, when it is time."""
-    process = start("""
+    process = watched("""
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by, such as nohup
 dog = Watchdog(lambda waited_s: waited_s > 1.2, lambda: os.write(1, b" heard"))
 dog.last_words = lambda: os.write(1, b" words")
@@ -56,9 +57,9 @@ stuck()
     assert err.decode().startswith("gptddp: left 1.") and signal.Signals(number).name in str(err)
 
 
-def test_words_that_fail_or_never_end_do_not_hold_it_up():
+def test_words_that_fail_or_never_end_do_not_hold_it_up(watched):
     """Nor does a full pipe that nobody reads."""
-    process = start("""
+    process = watched("""
 os.set_blocking(2, False)
 try:
     while os.write(2, b"x" * 4096): pass
@@ -71,15 +72,14 @@ stuck()
 """)
     process.terminate()
     assert process.wait(20) == 143
-    process.communicate()
 
 
-def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed():
+def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed(watched):
     """With `hurried`; without it the process has its time."""
     code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"
     took = {}
     for hurried in (True, False):
-        process = start(code.format(hurried))
+        process = watched(code.format(hurried))
         begin = time.monotonic()
         for _ in range(2):
             process.send_signal(signal.SIGINT)
@@ -89,9 +89,9 @@ def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed():
     assert took[True] < 2 <= took[False]
 
 
-def test_once_closed_it_leaves_no_more():
+def test_once_closed_it_leaves_no_more(watched):
     """A signal at the end of a process is noted, and does not change its exit code."""
-    process = start("""
+    process = watched("""
 dog = Watchdog(lambda waited_s: True)
 dog.close()
 os.write(1, b"closed")
@@ -102,9 +102,9 @@ time.sleep(0.3)
     assert ended(process)[0] == 0
 
 
-def test_sighup_is_ignored_where_it_was():
+def test_sighup_is_ignored_where_it_was(watched):
     """Under nohup the end of the terminal is none of the process."""
-    process = start(
+    process = watched(
         "\ndog = Watchdog(lambda waited_s: True)\nos.write(1, b'here')\ntime.sleep(0.5)\n",
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.faulty_jobs import SHORT, check_same_run
 
-from gptddp.launch.rendezvous import PATIENCE_S
+from gptddp.launch.rendezvous import FIRST_REPORT_S
 
 STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
 long = pytest.mark.skipif(SHORT, reason="takes minutes")
@@ -133,7 +133,7 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
             job.kill(0, back_s=math.inf)
         job.wait(max(0, killed + back_s - time.monotonic()))
         job.began = time.time()
-        if which == 0 and back_s > PATIENCE_S:
+        if which == 0 and back_s > FIRST_REPORT_S:
             said = [pod.log.read_text() for pod in job.pods[1:]]
             assert all("waiting for the rendezvous at" in log for log in said)
         job.bring_back(which)

@@ -11,7 +11,7 @@ import pytest
 from support.faulty_jobs import SHORT, check_same_run
 from support.paths import SUPPORT
 
-from gptddp.k8s.local.container import Network
+from gptddp.k8s.local.replica import Network
 
 STEPS = (
     "--steps",

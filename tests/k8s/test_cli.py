@@ -126,9 +126,9 @@ def test_help_and_version(k8s):
 
 
 FORBIDDEN = (
-    "torch", "numpy", "pyarrow", "prometheus_client", "kubernetes", "requests", "httpx",
-    "pydantic", "jinja2", "rich", "importlib.metadata", "tokenizers",
-)  # fmt: skip
+    *("torch", "numpy", "pyarrow", "prometheus_client", "kubernetes", "requests", "httpx"),
+    *("pydantic", "jinja2", "rich", "importlib.metadata", "tokenizers"),
+)
 PROBE = """
 import sys
 sys.argv = ["gptddp-k8s", *sys.argv[1:]]
@@ -137,39 +137,39 @@ try:
     main()
 except SystemExit as end:
     code = end.code
-import gptddp.k8s.render.admission, gptddp.k8s.local, gptddp.k8s.guard, gptddp.k8s.shim
+import gptddp.k8s.render.admission, gptddp.k8s.local.run, gptddp.k8s.local.pod_main
 print("\\n".join(sys.modules), file=sys.stderr)
 sys.exit(code)
 """
 
 
+def python(code, *args):
+    """Run code in a fresh interpreter."""
+    command = [sys.executable, "-c", code, *args]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
 @pytest.mark.parametrize("args", [["--help"], ["render", "--replicas", "4"]])
 def test_nothing_heavy_is_imported(args):
     """The control plane, --local included, loads neither torch nor a Kubernetes client."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROBE, *args], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    result = python(PROBE, *args)
+    assert result.returncode == 0
     assert not {m for m in result.stderr.splitlines() if m in FORBIDDEN}
 
 
 def test_help_does_without_yaml():
     """What `--help` and completion do not need, they do not load."""
     probe = PROBE.replace("import gptddp.k8s.render.admission", "#")
-    result = subprocess.run(
-        [sys.executable, "-c", probe, "--help"], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    result = python(probe, "--help")
+    assert result.returncode == 0
     assert "click" in result.stderr.split() and "yaml" not in result.stderr.split()
 
 
 def test_without_its_packages_the_command_prints_the_install_line():
     """A bare wheel has no click: one line, no traceback."""
     code = "import sys; sys.modules['click'] = None; from gptddp.k8s import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    result = python(code)
     assert result.returncode == 1
     assert result.stderr.strip().endswith("pip install 'gptddp[k8s]'")
     assert "Traceback" not in result.stderr

@@ -3,7 +3,7 @@
 import pytest
 from support.api_server import Log
 
-from gptddp.k8s.cluster import ClusterError
+from gptddp.errors import ClusterError
 
 
 @pytest.fixture

@@ -21,7 +21,10 @@ def render(command):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_is_what_its_command_prints(name):
-    """Byte for byte; after a change that is meant, `python tests/test_examples.py` writes them."""
+    """Byte for byte.
+
+    After a change that is meant: `PYTHONPATH=tests python tests/k8s/test_examples.py`.
+    """
     assert (JOBS / name).read_text() == render(COMMANDS[name])
 
 

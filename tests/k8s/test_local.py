@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.local_jobs import job, kinds, pod_file, status, until
+from support.manifests import container
 
-from gptddp.k8s.local import container
 from gptddp.k8s.local.conditions import Conditions
+from gptddp.k8s.local.container import localized, operator_env
 from gptddp.k8s.local.pods import BackOff
+from gptddp.k8s.local.replica import Network, replicas
 
 # -- what a pod sees ---------------------------------------------------------------------------
 
@@ -25,9 +27,9 @@ seen = {"env": dict(os.environ), "args": sys.argv[1:], "cpus": len(os.sched_geta
 wait("job-worker-0.json"), wait("job-worker-1.json")
 """
     built = job(code)
-    container = built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    container["args"] = ["--run=/runs/x", "--data", "/data/set", "s3://b/data", "$(POD_NAME)", "$$"]
-    container["env"] += [
+    own = container(built)
+    own["args"] = ["--run=/runs/x", "--data", "/data/set", "s3://b/data", "$(POD_NAME)", "$$"]
+    own["env"] += [
         {"name": "PET_NNODES", "value": "9"},
         {"name": "CACHE", "value": "/dev/shm/cache:/runs"},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -58,9 +60,9 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
     assert "MASTER_ADDR" not in env and "WORLD_SIZE" not in env
     assert env["CACHE"].endswith(f"/shm/cache:{volumes}/runs")
     assert one["args"] == [
-        f"--run={volumes}/runs/x", "--data", f"{volumes}/data/set", "s3://b/data", "job-worker-0",
-        "$",
-    ]  # fmt: skip
+        f"--run={volumes}/runs/x",
+        *("--data", f"{volumes}/data/set", "s3://b/data", "job-worker-0", "$"),
+    ]
     assert one["cpus"] == 1 and one["session"]
 
 
@@ -86,8 +88,8 @@ def test_a_job_with_a_master_gets_the_operators_other_variables():
     specs = built["spec"]["pytorchReplicaSpecs"]
     specs["Master"] = {**specs["Worker"], "replicas": 1}
     del built["spec"]["elasticPolicy"]
-    net = container.Network("127.64.1", 24000)
-    env = {r.short: container.operator_env(r) for r in container.replicas(built, net)}
+    net = Network("127.64.1", 24000)
+    env = {r.short: operator_env(r) for r in replicas(built, net)}
     assert env["worker-1"]["MASTER_ADDR"] == "127.64.1.99"
     assert [env[p]["RANK"] for p in ("master-0", "worker-0", "worker-1")] == ["0", "1", "2"]
     assert env["worker-0"]["WORLD_SIZE"] == env["worker-0"]["PET_NNODES"] == "3"
@@ -105,7 +107,7 @@ def test_a_job_with_a_master_gets_the_operators_other_variables():
 def test_mount_paths_become_folders(text, local_text):
     """Whole mount paths are replaced wherever they begin a path, the longest one first."""
     folders = {"/data": Path("/L/d"), "/data/sub": Path("/L/s")}
-    assert container.localized(text, folders) == local_text
+    assert localized(text, folders) == local_text
 
 
 # -- restarts and the end of a job -------------------------------------------------------------
@@ -219,8 +221,8 @@ def test_without_elastic_policy_all_workers_must_succeed(finish, tmp_path):
     built = job("sys.exit(0 if not once('a') else 1)", replicas=1, policy="OnFailure")
     del built["spec"]["elasticPolicy"]
     assert finish(built)[0] == 0
-    built = job("once('a') or once('b') or (runs / 'c').touch()", replicas=1, policy="Always",
-                name="always", backoffLimit=1)  # fmt: skip
+    code = "once('a') or once('b') or (runs / 'c').touch()"
+    built = job(code, replicas=1, policy="Always", name="always", backoffLimit=1)
     exit_code, _, err = finish(built)
     assert exit_code == 100 and "exited with 0: restarted" in err
 
@@ -228,8 +230,7 @@ def test_without_elastic_policy_all_workers_must_succeed(finish, tmp_path):
 def test_a_program_that_does_not_exist_fails_the_job_with_the_reason(finish):
     """Exit code 127 and its name; a cluster would try for ever."""
     built = job()
-    containers = built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    containers[0]["command"] = ["no-such-program"]
+    container(built)["command"] = ["no-such-program"]
     exit_code, _, err = finish(built)
     assert exit_code == 100 and "cannot start 'no-such-program'" in err
 
@@ -243,5 +244,7 @@ def test_conditions_change_as_the_operators_do():
     assert conditions.set("Running", "Running", "") and not conditions.has("Restarting")
     assert conditions.set("Failed", "Failed", "") and not conditions.set("Succeeded", "x", "")
     assert [(c["type"], c["status"]) for c in conditions.items] == [
-        ("Created", "True"), ("Running", "False"), ("Failed", "True")
-    ]  # fmt: skip
+        ("Created", "True"),
+        ("Running", "False"),
+        ("Failed", "True"),
+    ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.local_jobs import alive, job, kinds, pod_file, status, until
+from support.manifests import container
 
 from gptddp.k8s.local import reaper
 
@@ -74,7 +75,7 @@ def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tm
     pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
     process.kill()
     pod_file(tmp_path, "end").touch()
-    exit_code, _, err = finish(built)  # at once: it has to wait for the guard of the first
+    exit_code, _, err = finish(built)  # at once: it has to wait for the reaper of the first
     assert not any(map(alive, pids))
     assert exit_code == 0, err
     assert reaper.members(str(tmp_path)) == []
@@ -85,16 +86,16 @@ def test_a_runner_killed_with_its_guard_leaves_no_tagged_process(start, finish, 
     built = job(FAMILY)
     process = start(built)
     pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
-    guards = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "guard.py"], capture_output=True, text=True
+    reapers = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "reaper.py"], capture_output=True, text=True
     )
-    os.kill(int(guards.stdout), signal.SIGKILL)
+    os.kill(int(reapers.stdout), signal.SIGKILL)
     process.kill()
     until(lambda: not alive(pids[0]) and not alive(pids[3]))
     pod_file(tmp_path, "end").touch()
     assert finish(built)[0] == 0
     assert not alive(pids[1]) and not alive(pids[4])
-    for pid in (pids[2], pids[5]):  # neither tag nor guard: nobody knew them
+    for pid in (pids[2], pids[5]):  # neither tag nor reaper: nobody knew them
         os.kill(pid, signal.SIGKILL)
 
 
@@ -126,8 +127,9 @@ def test_ctrl_c_stops_gracefully_and_the_same_submit_continues(start, finish, tm
 
 def test_a_second_ctrl_c_kills(start, tmp_path):
     """Pods that ignore SIGTERM have their grace period, unless Ctrl-C comes twice."""
-    process = start(job("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STOPPABLE.split("\n")[2]
-                        + "\nwait('never')", grace_s=300))  # fmt: skip
+    up = STOPPABLE.split("\n")[2]
+    code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{up}\nwait('never')"
+    process = start(job(code, grace_s=300))
     until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
     process.send_signal(signal.SIGINT)
     time.sleep(1)
@@ -171,8 +173,7 @@ def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
 def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
     """Succeeded counts as long as the run directory is there: who removes it wants a new run."""
     built = job("pathlib.Path(sys.argv[2]).mkdir(); print('trained', flush=True)", replicas=1)
-    containers = built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    containers[0]["args"] = ["--run-dir", "/runs/job"]
+    container(built)["args"] = ["--run-dir", "/runs/job"]
     assert "already" not in finish(built)[2]
     assert "already succeeded" in finish(built)[2]
     pod_file(tmp_path, "job").rmdir()

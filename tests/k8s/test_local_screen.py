@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from support.local_jobs import job
+from support.manifests import pod_spec
 
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.local import run
-from gptddp.k8s.local.screen import RunLog
+from gptddp.k8s.local.screen import StepFeed
 from gptddp.k8s.render import manifest, spec
 
 # -- what the user sees ------------------------------------------------------------------------
@@ -44,15 +45,15 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 
 def test_the_progress_line_reads_the_newest_generation(tmp_path):
     """Step, loss and speed come from the last whole line of the highest generation; then an ETA."""
-    log = RunLog(tmp_path, steps=100)
-    assert log.line(0) == ""
+    feed = StepFeed(tmp_path, steps=100)
+    assert feed.line(0) == ""
     (tmp_path / "log.9.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
     newest.write_text('{"step": 9, "loss": 2.5, "tok_s": 45210.3}\n{"step": 10, "lo')
-    assert log.line(0) == "step 9/100  loss 2.500  45,210 tok/s"
+    assert feed.line(0) == "step 9/100  loss 2.500  45,210 tok/s"
     for now, step in ((10, 20), (20, 40)):
         newest.write_text(json.dumps({"step": step, "loss": None}) + "\n")
-        line = log.line(now)
+        line = feed.line(now)
     assert line == "step 40/100  ETA 0:30"
 
 
@@ -75,7 +76,7 @@ def edited(path, value):
     built = job()
     *parents, last = path.split(".")
     where = built if parents[:1] == ["job"] else None
-    where = where or built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    where = where or pod_spec(built)
     for key in parents[parents[:1] == ["job"] :]:
         where = where[int(key) if key.isdigit() else key]
     where[last] = value

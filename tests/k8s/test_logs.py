@@ -7,18 +7,18 @@ import pytest
 from support.api_objects import job, pod, replaced, terminated, unscheduled
 from support.api_server import Log
 
+from gptddp.errors import ClusterError, NotFoundError
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import ClusterError, NotFoundError
 from gptddp.k8s.observe import logs, pod_log, watcher
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Looks and pauses of hundredths of a second."""
+    """Polls and pauses of hundredths of a second."""
     monkeypatch.setattr(pod_log, "RETRY_S", 0.02)
     monkeypatch.setattr(pod_log, "DRAIN_S", 0.3)
-    monkeypatch.setattr(logs, "EVERY_S", 0.05)
-    monkeypatch.setattr(watcher, "EVERY_S", 0.05)
+    monkeypatch.setattr(logs, "POLL_S", 0.05)
+    monkeypatch.setattr(watcher, "POLL_S", 0.05)
 
 
 def lines(count, *, name="", per_second=10):
@@ -39,7 +39,7 @@ class Following:
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, say=note, **options)
+            logs.follow(cluster, "demo", self.got.append, note, **options)
         except BaseException as error:
             self.error = error
 
@@ -171,7 +171,7 @@ def test_a_reader_that_leaves_ends_the_following(api, cluster):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        logs.follow(cluster, "demo", write)
+        logs.follow(cluster, "demo", write, note)
 
 
 def test_a_running_job_that_is_deleted_ends_the_following(api, cluster):
@@ -190,7 +190,7 @@ def test_an_unknown_job_is_named_with_those_that_are_near(api, cluster):
     """Exit code 102, and what the name may have meant."""
     api.put(job("Running", name="demo-2"))
     with pytest.raises(NotFoundError, match="demo-2") as caught:
-        logs.follow(cluster, "demo", print)
+        logs.follow(cluster, "demo", print, note)
     assert caught.value.exit_code == 102
 
 
@@ -204,7 +204,7 @@ def test_logs_are_merged_in_the_order_of_time(api, cluster):
     }
     api.put(pod(0), pod(1), pod(2))
     got = []
-    logs.show(cluster, [pod(n) for n in range(3)], got.append)
+    logs.show(cluster, [pod(n) for n in range(3)], got.append, note)
     assert got == [f"[w{n}] {m} {n}" for m in range(3000) for n in range(3)]
 
 
@@ -214,7 +214,7 @@ def test_a_pod_without_a_log_is_noted(api, cluster, capsys):
     api.put(pod(0), pod(1), pod(2))
     api.put(pod(0), pod(1))
     got = []
-    logs.show(cluster, [pod(0), pod(1)], got.append, prefix=False)
+    logs.show(cluster, [pod(0), pod(1)], got.append, note, prefix=False)
     assert got == ["line 0"]
     assert "demo-worker-1" in capsys.readouterr().err
 
@@ -223,4 +223,4 @@ def test_what_will_not_pass_is_an_error(api, cluster):
     """A server that refuses at the first look is not asked again."""
     api.down = True
     with pytest.raises(ClusterError):
-        logs.follow(cluster, "demo", print)
+        logs.follow(cluster, "demo", print, note)

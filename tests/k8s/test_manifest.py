@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.manifests import SPECS, container, render, render_job
+from support.manifests import SPECS, container, pod_spec, render, render_job, worker
 
 from gptddp import config
 from gptddp.errors import ConfigError
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def test_golden(name):
     """The manifest of a spec is the file that a user may copy, byte for byte.
 
-    After a change that is meant, write them anew: `python tests/test_manifest.py`.
+    After a change that is meant: `PYTHONPATH=tests python tests/k8s/test_manifest.py`.
     """
     assert manifest.to_yaml(render(*SPECS[name])) == (GOLDEN / f"{name}.yaml").read_text()
 
@@ -70,10 +70,11 @@ def test_every_job_is_elastic_worker_only_and_explicit():
     conf = {item["key"]: item["value"] for item in elastic["rdzvConf"]}
     assert conf["read_timeout"] == "60" and conf["join_timeout"] == "900"
     assert body["nprocPerNode"] == "1" and body["runPolicy"]["cleanPodPolicy"] == "Running"
-    assert body["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
+    assert worker(job)["restartPolicy"] == "ExitCode"
     assert {p["name"]: p["containerPort"] for p in container(job)["ports"]} == {
-        "pytorchjob-port": 23456, "metrics": 9464,
-    }  # fmt: skip
+        "pytorchjob-port": 23456,
+        "metrics": 9464,
+    }
     env = {e["name"]: e.get("value") for e in container(job)["env"]}
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1" and env["GPTDDP_GRACE_S"] == "60"
     assert "command" not in container(job) and container(job)["name"] == "pytorch"
@@ -83,7 +84,7 @@ def test_every_job_is_elastic_worker_only_and_explicit():
 def test_pods_meet_the_restricted_standard(name):
     """Nothing that Pod Security `restricted` refuses, no token, and somewhere to write."""
     job = render_job(*SPECS[name])
-    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod = pod_spec(job)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
@@ -106,8 +107,7 @@ def test_companions_select_the_pods_of_the_job(name):
     for companion in (account, policy, budget):
         for key in ("name", "namespace", "labels"):
             assert companion["metadata"].get(key) == job["metadata"].get(key)
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert worker["serviceAccountName"] == account["metadata"]["name"]
+    assert pod_spec(job)["serviceAccountName"] == account["metadata"]["name"]
     assert account["automountServiceAccountToken"] is False
     pods = {"matchLabels": {"training.kubeflow.org/job-name": job["metadata"]["name"]}}
     assert policy["spec"]["podSelector"] == budget["spec"]["selector"] == pods

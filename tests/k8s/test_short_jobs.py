@@ -4,10 +4,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from support.api_server import Log
+from support.manifests import pod_spec, render_job
 from support.writable_api_server import WriteAPI
 
 from gptddp.k8s.cli.main import cli
-from gptddp.k8s.render import manifest, spec
 
 PREPARE = ("prepare", "--source", "texts/books")
 
@@ -53,10 +53,13 @@ def run_pods(api, message="", log=(), **state):
                     "creationTimestamp": "2026-11-21T09:00:00Z",
                     "labels": {"batch.kubernetes.io/job-name": name},
                 },
-                "status": {"phase": "Failed" if code else "Succeeded",
-                           "containerStatuses": [container], **state.get("status", {})},
+                "status": {
+                    "phase": "Failed" if code else "Succeeded",
+                    "containerStatuses": [container],
+                    **state.get("status", {}),
+                },
             }
-        )  # fmt: skip
+        )
         api.logs[f"{name}-pod"] = Log([("2026-11-21T09:00:00.000000001Z", line) for line in log])
         if not state.get("state") and not state.get("status"):
             kind = "Failed" if code else "Complete"
@@ -94,8 +97,7 @@ def test_source_and_data_in_one_claim_are_mounted_once():
 
 def test_short_jobs_meet_the_restricted_standard():
     """As the trainer's pods: the very same parts."""
-    worker = manifest.objects(spec.load(None, {}, []))[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]
-    trainer, pod = worker["template"]["spec"], pod_of(dry_run("--source", "texts"))
+    trainer, pod = pod_spec(render_job()), pod_of(dry_run("--source", "texts"))
     for key in ("securityContext", "automountServiceAccountToken", "enableServiceLinks"):
         assert pod[key] == trainer[key]
     assert pod["containers"][0]["securityContext"] == trainer["containers"][0]["securityContext"]
@@ -188,7 +190,7 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
 def test_sample_takes_image_and_claims_from_the_job(api, k8s):
     """What is given wins over the job's; the run is the job's."""
     flags = {"name": "demo", "image": "mine:1", "data": "texts/set", "runs": "runs"}
-    api.put(manifest.objects(spec.load(None, flags, []))[-1])
+    api.put(render_job(flags))
     made = []
     api.created["Job"] = made.append
     k8s("sample", "demo", "--timeout", "0", "--memory", "9Gi")

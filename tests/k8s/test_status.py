@@ -23,6 +23,13 @@ STEPS = [
     "step 130/400  loss 3.1002  lr 9.90e-04  44.0k tok/s  4 ranks  1:20 left",
     "step 130: validation loss 3.2000, 1.9000 bits a byte",
 ]
+# How a test reads what a process prints.
+PIPES = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "text": True,
+    "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+}
 
 
 @pytest.fixture
@@ -128,11 +135,8 @@ def test_ctrl_c_ends_at_once_with_130(api, running, command, spawn):
     """No traceback, and no waiting for a stream that is open."""
     api.logs["demo-worker-0"].done = False
     code = "from gptddp.k8s import main; main()"
-    process = spawn(
-        [sys.executable, "-c", code, *command, "demo", "--kubeconfig", str(api.kubeconfig)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    named = [*command, "demo", "--kubeconfig", str(api.kubeconfig)]
+    process = spawn([sys.executable, "-c", code, *named], **PIPES)
     assert "demo: Running" in process.stderr.readline()
     time.sleep(0.3)
     begin = time.monotonic()
@@ -142,15 +146,12 @@ def test_ctrl_c_ends_at_once_with_130(api, running, command, spawn):
     assert time.monotonic() - begin < 5
 
 
-def test_a_closed_pipe_ends_the_following(api, running):
+def test_a_closed_pipe_ends_the_following(api, running, spawn):
     """`| head -1` has its line and the command is gone, quietly."""
     api.logs["demo-worker-0"].done = False
     command = "from gptddp.k8s import main; main()"
     pipe = f'"{sys.executable}" -c "{command}" logs -f demo --kubeconfig {api.kubeconfig} | head -1'
-    run = subprocess.Popen(
-        ["sh", "-c", pipe], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    run = spawn(["sh", "-c", pipe], **PIPES)
     assert run.stdout.readline() == f"[w0] {STEPS[0]}\n"
     log = api.logs["demo-worker-0"]
     for n in range(100):

@@ -7,6 +7,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
+from support.manifests import pod_spec, worker
 from support.writable_api_server import WriteAPI
 
 from gptddp.k8s.cli.main import cli
@@ -86,7 +87,7 @@ def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cu
 def test_the_same_job_again_changes_nothing(api, k8s):
     """Exit code 0, the job's state, and not one write; scaled meanwhile, it stays scaled."""
     submit(k8s)
-    job(api)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
+    worker(job(api))["replicas"] = 2
     end(api, "Running")
     del api.writes[:]
     result = submit(k8s)
@@ -264,7 +265,7 @@ def test_scale_prints_old_and_new(api, k8s):
     submit(k8s)
     result = k8s("scale", "demo", "--replicas", "2")
     assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
-    assert job(api)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    assert worker(job(api))["replicas"] == 2
     again = k8s("scale", "demo", "--replicas", "2")
     assert again.stdout.endswith("unchanged\n") and "2 replicas already" in again.stderr
 
@@ -282,7 +283,7 @@ def test_scale_refuses_what_would_hang_or_end_the_job(api, k8s, replicas, words)
     submit(k8s)
     result = k8s("scale", "demo", "--replicas", replicas)
     assert result.exit_code == 2 and words in result.stderr
-    assert job(api)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
+    assert worker(job(api))["replicas"] == 4
 
 
 def test_suspend_and_resume(api, k8s):
@@ -312,10 +313,9 @@ def test_differences_skip_what_a_server_adds():
     """Defaults of the API are no difference; other values of theirs are."""
     wanted = manifest.objects(spec.load(None, {}, []))[-1]
     live = json.loads(json.dumps(wanted))
-    worker = live["spec"]["pytorchReplicaSpecs"]["Worker"]
     live["spec"]["runPolicy"]["suspend"] = False
-    worker["template"]["metadata"]["creationTimestamp"] = None
-    worker["template"]["spec"]["containers"][0]["ports"][0]["protocol"] = "TCP"
+    worker(live)["template"]["metadata"]["creationTimestamp"] = None
+    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
     assert difference.differences(live, wanted) == []
     live["spec"]["runPolicy"]["suspend"] = True
     assert difference.differences(live, wanted) == ["spec.runPolicy.suspend: True -> (none)"]

@@ -6,17 +6,18 @@ import time
 import pytest
 from support.api_objects import condition, job, pod, terminated, unscheduled
 
-from gptddp.k8s.cluster import NotFoundError
-from gptddp.k8s.observe import wait, watcher
+from gptddp.errors import NotFoundError
+from gptddp.k8s.cli.command import note
+from gptddp.k8s.observe import facts, wait, watcher
 
 NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Looks of hundredths of a second."""
-    monkeypatch.setattr(wait, "EVERY_S", 0.03)
-    monkeypatch.setattr(watcher, "EVERY_S", 0.03)
+    """Polls every few hundredths of a second."""
+    monkeypatch.setattr(wait, "POLL_S", 0.03)
+    monkeypatch.setattr(watcher, "POLL_S", 0.03)
 
 
 def later(*acts):
@@ -37,7 +38,7 @@ def test_a_job_that_succeeds_is_0(api, cluster, capsys):
         lambda: api.put(pod(0), job("Created", "Running", replicas=2)),
         lambda: api.put(job("Created", condition("Running", "False"), "Succeeded", replicas=2)),
     )
-    assert wait.until_done(cluster, "demo", 20) == 0
+    assert wait.until_done(cluster, "demo", note, 20) == 0
     said = [x for x in capsys.readouterr().err.splitlines() if "created yet" not in x]
     assert said == [
         "demo: Pending, 0 of 2 pods ready",
@@ -50,7 +51,7 @@ def test_a_job_that_fails_is_100_and_says_why(api, cluster, capsys):
     """Pod, exit code and the rank's own words."""
     words = "gptddp.launch: rank 1: the dataset is broken\n"
     api.put(job("Failed"), pod(1, terminated(2, words), phase="Failed"))
-    assert wait.until_done(cluster, "demo") == 100
+    assert wait.until_done(cluster, "demo", note) == 100
     assert capsys.readouterr().err == (
         "demo: Failed: pod demo-worker-1: exited with 2 (bad configuration or data): "
         "rank 1: the dataset is broken\n"
@@ -60,37 +61,37 @@ def test_a_job_that_fails_is_100_and_says_why(api, cluster, capsys):
 def test_a_suspended_job_is_103(api, cluster, capsys):
     """And how to go on."""
     api.put(job("Suspended", suspend=True))
-    assert wait.until_done(cluster, "demo") == 103
+    assert wait.until_done(cluster, "demo", note) == 103
     assert "gptddp-k8s resume demo" in capsys.readouterr().err
 
 
 def test_a_resumed_job_is_not_suspended(api, cluster):
     """The condition stays True until the operator has started the pods."""
     api.put(job("Suspended"))
-    assert wait.until_done(cluster, "demo", 0.1) == 124
+    assert wait.until_done(cluster, "demo", note, 0.1) == 124
 
 
 def test_a_job_that_is_deleted_is_102(api, cluster, capsys):
     """Gone is not the same as never there."""
     api.put(job("Running"))
     later(lambda: api.remove("PyTorchJob", "demo"))
-    assert wait.until_done(cluster, "demo", 20) == 102
+    assert wait.until_done(cluster, "demo", note, 20) == 102
     assert "demo: gone" in capsys.readouterr().err
     with pytest.raises(NotFoundError):
-        wait.until_done(cluster, "demo")
+        wait.until_done(cluster, "demo", note)
 
 
 def test_another_job_of_the_name_is_not_waited_for(api, cluster):
     """The job that was waited for has another uid."""
     api.put(job("Running"))
     later(lambda: api.put(job("Running", uid="another")))
-    assert wait.until_done(cluster, "demo", 20) == 102
+    assert wait.until_done(cluster, "demo", note, 20) == 102
 
 
 def test_time_that_is_up_is_124_with_the_reason(api, cluster, capsys):
     """The reason was told when it had stayed for two looks, and once."""
     api.put(job(), unscheduled(0, NO_ROOM))
-    assert wait.until_done(cluster, "demo", 0.4) == 124
+    assert wait.until_done(cluster, "demo", note, 0.4) == 124
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "demo: Pending, 0 of 4 pods ready"
     assert said[1] == f"demo: pod demo-worker-0: no node takes it: {NO_ROOM.rstrip('.')}"
@@ -100,10 +101,10 @@ def test_time_that_is_up_is_124_with_the_reason(api, cluster, capsys):
 
 def test_a_passing_reason_is_not_told(api, cluster, capsys):
     """What is seen at one look only was on its way to be put right."""
-    seen = wait.Teller("demo")
+    changes = wait.Changes("demo", note)
     running, held = job("Running"), unscheduled(3, NO_ROOM)
     for pods in ([], [held], [], [held], [held], [held]):
-        seen.tell(watcher.Facts(running, [pod(0), pod(1), pod(2), *pods]))
+        changes.tell(facts.Facts(running, [pod(0), pod(1), pod(2), *pods]))
     assert capsys.readouterr().err.count("no node takes it") == 1
 
 
@@ -115,7 +116,7 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
         lambda: api.put(job("Succeeded")),
         lambda: setattr(api, "down", False),
     )
-    assert wait.until_done(cluster, "demo", 20) == 0
+    assert wait.until_done(cluster, "demo", note, 20) == 0
     said = capsys.readouterr().err
     assert said.count("does not answer") == said.count("answers again") == 1
 
@@ -124,4 +125,4 @@ def test_time_runs_out_while_the_api_server_is_away(api, cluster):
     """A timeout holds also then."""
     api.put(job("Running"))
     later(lambda: setattr(api, "down", True))
-    assert wait.until_done(cluster, "demo", 0.8) == 124
+    assert wait.until_done(cluster, "demo", note, 0.8) == 124

@@ -4,8 +4,9 @@ import pytest
 from support.api_objects import at, condition, event, job, pod, terminated, unscheduled, waiting
 
 from gptddp.k8s import exit_codes
+from gptddp.k8s.objects import seconds
 from gptddp.k8s.observe import why
-from gptddp.k8s.observe.facts import Facts, seconds
+from gptddp.k8s.observe.facts import Facts
 
 NOW = seconds(at(0, minute=1))
 

@@ -45,7 +45,7 @@ def change(backend, how):
     assert backend.set_state(pickle.dumps(state), token)[2]
 
 
-def looked(backend):
+def read_by_newcomer(backend):
     """The state of an agent that has just begun."""
     holder = rendezvous._StateHolder(backend, SETTINGS, {})
     holder.sync()
@@ -60,15 +60,15 @@ def test_only_who_falls_silent_is_given_up(backend):
         state.last_heartbeats[AHEAD] = datetime.now(UTC) + HOUR
         state.last_heartbeats[BEHIND] = datetime.now(UTC) - HOUR
 
-    holder, end = looked(backend), time.monotonic() + 0.9
+    holder, end = read_by_newcomer(backend), time.monotonic() + 0.9
     assert len(holder.state.participants) == 4
     while time.monotonic() < end:
         change(backend, beat)
-        time.sleep(0.11)  # it looks every 0.1 s at most
+        time.sleep(0.11)  # it reads every 0.1 s at most
         holder.sync()
         assert {ME, AHEAD, BEHIND} <= holder.state.participants.keys()
     assert DEAD not in holder.state.participants
-    assert DEAD in looked(backend).state.participants
+    assert DEAD in read_by_newcomer(backend).state.participants
     holder.mark_dirty()
     assert holder.sync()
     written = read(backend)[0].last_heartbeats
@@ -78,19 +78,19 @@ def test_only_who_falls_silent_is_given_up(backend):
 
 def test_an_agent_that_begins_anew_does_not_count_anew():
     """Who has been silent before the agent of a launcher failed is given up by the next at once."""
-    more = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=1)
-    params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 4, "me", **more)
+    conf = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=1)
+    params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 4, "me", **conf)
     launcher = rendezvous.Rendezvous(lambda joining: None, print)
     agent = launcher._create(params)
     state = torchs._RendezvousState()
     state.participants, state.last_heartbeats = {DEAD: 0}, {DEAD: datetime.now(UTC) + HOUR}
     C10dRendezvousBackend(agent._store, "id").set_state(pickle.dumps(state))
-    agent.look()
-    assert agent.peers == 1
+    agent.refresh()
+    assert agent.agents == 1
     time.sleep(1.2)
     agent = launcher._create(params)
-    agent.look()
-    assert agent.peers == 0
+    agent.refresh()
+    assert agent.agents == 0
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR], ids=["ahead", "behind"])
@@ -98,7 +98,7 @@ def test_the_last_call_is_as_long_for_every_clock(backend, off):
     """It is over when we have seen it for that long; who writes keeps it as it was."""
     deadline = datetime.now(UTC) + off
     change(backend, lambda state: setattr(state, "deadline", deadline))
-    holder = looked(backend)
+    holder = read_by_newcomer(backend)
 
     def action():
         context = torchs._RendezvousContext(ME, holder.state, SETTINGS)

@@ -14,7 +14,7 @@ from support.prepared import BYTES, all_texts, child, contents, refused, run, te
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare, unigram_entropy_nats
-from gptddp.prepare.progress_bar import Progress
+from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.recipe import Settings, default_vocab_size
 from gptddp.prepare.shard_writer import ShardWriter
 
@@ -146,10 +146,10 @@ def test_progress_rewrites_one_line_on_a_terminal_only() -> None:
     """A terminal gets a moving line that is wiped at the end, a log a line a phase."""
     terminal, log = _Terminal(), io.StringIO()
     for stream in (terminal, log):
-        with Progress(stream) as progress:
-            progress.start("reading", total=10)
+        with ProgressBar(stream) as bar:
+            bar.begin("reading", total=10)
             time.sleep(0.11)
-            progress.advance(5)
-            progress.note("a fact")
+            bar.advance(5)
+            bar.say("a fact")
     assert "reading  50 % [####" in terminal.getvalue() and terminal.getvalue().endswith("\x1b[K")
     assert log.getvalue() == "reading\na fact\n"

@@ -29,7 +29,8 @@ from gptddp.prepare.shard_writer import ShardWriter
         ("gptddp.prepare.build.train_bpe", 1),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 10),
         *(("gptddp.prepare.shard_writer.fsync", calls) for calls in range(1, 5)),
-        *(("gptddp.prepare.build.fsync", calls) for calls in range(1, 5)),
+        ("gptddp.prepare.build.fsync", 1),
+        *(("gptddp.prepare.output.fsync", calls) for calls in range(1, 4)),
         ("gptddp.prepare.output._remove", 1),
     ],
 )
@@ -76,7 +77,7 @@ def test_leftovers_of_another_kind_are_not_touched(books: Path, tmp_path: Path) 
 def test_two_at_once(books: Path, tmp_path: Path) -> None:
     """A second process is told that the folder is in use and does not disturb the first."""
     out = tmp_path / "out"
-    with output.claim(out, ["train"], last="dataset.json") as scratch:
+    with output.building(out) as scratch:
         result = child(f"prepare([{str(books)!r}], {str(out)!r}, Settings())")
         assert "another process is preparing" in result.stderr
         assert scratch.exists()
@@ -143,7 +144,7 @@ def test_a_disk_without_room_for_a_name_is_one_message(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(output, "_lock", full)
+    monkeypatch.setattr(output, "lock", full)
     refused(run(books, "--out", tmp_path / "new" / "out"), "no space left for")
     assert not (tmp_path / "new").exists()
 

@@ -148,10 +148,12 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
     options = [
-        {"compression": "none"}, {"compression": "brotli", "data_page_version": "2.0"},
-        {"compression": "lz4", "row_group_size": 1}, {"compression": "gzip"},
+        {"compression": "none"},
+        {"compression": "brotli", "data_page_version": "2.0"},
+        {"compression": "lz4", "row_group_size": 1},
+        {"compression": "gzip"},
         {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
-    ]  # fmt: skip
+    ]
     names = [b"a b", "\u540d\u524d \u00e9".encode(), b"new\nline", b"quote'\"$", b"\xff\xfe"]
     expected = []
     for i, (kind, how, name) in enumerate(zip(kinds, options, names, strict=True)):

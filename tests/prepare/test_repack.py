@@ -62,7 +62,7 @@ def test_again_does_nothing_and_other_data_is_refused(lumps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "moment", ["shard_writer.ShardWriter.add", "repack.fsync", "build.fsync", "output._remove"]
+    "moment", ["shard_writer.ShardWriter.add", "repack.fsync", "output.fsync", "output._remove"]
 )
 def test_killed_at_any_moment_it_starts_cleanly(lumps, tmp_path, moment):
     """SIGKILL leaves no half dataset, and the same command then gives the very same bytes."""

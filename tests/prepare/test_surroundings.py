@@ -33,9 +33,11 @@ print(json.dumps(found))
 def outcome(source, out, *how, **environment):
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHILD, source, out, *how],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )  # fmt: skip
+    )
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
 
@@ -52,9 +54,15 @@ def test_everything_else_is_other(usual, books, tmp_path):
     place.mkdir()
     books.rename(place / "books")
     environment = {
-        "PYTHONHASHSEED": "3", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-        "NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__), "RAYON_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "3", "TZ": "Asia/Kathmandu", "ARROW_DEFAULT_MEMORY_POOL": "system",
-    }  # fmt: skip
+        "PYTHONHASHSEED": "3",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__),
+        "RAYON_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "3",
+        "TZ": "Asia/Kathmandu",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+    }
     found = outcome(place / "books", place / "data", "3", "4", "shuffled", **environment)
     assert found == usual and len(set(usual)) == 62

@@ -18,6 +18,7 @@ from support.local_jobs import until
 from gptddp.distributed import environment
 from gptddp.errors import ConfigError, Superseded
 from gptddp.run import lease
+from gptddp.run.directory import LEASE
 
 PERIOD_S, EXPIRY_S = 0.1, 1.0
 HOLD = f"""
@@ -26,7 +27,7 @@ from pathlib import Path
 from gptddp import errors
 from gptddp.run import lease
 logging.basicConfig(format="%(message)s")
-lease.PERIOD_S, lease.EXPIRY_S, lease._LOOK_S = {PERIOD_S}, {EXPIRY_S}, 0.05
+lease.PERIOD_S, lease.EXPIRY_S, lease._POLL_S = {PERIOD_S}, {EXPIRY_S}, 0.05
 try:
     mine = lease.acquire(Path(sys.argv[1]), sys.argv[2] or None)
 except errors.ConfigError as error:
@@ -77,7 +78,7 @@ def word(process):
 
 
 def ask(process):
-    """What a holder finds when it looks at its lease."""
+    """What a holder finds when it reads its lease."""
     process.stdin.write("\n")
     process.stdin.flush()
     return word(process)
@@ -107,7 +108,7 @@ def test_of_several_that_wait_one_takes_over(tmp_path, holder):
     assert word(first) == "held"
     first.kill()
     first.wait()
-    edit(tmp_path / lease.NAME, space="another machine", job="old at host:1")
+    edit(tmp_path / LEASE, space="another machine", job="old at host:1")
     processes = [holder() for _ in range(4)]
     words = [word(process) for process in processes]
     assert sorted(text[:7] for text in words) == ["held", *["refused"] * 3]
@@ -122,7 +123,7 @@ def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
     first = holder("job at a:1")
     assert word(first) == "held"
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: lease._started(first.pid) is None)  # not reaped yet: a zombie
+    until(lambda: lease._start_ticks(first.pid) is None)  # not reaped yet: a zombie
     mine = acquire("other at b:1")
     edit(mine.path, owner="third", holder="x", started=1)  # its pid is another process's now
     acquire()
@@ -155,7 +156,7 @@ def test_a_stopped_holder_comes_back_late(holder, acquire):
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
 def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
     """What cannot be understood is no crash and no lock for ever: it is waited out, with a word."""
-    (tmp_path / lease.NAME).write_bytes(text)
+    (tmp_path / LEASE).write_bytes(text)
     acquire().check()
     assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
 
@@ -169,7 +170,7 @@ def test_killed_at_every_system_call(tmp_path, acquire):
         mine = acquire("job")
         mine.check()
         mine.close()
-        assert os.listdir(tmp_path) == [lease.NAME]
+        assert os.listdir(tmp_path) == [LEASE]
         if not crashed:
             break
     assert 4 < point < 29
@@ -225,9 +226,9 @@ def test_who_is_the_same_job(monkeypatch):
 def test_an_unusable_directory_is_told(tmp_path):
     """A folder in the lease's place is the user's mistake, not a traceback."""
     from gptddp.config import Config
-    from gptddp.training.choose import claim
+    from gptddp.training.begin import take_run
 
-    (tmp_path / lease.NAME).mkdir()
+    (tmp_path / LEASE).mkdir()
     world = type("World", (), {"job": None})
     with pytest.raises(ConfigError, match="cannot be used"):
-        claim(Config(run_dir=str(tmp_path)), world)
+        take_run(Config(run_dir=str(tmp_path)), world)

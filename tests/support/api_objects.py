@@ -16,8 +16,11 @@ def job(*conditions, name="demo", replicas=4, suspend=False, **metadata):
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": {
-            "name": name, "uid": JOB_UID, "creationTimestamp": at(0),
-            "labels": {"app.kubernetes.io/name": "gptddp"}, **metadata,
+            "name": name,
+            "uid": JOB_UID,
+            "creationTimestamp": at(0),
+            "labels": {"app.kubernetes.io/name": "gptddp"},
+            **metadata,
         },
         "spec": {
             "elasticPolicy": {"minReplicas": 2, "maxReplicas": replicas},
@@ -25,15 +28,19 @@ def job(*conditions, name="demo", replicas=4, suspend=False, **metadata):
             "pytorchReplicaSpecs": {"Worker": {"replicas": replicas, "restartPolicy": "ExitCode"}},
         },
         "status": {"conditions": [condition(c) if isinstance(c, str) else c for c in conditions]},
-    }  # fmt: skip
+    }
 
 
 def condition(kind, status="True", message=""):
     message = message or f"PyTorchJob demo is {kind.lower()}."
     return {
-        "type": kind, "status": status, "reason": f"PyTorchJob{kind}", "message": message,
-        "lastUpdateTime": at(1), "lastTransitionTime": at(1),
-    }  # fmt: skip
+        "type": kind,
+        "status": status,
+        "reason": f"PyTorchJob{kind}",
+        "message": message,
+        "lastUpdateTime": at(1),
+        "lastTransitionTime": at(1),
+    }
 
 
 def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, job="demo", **rest):
@@ -44,18 +51,23 @@ def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, j
         "conditions": rest.pop("conditions", []),
         "containerStatuses": [
             {
-                "name": "pytorch", "image": "gptddp:0.1.0", "restartCount": restarts,
+                "name": "pytorch",
+                "image": "gptddp:0.1.0",
+                "restartCount": restarts,
                 "ready": "running" in state if ready is None else ready,
-                "state": state, "lastState": last or {},
+                "state": state,
+                "lastState": last or {},
             }
         ],
-    }  # fmt: skip
+    }
     name = f"{job}-worker-{index}"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": name, "uid": rest.pop("uid", f"uid-of-{name}"), "creationTimestamp": at(1),
+            "name": name,
+            "uid": rest.pop("uid", f"uid-of-{name}"),
+            "creationTimestamp": at(1),
             "labels": {
                 "app.kubernetes.io/name": "gptddp",
                 "training.kubeflow.org/job-name": job,
@@ -70,13 +82,14 @@ def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, j
             "nodeName": rest.pop("node", "gptddp-worker"),
             "containers": [
                 {
-                    "name": "pytorch", "image": "gptddp:0.1.0",
+                    "name": "pytorch",
+                    "image": "gptddp:0.1.0",
                     "resources": {"limits": {"cpu": "1", "memory": "3Gi"}},
                 }
             ],
         },
         "status": {**status, **rest},
-    }  # fmt: skip
+    }
 
 
 def unscheduled(index, message):
@@ -92,10 +105,13 @@ def unscheduled(index, message):
 def terminated(code, message="", reason="Error", second=30):
     return {
         "terminated": {
-            "exitCode": code, "reason": reason, "message": message,
-            "startedAt": at(2), "finishedAt": at(second),
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "startedAt": at(2),
+            "finishedAt": at(second),
         }
-    }  # fmt: skip
+    }
 
 
 def waiting(reason, message=""):
@@ -106,11 +122,17 @@ def event(obj, reason, message, second=5, kind="Warning"):
     meta = obj["metadata"]
     about = {"kind": obj["kind"], "name": meta["name"], "uid": meta["uid"]}
     return {
-        "kind": "Event", "type": kind, "reason": reason, "message": message,
+        "kind": "Event",
+        "type": kind,
+        "reason": reason,
+        "message": message,
         "metadata": {"name": f"{meta['name']}.{reason}.{second}"},
-        "involvedObject": about, "count": 1,
-        "firstTimestamp": at(second), "lastTimestamp": at(second), "eventTime": None,
-    }  # fmt: skip
+        "involvedObject": about,
+        "count": 1,
+        "firstTimestamp": at(second),
+        "lastTimestamp": at(second),
+        "eventTime": None,
+    }
 
 
 def replaced(made, uid):

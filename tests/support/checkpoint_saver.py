@@ -6,7 +6,7 @@ its n-th system call (a write is done by half); answers with the child's wait st
 {"run", "generation", "step", "forever": true}: answers with the child's pid; the child saves step
 after step, and answers with each that is committed, until it is killed.
 
-For the tests of the writer: what is saved, and a look at what can be loaded.
+For the tests of the writer too: what is saved, and the check of what can be loaded.
 """
 
 import json

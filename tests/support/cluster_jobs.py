@@ -19,23 +19,23 @@ TINY += ["--eval-every=100000", "--log-every=10"]
 PODS = ["--data=data/corpus", "--cpu=900m", "--memory=1500Mi"]
 
 
-def until(true: Callable[[], Any], what: str, timeout_s: float, look_s: float = 0.1) -> Any:
+def until(true: Callable[[], Any], what: str, timeout_s: float, poll_s: float = 0.1) -> Any:
     """Wait until a condition of the test holds; it must come true."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if value := true():
             return value
-        time.sleep(look_s)
+        time.sleep(poll_s)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
     """`gptddp-k8s ARGUMENTS` in a namespace; it must end with this exit code, None: with any."""
     command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
-    place = ["--namespace", namespace.namespace]
+    where = ["--namespace", namespace.namespace]
     env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
     done = subprocess.run(
-        [*command, *place, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
+        [*command, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
     )
     assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stderr}"
     return done
@@ -118,8 +118,8 @@ class Job:
             what = f"a step beyond {step} by {world_size} ranks"
             found: dict[str, Any] = until(done, what, timeout_s)
         except AssertionError as error:
-            state = self.cli("status", code=None)
-            raise AssertionError(f"{error}\n{state.stdout}{state.stderr}") from None
+            status = self.cli("status", code=None)
+            raise AssertionError(f"{error}\n{status.stdout}{status.stderr}") from None
         return found
 
     def recover(
@@ -130,8 +130,9 @@ class Job:
         fault()
         until(lambda: max(self.lives()) > before, "a step of a new life", timeout_s)
         # What the old world still finished while the fault was on its way is not new.
-        old = max(line["step"] for life, lines in self.lives().items() for line in lines
-                  if life <= before)  # fmt: skip
+        old = max(
+            line["step"] for life, lines in self.lives().items() for line in lines if life <= before
+        )
         return float(self.reach(old, world_size, timeout_s, after=before)["time"]) - at
 
 

@@ -23,8 +23,8 @@ from support.toy import SMALL, recovery
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.k8s.local import pods, reaper
-from gptddp.k8s.local.container import Network
 from gptddp.k8s.local.controller import Controller
+from gptddp.k8s.local.replica import Network
 from gptddp.k8s.render import manifest, spec
 from gptddp.run.history import history, logged, read_ledger
 

@@ -56,7 +56,7 @@ def rank_main(folder: str) -> None:
         found = gradients(world)
         if world.rank == 0:
             np.save(f"{folder}/{world.world_size}.npy", found)
-        world.part()
+        world.leave_together()
 
 
 def main(folder: str) -> None:

@@ -18,7 +18,7 @@ from gptddp.run.history import history
 TOY = SUPPORT / "toy_worker.py"
 START = (
     "import sys; from gptddp.launch.launcher import main; "
-    "from gptddp.distributed.process import leave; leave(main(sys.argv[2:], sys.argv[1]))"
+    "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
 QUICK = (  # a new server imports only what the toy needs, and the end of a job waits for less long
     "from gptddp.launch import agent, forkserver; "
@@ -60,11 +60,16 @@ class Job:
         for i in indices:
             prefix = f"127.{10 + os.getpid() % 200}.{self.slot}"  # two test runs do not meet
             env = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{prefix}.{100 + i}",
-                "PET_NNODES": self.nnodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111", "PET_RDZV_ID": f"job-{self.slot}",
-                "GPTDDP_GRACE_S": "20", "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
-            }  # fmt: skip
+                "POD_NAME": f"pod-{i}",
+                "POD_ADDRESS": f"{prefix}.{100 + i}",
+                "PET_NNODES": self.nnodes,
+                "PET_NPROC_PER_NODE": "1",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111",
+                "PET_RDZV_ID": f"job-{self.slot}",
+                "GPTDDP_GRACE_S": "20",
+                "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
+            }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
             self.pods[i] = launch(self.folder, env, *self.flags, script=self.script)
 
@@ -149,7 +154,7 @@ def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict
 
 def parameters(run: Path) -> dict[str, bytes]:
     """The newest checkpoint's tensors, as bytes."""
-    loaded = load_newest(run, quarantine=False)
+    loaded = load_newest(run, set_aside=False)
     assert loaded is not None
     return {
         name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -1,11 +1,11 @@
-"""What the tests of local jobs share: jobs of Python code, and looks at what they leave."""
+"""What the tests of local jobs share: jobs of Python code, and readers of what they leave."""
 
 import contextlib
 import json
 import time
 from pathlib import Path
 
-from gptddp.k8s.render import manifest, spec
+from support.manifests import container, pod_spec, render_job, worker
 
 RUN = """
 import sys, yaml
@@ -38,13 +38,11 @@ def wait(what):
 
 def job(code="", *, replicas=2, policy="ExitCode", grace_s=5, name="job", **run_policy):
     """A rendered PyTorchJob whose container runs Python code."""
-    built = manifest.objects(spec.load(None, {"replicas": replicas, "name": name}, []))[-1]
+    built = render_job({"replicas": replicas, "name": name})
     built["spec"]["runPolicy"] |= run_policy
-    worker = built["spec"]["pytorchReplicaSpecs"]["Worker"]
-    worker["restartPolicy"] = policy
-    worker["template"]["spec"]["terminationGracePeriodSeconds"] = grace_s
-    container = worker["template"]["spec"]["containers"][0]
-    container["command"], container["args"] = ["python", "-c", PRELUDE + code], []
+    worker(built)["restartPolicy"] = policy
+    pod_spec(built)["terminationGracePeriodSeconds"] = grace_s
+    container(built)["command"], container(built)["args"] = ["python", "-c", PRELUDE + code], []
     return built
 
 
@@ -69,7 +67,7 @@ def until(true, timeout_s=20.0):
 
 
 def alive(pid):
-    """Is the process there, and no zombie."""
+    """Is the process there, and no zombie?"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -7,14 +7,24 @@ SPECS = {
     "gpu": ({"name": "big", "replicas": 4, "min": 4, "gpus": 8, "image": "r.io/g@sha256:0"}, []),
     "full": (
         {
-            "name": "full", "namespace": "team-a", "replicas": 3, "min": 1, "max": 6, "cpu": "500m",
-            "nproc_per_node": 2, "memory": "8Gi", "shm": "1Gi", "data": "corpus/books/v2",
-            "runs": "shared", "grace_s": 120, "image": "gptddp:dev",
+            "name": "full",
+            "namespace": "team-a",
+            "replicas": 3,
+            "min": 1,
+            "max": 6,
+            "cpu": "500m",
+            "nproc_per_node": 2,
+            "memory": "8Gi",
+            "shm": "1Gi",
+            "data": "corpus/books/v2",
+            "runs": "shared",
+            "grace_s": 120,
+            "image": "gptddp:dev",
             "env": (("NCCL_DEBUG", "INFO"), ("LANG", "C.UTF-8")),
         },
         ["--preset=gpt2", "--batch", "96", "--lanes", "96", "--metrics-port", "9100"],
     ),
-}  # fmt: skip
+}
 
 
 def render(flags=None, args=()):
@@ -25,5 +35,14 @@ def render_job(flags=None, args=()):
     return render(flags, args)[-1]
 
 
+def worker(job):
+    """The entry of the job's workers."""
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]
+
+
+def pod_spec(job):
+    return worker(job)["template"]["spec"]
+
+
 def container(job):
-    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    return pod_spec(job)["containers"][0]

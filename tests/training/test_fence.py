@@ -103,7 +103,7 @@ def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
     assert {store.order(name)[0] for name in store.names(run)} == {2}
     follower.terminate()
     assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
-    assert not (run / lease.NAME).exists() and load_newest(run).generation == 2
+    assert not (run / "lease.json").exists() and load_newest(run).generation == 2
 
 
 def test_a_second_training_on_a_run_is_refused(tmp_path, training):

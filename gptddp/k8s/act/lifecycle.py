@@ -1,19 +1,26 @@
 """What is done to a job that is on a cluster: delete, scale, suspend, resume.
 
-Each function returns what it did, in kubectl's words, and gives `note` what else there is to know.
+Each function returns what it did, in kubectl's words, and gives `say` what else there is to know.
 """
 
 import calendar
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.cluster import JOB, Cluster, Object, resource
+from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.objects import (
+    Object,
+    replica_count,
+    suspended,
+    volume_claims,
+    worker_pod_spec,
+    worker_spec,
+)
 from gptddp.k8s.observe import why
+from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.observe.why import state
 from gptddp.k8s.render import companions
-
-Note = Callable[[str], None]
 
 MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
 _POLL_S = 1.0
@@ -31,21 +38,19 @@ def is_ours(live: Object, name: str) -> bool:
 
 
 def finished(job: Object) -> bool:
+    """Has the job succeeded or failed?"""
     return state(job) in why.FINAL
 
 
 def grace_s(job: Object) -> int:
-    pod = _worker(job)["template"]["spec"]
-    return int(pod.get("terminationGracePeriodSeconds", 30))
+    """The pods' termination grace period."""
+    return int(worker_pod_spec(job).get("terminationGracePeriodSeconds", 30))
 
 
-def runs_at(job: Object) -> str:
+def run_location(job: Object) -> str:
     """Where the run is: `NAME in the claim CLAIM`; empty for a job without such a volume."""
-    for volume in _worker(job)["template"]["spec"].get("volumes") or []:
-        if volume["name"] == "runs" and "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            return f"{job['metadata']['name']} in the claim {claim}"
-    return ""
+    claim = dict(volume_claims(worker_pod_spec(job))).get("runs")
+    return f"{job['metadata']['name']} in the claim {claim}" if claim else ""
 
 
 # -- delete --------------------------------------------------------------------------------------
@@ -62,7 +67,7 @@ def delete(cluster: Cluster, name: str) -> list[str]:
             f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
             f"`kubectl delete pytorchjob {name} -n {cluster.namespace}`"
         )
-    # Looked for before: the garbage collector takes them as soon as the job is gone.
+    # Listed first: the garbage collector takes them as soon as the job is gone.
     found = [
         (kind, str(it["metadata"]["name"]))
         for kind in ("Job", *reversed(companions.KINDS))
@@ -76,10 +81,12 @@ def delete(cluster: Cluster, name: str) -> list[str]:
     return [resource(*it) for it in gone]
 
 
-def remains(cluster: Cluster, name: str, short: bool = True) -> list[Object]:
+def remains(cluster: Cluster, name: str, short_jobs: bool = True) -> list[Object]:
     """Pods and services under a job's name; with the pods of its short Jobs, such as `sample`."""
     by_operator = f"{companions.JOB_NAME}={name}"
-    pods = cluster.find("Pod", by_operator) + (cluster.find("Pod", ours(name)) if short else [])
+    pods = cluster.find("Pod", by_operator) + (
+        cluster.find("Pod", ours(name)) if short_jobs else []
+    )
     found = {pod["metadata"]["name"]: pod for pod in pods}
     for service in cluster.find("Service", by_operator):
         found.setdefault(service["metadata"]["name"], service)
@@ -87,21 +94,19 @@ def remains(cluster: Cluster, name: str, short: bool = True) -> list[Object]:
 
 
 def wait_gone(
-    cluster: Cluster, name: str, note: Note, *, limit_s: float | None = None, short: bool = True
+    cluster: Cluster, name: str, say: Say, *, limit_s: float | None = None, short_jobs: bool = True
 ) -> bool:
     """Wait until nothing remains of a deleted job, telling what still does; False at the limit."""
     end, told, warned = time.monotonic() + (limit_s or 0), 0, False
-    while left := remains(cluster, name, short):
+    while left := remains(cluster, name, short_jobs):
         if limit_s is not None and time.monotonic() > end:
             return False
         if len(left) != told:
-            note(
-                f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}"
-            )
+            say(f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}")
             told = len(left)
         stuck = [pod for pod in left if _overdue(pod)]
         if stuck and not warned:
-            note(f"{names(stuck)} should have ended by now: {UNREACHABLE}")
+            say(f"{names(stuck)} should have ended by now: {UNREACHABLE}")
             warned = True
         time.sleep(_POLL_S)
     return True
@@ -120,8 +125,9 @@ UNREACHABLE = (
 
 
 def names(objects: Sequence[Object], most: int = 3) -> str:
-    shown = [o["metadata"]["name"] for o in objects[:most]]
-    return ", ".join(shown) + (f" and {len(objects) - most} more" if len(objects) > most else "")
+    """`a, b, c and 2 more`."""
+    first = [o["metadata"]["name"] for o in objects[:most]]
+    return ", ".join(first) + (f" and {len(objects) - most} more" if len(objects) > most else "")
 
 
 def _overdue(pod: Object) -> bool:
@@ -135,11 +141,11 @@ def _overdue(pod: Object) -> bool:
 # -- scale, suspend, resume ----------------------------------------------------------------------
 
 
-def scale(cluster: Cluster, name: str, replicas: int, note: Note) -> str:
+def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     """Set the number of pods of a job between its minimum and maximum."""
     job = _unfinished(cluster, name, "scale")
     policy, at = job["spec"].get("elasticPolicy") or {}, cluster.flags
-    old = int(_worker(job).get("replicas", 1))
+    old = replica_count(worker_spec(job))
     low, high = int(policy.get("minReplicas", old)), int(policy.get("maxReplicas", old))
     if replicas < 1:
         raise ConfigError(
@@ -155,33 +161,33 @@ def scale(cluster: Cluster, name: str, replicas: int, note: Note) -> str:
             f"{replicas}: the run goes on from its newest checkpoint"
         )
     if replicas == old:
-        note(f"the job has {old} replicas already")
+        say(f"the job has {old} replicas already")
         return f"{resource(JOB, name)} unchanged"
     change = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
     cluster.patch(JOB, name, {"spec": change})
     if state(job) == "Suspended":
-        note(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
+        say(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
 
 
-def suspend(cluster: Cluster, name: str, note: Note) -> str:
+def suspend(cluster: Cluster, name: str, say: Say) -> str:
     """Stop a job so that `resume` lets it go on."""
-    return _set_suspend(cluster, name, True, note)
+    return _set_suspend(cluster, name, True, say)
 
 
-def resume(cluster: Cluster, name: str, note: Note) -> str:
+def resume(cluster: Cluster, name: str, say: Say) -> str:
     """Let a suspended job go on, from its newest checkpoint."""
-    return _set_suspend(cluster, name, False, note)
+    return _set_suspend(cluster, name, False, say)
 
 
-def _set_suspend(cluster: Cluster, name: str, wanted: bool, note: Note) -> str:
+def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     job = _unfinished(cluster, name, "suspend" if wanted else "resume")
-    if bool((job["spec"].get("runPolicy") or {}).get("suspend")) == wanted:
-        note(f"the job is {'suspended already' if wanted else 'not suspended'}")
+    if suspended(job) == wanted:
+        say(f"the job is {'suspended already' if wanted else 'not suspended'}")
         return f"{resource(JOB, name)} unchanged"
     cluster.patch(JOB, name, {"spec": {"runPolicy": {"suspend": wanted}}})
     if wanted:
-        note(
+        say(
             f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint; "
             f"`gptddp-k8s resume {name}{cluster.flags}` goes on from it"
         )
@@ -196,8 +202,3 @@ def _unfinished(cluster: Cluster, name: str, verb: str) -> Object:
             f" again, `gptddp-k8s delete {name}{cluster.flags}` and submit it"
         )
     return job
-
-
-def _worker(job: Object) -> Object:
-    worker: Object = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    return worker

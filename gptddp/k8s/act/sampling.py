@@ -1,50 +1,61 @@
-"""`gptddp-k8s sample`: a short Job that reads a run's newest checkpoint, gone again afterwards."""
+"""`gptddp-k8s sample`: a short Job that reads a run's newest checkpoint, and is deleted then."""
 
 from collections.abc import Sequence
 
 from gptddp import __version__
-from gptddp.errors import ConfigError
-from gptddp.k8s.act import short_job, submit
-from gptddp.k8s.act.lifecycle import Note
-from gptddp.k8s.cluster import JOB, Cluster, Object
-from gptddp.k8s.render import batch_job
+from gptddp.errors import ConfigError, JobFailed
+from gptddp.k8s.act import claims, short_job
+from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
+from gptddp.k8s.observe.watcher import Say
+from gptddp.k8s.render.short_job import sample_job
 
 
 def job(
-    cluster: Cluster, name: str, options: Sequence[str], *, image: str | None, memory: str | None,
-    runs: str | None, data: str | None,
-) -> Object:  # fmt: skip
+    cluster: Cluster,
+    name: str,
+    options: Sequence[str],
+    *,
+    image: str | None,
+    memory: str | None,
+    runs: str | None,
+    data: str | None,
+) -> Object:
     """The Job of a sample, with what is not given taken from the PyTorchJob `name`."""
     live = cluster.get(JOB, name)
-    pod = live["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] if live else {}
-    claims = dict(submit.claims(pod))
-    if live and not {"data", "runs"} <= {*claims}:
+    pod_spec = worker_pod_spec(live) if live else {}
+    claim_of = dict(volume_claims(pod_spec))
+    if live and not {"data", "runs"} <= {*claim_of}:
         raise ConfigError(f"the PyTorchJob {name} has no volumes data and runs: is it of gptddp?")
-    container = pod["containers"][0] if pod else {}
+    container = pod_spec["containers"][0] if pod_spec else {}
     limits = container.get("resources", {}).get("limits", {})
-    return batch_job.sample_job(
-        name, options, image=image or container.get("image") or f"gptddp:{__version__}",
-        memory=memory or limits.get("memory") or "4Gi", pod=pod,
-        data=data or claims.get("data", "data"), runs=runs or claims.get("runs", "runs"),
-    )  # fmt: skip
+    return sample_job(
+        name,
+        options,
+        image=image or container.get("image") or f"gptddp:{__version__}",
+        memory=memory or limits.get("memory") or "4Gi",
+        data=data or claim_of.get("data", "data"),
+        runs=runs or claim_of.get("runs", "runs"),
+        worker_pod_spec=pod_spec,
+    )
 
 
-def run(cluster: Cluster, name: str, job: Object, note: Note, timeout_s: float) -> str:
+def run(cluster: Cluster, name: str, job: Object, say: Say, timeout_s: float) -> str:
     """Create the Job, wait for its text and delete it, whatever happens.
 
     Raises JobFailed with the program's last words, TimedOut, ConfigError for a missing claim.
     """
-    submit.check_claims(cluster, job["spec"]["template"]["spec"], 1, note)
+    claims.check(cluster, job["spec"]["template"]["spec"], 1, say)
     created = cluster.create(job)["metadata"]["name"]
     try:
-        ended = short_job.watch(cluster, created, note, timeout_s=timeout_s)
-        said = short_job.last_words(cluster, created)
+        ended = short_job.watch(cluster, created, say, timeout_s=timeout_s)
+        words = short_job.last_words(cluster, created)
         if ended == short_job.FAILED:
             hint = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
-            raise short_job.JobFailed(f"{said or short_job.reason(cluster, created)}; {hint}")
+            raise JobFailed(f"{words or short_job.reason(cluster, created)}; {hint}")
         pod = short_job.pods(cluster, created)[-1]["metadata"]["name"]
         text = "".join(line.partition(" ")[2] + "\n" for line in cluster.log(pod))
-        note(said)  # the step and the seed
+        say(words)  # the step and the seed
         return text
     finally:
         cluster.delete("Job", created)

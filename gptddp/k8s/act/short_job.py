@@ -4,47 +4,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gptddp.errors import ConfigError, GptddpError
+from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
 from gptddp.k8s.act import lifecycle
-from gptddp.k8s.act.lifecycle import Note
-from gptddp.k8s.cluster import Cluster, ClusterError, Object
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import Object, condition, holds
 from gptddp.k8s.observe import pod_causes
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import differences
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
 _POLL_S = 1.0
-_QUIET_S = 60.0  # a log without a line for so long is asked for anew: the connection may be dead
-
-
-class JobFailed(GptddpError):
-    """The Job's program ended with an error, or cannot run."""
-
-    exit_code = 100
-
-
-class TimedOut(GptddpError):
-    """The wait is over before the Job is."""
-
-    exit_code = 124
+_QUIET_S = 60.0  # a log without a line for so long is asked for again: the connection may be dead
 
 
 def state(job: Object) -> str:
     """`Running` until it is `Complete` or `Failed`."""
-    found = (job.get("status") or {}).get("conditions") or []
-    true = {c["type"] for c in found if c["status"] == "True"}
-    return next((word for word in (COMPLETE, FAILED) if word in true), RUNNING)
+    return next((kind for kind in (COMPLETE, FAILED) if holds(job, kind)), RUNNING)
 
 
 def done(job: Object) -> bool:
     return state(job) == COMPLETE
 
 
-def submit(cluster: Cluster, job: Object, note: Note) -> bool:
+def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     """Create the Job, unless the same one runs or is done; did this call create it?
 
-    One that has ended makes room for it. Raises ConfigError while another of its name runs.
+    Another one that has ended is deleted first. Raises ConfigError while another of its name runs.
     """
     name = job["metadata"]["name"]
     live = cluster.get("Job", name)
@@ -67,7 +54,7 @@ def submit(cluster: Cluster, job: Object, note: Note) -> bool:
                 f"`gptddp-k8s delete {name}{cluster.flags}`, or use another --name:\n{lines}"
             )
         if now == FAILED:
-            note(f"the last Job {name} failed: {reason(cluster, name)}; it is replaced")
+            say(f"the last Job {name} failed: {reason(cluster, name)}; it is replaced")
         cluster.delete("Job", name)
     _wait_gone(cluster, name)
     cluster.create(job)
@@ -95,62 +82,66 @@ def pods(cluster: Cluster, name: str) -> list[Object]:
 
 
 def watch(
-    cluster: Cluster, name: str, note: Note, *, write: Callable[[str], None] | None = None,
+    cluster: Cluster,
+    name: str,
+    say: Say,
+    *,
+    write: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
-) -> str:  # fmt: skip
-    """Wait until a Job has ended, telling why it does not start; `write` gets its pods' lines.
+) -> str:
+    """Wait until a Job has ended, saying why it does not start; `write` gets its pods' lines.
 
     Raises TimedOut, and JobFailed for a Job that was deleted or whose image is missing.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    told, logs = "", _Logs(cluster, write)
+    told, log = "", _NewestPodLog(cluster, write)
     while True:
         job = cluster.get("Job", name)
         found = pods(cluster, name)
         if job is None:
             raise JobFailed(f"the Job {name} was deleted before it ended")
-        logs.read(found, end)
+        log.read(found, end)
         if (now := state(job)) != RUNNING:
             return now
-        trouble = _trouble(cluster, job, found[-1]) if found else _refusal(cluster, name)
-        if trouble and trouble != told:
-            note(f"{name}: {trouble}")
-            told = trouble
+        cause = _pod_cause(cluster, job, found[-1]) if found else _refusal(cluster, name)
+        if cause and cause != told:
+            say(f"{name}: {cause}")
+            told = cause
         if end is not None and time.monotonic() > end:
             raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {told or 'it runs'}")
         time.sleep(_POLL_S)
 
 
-class _Logs:
-    """The log of the newest pod, line by line, each once."""
+class _NewestPodLog:
+    """The log of a Job's newest pod, line by line, each once."""
 
     def __init__(self, cluster: Cluster, write: Callable[[str], None] | None) -> None:
         self._cluster, self._write = cluster, write
-        self._given: dict[str, int] = {}  # pod: lines
+        self._written: dict[str, int] = {}  # pod's name: lines
 
     def read(self, found: list[Object], end: float | None) -> None:
         """Follow the newest pod's log until its end or that time, once its container has begun."""
         if self._write is None or not found or found[-1]["status"].get("phase") == "Pending":
             return
         name = found[-1]["metadata"]["name"]
-        given = self._given.get(name, 0)
+        written = self._written.get(name, 0)
         quiet_s = _QUIET_S if end is None else max(1.0, min(_QUIET_S, end - time.monotonic()))
         try:
             for count, line in enumerate(self._cluster.log(name, follow=True, quiet_s=quiet_s), 1):
-                if count > given:
-                    self._given[name] = count
+                if count > written:
+                    self._written[name] = count
                     self._write(line.partition(" ")[2])
                 if end is not None and time.monotonic() > end:
                     return
         except ClusterError:
-            pass  # broken off, or silent: the next look skips what was given
+            pass  # broken off, or silent: the next call skips what was written
 
 
-def _trouble(cluster: Cluster, job: Object, pod: Object) -> str:
+def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
     facts = Facts(job, [pod], cluster.events(pod["metadata"]["name"]))
-    for look in (pod_causes.unschedulable, pod_causes.waiting, pod_causes.volume):
-        for cause in look(facts):
+    for check in (pod_causes.unschedulable, pod_causes.waiting, pod_causes.volume):
+        for cause in check(facts):
             if cause.id == "image" and cause.text.split(": ")[1] != "ErrImagePull":
                 raise JobFailed(f"{cause.text}; name one that the nodes have or can pull, --image")
             return f"its pod does not start: {cause.text}"
@@ -158,7 +149,7 @@ def _trouble(cluster: Cluster, job: Object, pod: Object) -> str:
 
 
 def _refusal(cluster: Cluster, name: str) -> str:
-    """Why a Job has no pod: quota, Pod Security and the like are told in events only."""
+    """Why a Job has no pod: a refusal by quota, Pod Security and the like is in events only."""
     failed = [event for event in cluster.events(name) if event.get("reason") == "FailedCreate"]
     return str(failed[-1].get("message", "")) if failed else ""
 
@@ -174,7 +165,6 @@ def last_words(cluster: Cluster, name: str) -> str:
 
 def reason(cluster: Cluster, name: str) -> str:
     """Why a Job failed: what its program said last, or else the Job's condition."""
-    job = cluster.get("Job", name) or {}
-    found = (job.get("status") or {}).get("conditions") or []
-    condition = next((str(c.get("message")) for c in found if c["type"] == FAILED), "")
-    return last_words(cluster, name) or condition or "no reason given"
+    failed = condition(cluster.get("Job", name) or {}, FAILED)
+    message = str(failed.get("message")) if failed else ""
+    return last_words(cluster, name) or message or "no reason given"

@@ -6,43 +6,43 @@
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from gptddp.errors import ConfigError
-from gptddp.k8s.act import lifecycle
-from gptddp.k8s.act.lifecycle import Note
-from gptddp.k8s.cluster import JOB, Cluster, ClusterError, Object, resource
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.act import claims, lifecycle
+from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.observe import why
+from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import differences
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
-_SHOWN = 12  # differences
+_MOST_LINES = 12  # in a message
 
 
-def submit(cluster: Cluster, objects: Sequence[Object], note: Note) -> tuple[Object, bool]:
+def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Object, bool]:
     """The job of these objects as it is on the cluster, and whether this call created it.
 
     Raises ConfigError for another job of this name and for missing claims, ClusterError.
     """
     *helpers, job = objects
     name = job["metadata"]["name"]
-    live = _settled(cluster, job, note)
+    live = _settled(cluster, job, say)
     created = live is None
     if live is None:
         _dry_run(cluster, job)
-        worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-        check_claims(cluster, worker["template"]["spec"], worker["replicas"], note)
+        claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
         for helper in helpers:
             _ensure(cluster, helper, None)
-        _check_pod(cluster, job, note)
+        _check_pod(cluster, job, say)
         try:
             live = cluster.create(job)
         except ClusterError as error:
             live = cluster.get(JOB, name) if error.status == 409 else None
             if live is None:
                 raise
-            created = False  # somebody else was faster
+            created = False  # by another submit, a moment ago
     _check_same(cluster, live, job)
     if not lifecycle.finished(live):
         for helper in helpers:
@@ -50,7 +50,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], note: Note) -> tuple[Obj
     return live, created
 
 
-def _settled(cluster: Cluster, job: Object, note: Note) -> Object | None:
+def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
     """The job that exists, if any, once a deletion of it has ended."""
     name, limit_s = job["metadata"]["name"], lifecycle.grace_s(job) + _DELETED_S
     end = time.monotonic() + limit_s
@@ -59,8 +59,10 @@ def _settled(cluster: Cluster, job: Object, note: Note) -> Object | None:
             held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
-    if live is None and not lifecycle.wait_gone(cluster, name, note, limit_s=limit_s, short=False):
-        left = lifecycle.names(lifecycle.remains(cluster, name, short=False))
+    if live is None and not lifecycle.wait_gone(
+        cluster, name, say, limit_s=limit_s, short_jobs=False
+    ):
+        left = lifecycle.names(lifecycle.remains(cluster, name, short_jobs=False))
         raise ClusterError(
             f"{left} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
         )
@@ -88,49 +90,9 @@ def _dry_run(cluster: Cluster, job: Object) -> None:
             raise
 
 
-def check_claims(cluster: Cluster, pod: Object, count: int, note: Note) -> None:
-    """Pods whose claims are missing would wait without a word; raises ConfigError.
-
-    `pod` is the spec of `count` pods, whose volumes are named as the option of their claim.
-    """
-    missing = []
-    for volume, claim in claims(pod):
-        try:
-            found = cluster.get("PersistentVolumeClaim", claim)
-        except ClusterError as error:
-            if error.status != 403:
-                raise
-            note(f"warning: cannot see whether the claim {claim} exists: {error}")
-            continue
-        if found is None:
-            missing.append(f"no claim {claim} (--{volume}) in the namespace {cluster.namespace}")
-        elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
-            note(
-                f"warning: the claim {claim} is {'/'.join(found['spec']['accessModes'])}: pods on"
-                " other nodes than the first cannot mount it; use ReadWriteMany"
-            )
-    if missing:
-        raise ConfigError(
-            f"there is {' and '.join(missing)}: `kubectl apply -k k8s/base` makes the claims data"
-            " and runs in the namespace gptddp; the options name yours"
-        )
-
-
-def claims(pod: Object) -> Iterator[tuple[str, str]]:
-    """(volume, claim) of a pod's spec."""
-    for volume in pod.get("volumes") or []:
-        if "persistentVolumeClaim" in volume:
-            yield volume["name"], volume["persistentVolumeClaim"]["claimName"]
-
-
-def _modes(claim: Object, volume: str) -> list[str]:
-    modes = list(claim["spec"].get("accessModes") or [])
-    return ["ReadWriteMany"] if volume == "data" and "ReadOnlyMany" in modes else modes
-
-
-def _check_pod(cluster: Cluster, job: Object, note: Note) -> None:
+def _check_pod(cluster: Cluster, job: Object, say: Say) -> None:
     """A quota or a policy that refuses the pods now: a warning, as that may change."""
-    meta, template = job["metadata"], job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    meta, template = job["metadata"], worker_spec(job)["template"]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -141,7 +103,7 @@ def _check_pod(cluster: Cluster, job: Object, note: Note) -> None:
         cluster.create(pod, dry_run=True)
     except ClusterError as error:
         if " cannot create resource " not in str(error):  # no right to create pods, no matter
-            note(f"warning: its pods would be refused now: {error}")
+            say(f"warning: its pods would be refused now: {error}")
 
 
 # -- what exists ---------------------------------------------------------------------------------
@@ -158,8 +120,8 @@ def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
     if hashes[0] == hashes[1]:
         return
     found = differences(live, job)
-    lines = [f"  {line}" for line in found[:_SHOWN]]
-    lines += [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    lines = [f"  {line}" for line in found[:_MOST_LINES]]
+    lines += [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     at = cluster.flags
     size = found and all(line.partition(":")[0].lower().endswith("replicas") for line in found)
     scale = f"`gptddp-k8s scale {name}{at}` changes the number of pods; " if size else ""
@@ -190,7 +152,7 @@ def _ensure(cluster: Cluster, wanted: Object, owner: Object | None) -> None:
                     cluster.patch(kind, name, body)
                 return
         except ClusterError as error:
-            if error.status not in (404, 409):  # deleted or created meanwhile: look again
+            if error.status not in (404, 409):  # deleted or created meanwhile: try again
                 raise
         time.sleep(1)
     raise ClusterError(f"the {resource(kind, name)} is being deleted, and does not go")

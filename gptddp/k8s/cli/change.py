@@ -32,8 +32,8 @@ def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
         click.echo('{} "{}" deleted'.format(*line.split("/")))
     if not no_wait:
         lifecycle.wait_gone(cluster, name, note)
-    if job and (place := lifecycle.runs_at(job)):
-        note(f"its run directory stays: {place}; the same job submitted again goes on from it")
+    if job and (location := lifecycle.run_location(job)):
+        note(f"its run directory stays: {location}; the same job submitted again goes on from it")
 
 
 @click.command()

@@ -29,17 +29,17 @@ class Command(click.Command):
 class Group(click.Group):
     """Turns our errors into a message on stderr and their exit code; no traceback.
 
-    A command of another module is loaded when it is asked for: its options cost a millisecond.
+    A command is loaded when it is asked for: its options cost a millisecond.
     """
 
     modules: Mapping[str, str] = {}  # command: module of this package that has it in COMMANDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*self.commands, *self.modules})
+        return sorted(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:
-            return super().get_command(ctx, cmd_name)
+            return None
         module = importlib.import_module(f"gptddp.k8s.cli.{self.modules[cmd_name]}")
         found: Sequence[click.Command] = module.COMMANDS
         return next(command for command in found if command.name == cmd_name)
@@ -52,7 +52,9 @@ class Group(click.Group):
                 click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            ctx.exit(130)
+            from gptddp.k8s.exit_codes import INTERRUPTED
+
+            ctx.exit(INTERRUPTED)
 
 
 def note(text: str) -> None:

@@ -1,22 +1,13 @@
 """The `gptddp-k8s` command: data on stdout, notes on stderr, exit code 2 for what is refused.
 
 Nothing here imports torch or a Kubernetes client, and what `--help` does not need is imported
-where it is used, so that the command answers in a blink.
+where it is used, so that the command starts fast.
 """
-
-import dataclasses
-import gc
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import click
 
 from gptddp import __version__
-from gptddp.k8s.cli.command import Command, Group, note
-from gptddp.k8s.cli.options import context_options
-from gptddp.k8s.render import spec
-from gptddp.k8s.render.spec import JobSpec
+from gptddp.k8s.cli.command import Group
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,144 +17,8 @@ def cli() -> None:
 
 
 cli.modules = {
+    **dict.fromkeys(("render", "submit"), "submit"),
     **dict.fromkeys(("delete", "scale", "suspend", "resume"), "change"),
     **dict.fromkeys(("list", "status", "logs", "wait"), "observe"),
     **dict.fromkeys(("prepare", "sample"), "short_jobs"),
 }
-
-
-def _pair(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
-    """`NAME=VALUE` options as pairs."""
-    for value in values:
-        if "=" not in value.lstrip("="):
-            raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
-    return tuple(tuple(value.split("=", 1)) for value in values)
-
-
-def job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Every field of JobSpec as a flag, `-f job.toml`, and the trainer's arguments after `--`."""
-    command = click.argument("train_args", nargs=-1, metavar="[-- TRAINER OPTIONS]")(command)
-    for name, field in reversed(spec.FIELDS.items()):
-        help = field.metadata["help"]
-        names = [spec.flag(name), *(["-n"] if name == "namespace" else [])]
-        if name == "env":
-            option = click.option(
-                *names, multiple=True, metavar="NAME=VALUE", callback=_pair, help=help
-            )
-        else:
-            known = f" [default: {field.default}]" if field.default is not None else ""
-            option = click.option(*names, name, type=spec.kind(name), help=help + known)
-        command = option(command)
-    file = click.option(
-        "-f", "--file", type=click.Path(path_type=Path), help="job.toml: [job] for these options,"
-        " [train] for the trainer's; flags win",
-    )  # fmt: skip
-    return file(command)
-
-
-def _load(options: dict[str, Any]) -> JobSpec:
-    """The spec of a command's options, with its notes printed; raises ConfigError."""
-    from gptddp.k8s.render import rules
-
-    file, train_args = options.pop("file"), options.pop("train_args")
-    job = spec.load(file, options, train_args)
-    rules.refuse(rules.check_spec(job))
-    for warning in rules.warnings(job):
-        note(f"warning: {warning}")
-    return job
-
-
-def _objects(job: JobSpec) -> list[dict[str, Any]]:
-    """What `render` prints and `submit` runs."""
-    from gptddp.k8s.render import admission, manifest, rules
-
-    objects = manifest.objects(job)
-    rules.refuse(admission.check_job(objects[-1]))
-    return objects
-
-
-@cli.command(cls=Command)
-@job_options
-@click.option(
-    "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
-)
-def render(output: str, **options: Any) -> None:
-    """Print the manifest of a job: the same bytes for the same options, no cluster needed.
-
-    \b
-    gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
-    """
-    from gptddp.k8s.render import manifest
-
-    objects = _objects(_load(options))
-    text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
-    click.echo(text, nl=False)
-
-
-@cli.command(cls=Command)
-@job_options
-@context_options
-@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
-@click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
-@click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
-@click.option("--local", is_flag=True, help="run the job on this machine, a process per pod")
-@click.option(
-    "--local-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("gptddp-local"),
-    help="folder of local jobs and volumes [gptddp-local]",
-)  # fmt: skip
-@click.option(
-    "--volume", multiple=True, metavar="CLAIM=FOLDER", callback=_pair,
-    help="folder of a claim of a local job [LOCAL_DIR/volumes/CLAIM]; may be repeated",
-)  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="show the pods' logs of a local job")
-@click.pass_context
-def submit(
-    ctx: click.Context, /, local: bool, local_dir: Path, volume: Any, verbose: bool,
-    kubeconfig: Path | None, context: str | None, wait: bool, follow: bool, timeout: float | None,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Start a job on the cluster of kubectl's context; the same command again changes nothing.
-
-    A job of that name with other settings is refused with the difference. With --local, each pod
-    of the manifest runs as a process on this machine until the job ends, and the same command
-    continues it; memory limits and read-only mounts are not enforced there. Exit code 0: submitted,
-    or with --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
-
-    \b
-    gptddp-k8s submit --replicas 4 -- --steps 1000
-    gptddp-k8s submit --replicas 4 --local -- --steps 1000
-    """
-    _check_place(ctx, "local" if local else "cluster")
-    job = _load(options)
-    if local:
-        from gptddp.k8s.local import run as local_job
-
-        gc.enable()
-        folders = {claim: Path(folder) for claim, folder in volume}
-        code = local_job.run(_objects(job), local_dir=local_dir, volumes=folders, verbose=verbose)
-        ctx.exit(code)
-    from gptddp.k8s.cli.on_cluster import start
-    from gptddp.k8s.cluster import connect
-
-    gc.enable()
-    cluster = connect(job.namespace, kubeconfig, context)
-    job = dataclasses.replace(job, namespace=cluster.namespace)
-    ctx.exit(start(cluster, _objects(job), wait=wait, follow=follow, timeout_s=timeout))
-
-
-_PLACES = {
-    "local": ("kubeconfig", "context", "wait", "follow", "timeout"),
-    "cluster": ("volume", "verbose"),
-}
-
-
-def _check_place(ctx: click.Context, place: str) -> None:
-    """Refuse an option that means nothing at this place, rather than to ignore it."""
-    for name in _PLACES[place]:
-        if ctx.params[name]:
-            fix = (
-                "--local runs the job here until it ends: leave it out, -v shows the logs"
-                if place == "local"
-                else "it is for --local"
-            )
-            raise click.UsageError(f"--{name} has no meaning here: {fix}")

@@ -1,4 +1,4 @@
-"""The commands that only look: `list`, `status`, `logs` and `wait`."""
+"""The commands that only read: `list`, `status`, `logs` and `wait`."""
 
 import json
 import time
@@ -17,10 +17,11 @@ from gptddp.k8s.cli.options import cluster_options
 def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
     """List the jobs of gptddp with their state, their pods and their age."""
     from gptddp.k8s.cluster import JOB
-    from gptddp.k8s.observe import status, watcher
+    from gptddp.k8s.observe import status
+    from gptddp.k8s.render.companions import OURS
 
-    jobs = cluster.find(JOB, watcher.OURS, everywhere=all_namespaces)
-    pods = cluster.find("Pod", watcher.OURS, everywhere=all_namespaces)
+    jobs = cluster.find(JOB, OURS, everywhere=all_namespaces)
+    pods = cluster.find("Pod", OURS, everywhere=all_namespaces)
     rows = status.rows(jobs, pods, time.time())
     if output == "json":
         click.echo(json.dumps(rows, indent=2))
@@ -32,10 +33,15 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
         note(f"no jobs of gptddp in {where}")
     else:
         cells = [
-            (r["namespace"], r["name"], r["state"], f"{r['ready']}/{r['desired']}",
-             status.duration(r["age_s"]))
-            for r in rows
-        ]  # fmt: skip
+            (
+                row["namespace"],
+                row["name"],
+                row["state"],
+                f"{row['ready']}/{row['desired']}",
+                status.duration(row["age_s"]),
+            )
+            for row in rows
+        ]
         header = ("NAMESPACE", "NAME", "STATE", "PODS", "AGE")
         first = 0 if all_namespaces else 1
         for line in status.table(header[first:], [c[first:] for c in cells]):
@@ -51,18 +57,18 @@ def status(name: str, output: str | None, cluster: Any) -> None:
 
     Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
     """
-    from gptddp.k8s.observe import status as shown
-    from gptddp.k8s.observe import watcher
+    from gptddp.k8s.observe import facts
+    from gptddp.k8s.observe import status as job_status
 
-    facts = watcher.look(cluster, name)
-    if facts is None:
+    found = facts.fetch(cluster, name)
+    if found is None:
         raise cluster.not_found(name)
-    found = shown.of(facts, shown.tail_of_rank_0(cluster, facts.pods))
+    answer = job_status.of(found, job_status.tail_of_rank_0(cluster, found.pods))
     if output == "json":
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(answer, indent=2))
         return
-    click.echo(shown.to_text(found))
-    if command := shown.next_step(found):
+    click.echo(job_status.to_text(answer))
+    if command := job_status.next_command(answer):
         note(f"next: {command}{cluster.flags}")
 
 
@@ -79,25 +85,27 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
     """
     from gptddp.k8s.observe.wait import until_done
 
-    ctx.exit(until_done(cluster, name, timeout))
+    ctx.exit(until_done(cluster, name, note, timeout))
 
 
 @click.command()
 @click.argument("name")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job has ended")
 @click.option(
-    "-r", "--rank", type=click.IntRange(0), metavar="INDEX",
+    "-r",
+    "--rank",
+    type=click.IntRange(0),
+    metavar="INDEX",
     help="of this pod only, without the prefix [all pods]",
-)  # fmt: skip
+)
 @click.option(
     "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
 )
 @click.option("--previous", is_flag=True, help="of the containers before the last restart")
 @cluster_options
 def logs(
-    name: str, follow: bool, rank: int | None, tail: int | None,
-    previous: bool, cluster: Any,
-) -> None:  # fmt: skip
+    name: str, follow: bool, rank: int | None, tail: int | None, previous: bool, cluster: Any
+) -> None:
     """Print what the pods of a job have written, each line opened by its pod: `[w0] ...`.
 
     Without -f in the order of time. With -f it waits for pods that are not there yet, goes on
@@ -108,9 +116,9 @@ def logs(
     if follow and previous:
         raise click.UsageError("--previous is of containers that write no more: leave out --follow")
     if follow:
-        pod_logs.follow(cluster, name, click.echo, rank=rank, tail=tail, say=note)
+        pod_logs.follow(cluster, name, click.echo, note, rank=rank, tail=tail)
     else:
-        pod_logs.show_job(cluster, name, click.echo, rank=rank, tail=tail, previous=previous)
+        pod_logs.show_job(cluster, name, click.echo, note, rank=rank, tail=tail, previous=previous)
 
 
 COMMANDS = (list_, status, logs, wait)

@@ -1,30 +1,37 @@
-"""`submit` on a cluster as its user meets it: what is printed, what to type next, the wait."""
+"""`submit` without --local: what is printed, what to type next, the wait."""
 
 import threading
 from collections.abc import Sequence
 
 import click
 
-from gptddp.k8s.act import lifecycle, submit
+from gptddp.errors import GptddpError
+from gptddp.k8s import exit_codes
+from gptddp.k8s.act import lifecycle
+from gptddp.k8s.act import submit as act
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import JOB, Cluster, Object, resource
+from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
 from gptddp.k8s.observe import why
 
-FAILED = 100
 
-
-def start(
-    cluster: Cluster, objects: Sequence[Object], *, wait: bool, follow: bool,
+def submit(
+    cluster: Cluster,
+    objects: Sequence[Object],
+    *,
+    wait: bool,
+    follow: bool,
     timeout_s: float | None,
-) -> int:  # fmt: skip
+) -> int:
     """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
     name = objects[-1]["metadata"]["name"]
-    job, created = submit.submit(cluster, objects, note)
+    job, created = act.submit(cluster, objects, note)
     click.echo(f"{resource(JOB, name)} {'created' if created else 'unchanged'}")
     if not created:
         _say_state(cluster, job)
     if lifecycle.finished(job):
-        return FAILED if why.state(job) == "Failed" else 0
+        failed = why.state(job) == why.FAILED
+        return exit_codes.FAILED if failed else exit_codes.SUCCEEDED
     if wait or follow:
         return _wait(cluster, name, follow, timeout_s)
     at = cluster.flags
@@ -35,32 +42,32 @@ def start(
             f"      gptddp-k8s prepare --source CLAIM/PATH --data {_data(job)}{at}"
             "   (if there is no dataset yet)"
         )
-    return 0
+    return exit_codes.SUCCEEDED
 
 
 def _say_state(cluster: Cluster, job: Object) -> None:
     """What became of a job that exists already."""
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     note(f"the job exists with this very spec and is {state}")
-    if state == "Succeeded":
+    if state == why.SUCCEEDED:
         note(
             f"another --name starts a new run; `gptddp-k8s delete {name}{at}` and a submit with"
             " more --steps go on from its newest checkpoint"
         )
-    elif state == "Failed":
+    elif state == why.FAILED:
         note(
             f"`gptddp-k8s status {name}{at}` says why; when that is mended, `gptddp-k8s "
             f"delete {name}{at}` and the same submit go on from the newest checkpoint"
         )
-    elif state == "Suspended":
+    elif state == why.SUSPENDED:
         note(f"`gptddp-k8s resume {name}{at}` lets it go on")
 
 
 def _data(job: Object) -> str:
     """The dataset as --data takes it: the claim, and the path inside it."""
-    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    claim = next(v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"])
-    args = pod["containers"][0]["args"]
+    pod_spec = worker_pod_spec(job)
+    claim = dict(volume_claims(pod_spec))["data"]
+    args = pod_spec["containers"][0]["args"]
     return str(claim + args[args.index("--data") + 1].removeprefix("/data"))
 
 
@@ -70,15 +77,15 @@ def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) ->
 
     try:
         if not follow:
-            return until_done(cluster, name, timeout_s)
-        with _Logs(cluster, name):
-            return until_done(cluster, name, timeout_s)
+            return until_done(cluster, name, note, timeout_s)
+        with _LogThread(cluster, name):
+            return until_done(cluster, name, note, timeout_s)
     except KeyboardInterrupt:
         note(f"the job goes on; `gptddp-k8s delete {name}{cluster.flags}` ends it")
         raise
 
 
-class _Logs(threading.Thread):
+class _LogThread(threading.Thread):
     """The logs of all pods on stdout while another thread waits for the job's end."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -87,11 +94,10 @@ class _Logs(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        from gptddp.errors import GptddpError
         from gptddp.k8s.observe import logs
 
         try:
-            logs.follow(self._cluster, self._name, self._write)
+            logs.follow(self._cluster, self._name, self._write, note, tell_changes=False)
         except GptddpError as error:
             note(f"the logs end here: {error}")
 

@@ -12,11 +12,12 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """kubectl's `--context` and `--kubeconfig`, as they are."""
     for option in (
         click.option(
-            "--kubeconfig", type=click.Path(path_type=Path, dir_okay=False),
+            "--kubeconfig",
+            type=click.Path(path_type=Path, dir_okay=False),
             help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
         ),
         click.option("--context", help="context of that file [its current one]"),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -26,9 +27,12 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def connected(
-        *args: Any, namespace: str | None, context: str | None, kubeconfig: Path | None,
+        *args: Any,
+        namespace: str | None,
+        context: str | None,
+        kubeconfig: Path | None,
         **options: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         from gptddp.k8s.cluster import connect
 
         return command(*args, cluster=connect(namespace, kubeconfig, context), **options)

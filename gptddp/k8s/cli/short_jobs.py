@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gptddp import __version__
+from gptddp.errors import JobFailed
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import cluster_options, context_options
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
+    from gptddp.k8s.objects import Object
 
 IMAGE = f"gptddp:{__version__}"
 
@@ -32,10 +34,21 @@ IMAGE = f"gptddp:{__version__}"
 @click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
 @click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
 def prepare(
-    source: str, data: str, name: str, image: str, cpu: str, memory: str, namespace: str | None,
-    context: str | None, kubeconfig: Path | None, dry_run: bool, wait: bool, follow: bool,
-    timeout: float | None, options: tuple[str, ...],
-) -> None:  # fmt: skip
+    source: str,
+    data: str,
+    name: str,
+    image: str,
+    cpu: str,
+    memory: str,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: Path | None,
+    dry_run: bool,
+    wait: bool,
+    follow: bool,
+    timeout: float | None,
+    options: tuple[str, ...],
+) -> None:
     """Make a dataset in a volume of the cluster, from texts in a volume, by a batch Job.
 
     It runs `gptddp prepare` with the options after `--`. The same command again changes nothing
@@ -44,35 +57,57 @@ def prepare(
     \b
     gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
     """
-    from gptddp.k8s.render import batch_job
     from gptddp.k8s.render.manifest import to_yaml
+    from gptddp.k8s.render.short_job import ClaimPath, prepare_job
 
     _check_options(options)
-    places = batch_job.Place.parse("--source", source), batch_job.Place.parse("--data", data)
-    job = batch_job.prepare_job(name, *places, options, image=image, cpu=cpu, memory=memory)
+    texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
+    job = prepare_job(name, texts, dataset, options, image=image, cpu=cpu, memory=memory)
     if dry_run:
         if namespace:
             job["metadata"]["namespace"] = namespace
         click.echo(to_yaml([job]), nl=False)
         return
-    from gptddp.k8s.act import short_job, submit
-    from gptddp.k8s.cluster import connect, resource
+    from gptddp.k8s.cluster import connect
 
     cluster = connect(namespace, kubeconfig, context)
-    submit.check_claims(cluster, job["spec"]["template"]["spec"], 1, note)
-    created = short_job.submit(cluster, job, note)
-    click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
+    created = _submit_prepare(cluster, job)
     if wait or follow:
-        write = click.echo if follow else None
-        if short_job.watch(cluster, name, note, write=write, timeout_s=timeout) == short_job.FAILED:
-            why = short_job.reason(cluster, name).replace("--out", "--data")
-            raise short_job.JobFailed(f"the Job {name} failed: {why}")
-        note(f"next: gptddp-k8s submit --data {places[1]}{cluster.flags}")
+        _wait_for_prepare(cluster, name, follow, timeout)
+        note(f"next: gptddp-k8s submit --data {dataset}{cluster.flags}")
         return
     if not created:
-        live = cluster.get("Job", name)
-        note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
+        _say_progress(cluster, name)
     note("next: the same command with --follow shows its log and how it ends")
+
+
+def _submit_prepare(cluster: "Cluster", job: "Object") -> bool:
+    """Create the Job, unless the same one is there; did this call create it?"""
+    from gptddp.k8s.act import claims, short_job
+    from gptddp.k8s.cluster import resource
+
+    claims.check(cluster, job["spec"]["template"]["spec"], 1, note)
+    created = short_job.submit(cluster, job, note)
+    name = job["metadata"]["name"]
+    click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
+    return created
+
+
+def _say_progress(cluster: "Cluster", name: str) -> None:
+    from gptddp.k8s.act import short_job
+
+    live = cluster.get("Job", name)
+    note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
+
+
+def _wait_for_prepare(cluster: "Cluster", name: str, follow: bool, timeout_s: float | None) -> None:
+    """Until the Job has ended, its log on stdout if asked for; raises JobFailed, TimedOut."""
+    from gptddp.k8s.act import short_job
+
+    write = click.echo if follow else None
+    if short_job.watch(cluster, name, note, write=write, timeout_s=timeout_s) == short_job.FAILED:
+        reason = short_job.reason(cluster, name).replace("--out", "--data")
+        raise JobFailed(f"the Job {name} failed: {reason}")
 
 
 def _check_options(options: tuple[str, ...]) -> None:
@@ -105,9 +140,18 @@ def _check_options(options: tuple[str, ...]) -> None:
 )
 @cluster_options
 def sample(
-    cluster: "Cluster", name: str, prompt: str, tokens: int, temperature: float, seed: int,
-    image: str | None, memory: str | None, runs: str | None, data: str | None, timeout: float,
-) -> None:  # fmt: skip
+    cluster: "Cluster",
+    name: str,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    image: str | None,
+    memory: str | None,
+    runs: str | None,
+    data: str | None,
+    timeout: float,
+) -> None:
     """Print text from the newest checkpoint of a job that trains or has ended.
 
     It runs `gptddp sample` in a short Job on the job's volumes, and deletes it. A job that is gone

@@ -1,10 +1,10 @@
 """A PyTorchJob's conditions as the training operator (v1.9) keeps them, and `status.json`."""
 
-import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+
+from gptddp import files
 
 FINAL = ("Succeeded", "Failed")
 
@@ -21,7 +21,7 @@ class Conditions:
         self.items: list[dict[str, str]] = []
 
     def has(self, kind: str) -> bool:
-        """Is the condition of this type True."""
+        """Is the condition of this type True?"""
         return any(c["type"] == kind and c["status"] == "True" for c in self.items)
 
     @property
@@ -43,9 +43,15 @@ class Conditions:
             self._end_running()
         time = now()
         self.items.append(
-            {"type": kind, "status": "True", "reason": reason, "message": message,
-             "lastUpdateTime": time, "lastTransitionTime": time}
-        )  # fmt: skip
+            {
+                "type": kind,
+                "status": "True",
+                "reason": reason,
+                "message": message,
+                "lastUpdateTime": time,
+                "lastTransitionTime": time,
+            }
+        )
         return True
 
     def _end_running(self) -> None:
@@ -67,10 +73,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file's object; empty if there is none or it cannot be read."""
+def has_succeeded(status_file: Path) -> bool:
+    """Does `status.json` say so? Not where there is none, or it cannot be read."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        status = files.read_json(status_file)
     except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return False
+    recorded = status.get("conditions") if isinstance(status, dict) else None
+    return any(c.get("type") == "Succeeded" and c.get("status") == "True" for c in recorded or [])

@@ -12,88 +12,15 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gptddp.errors import ConfigError
-
-Object = dict[str, Any]
+from gptddp.k8s.local.replica import Replica, replicas
+from gptddp.k8s.objects import Object, replica_count, replica_specs
+from gptddp.k8s.render.rules import JOB_ENV
 
 # A container starts without what the user's shell exports for another job.
-_FOREIGN = re.compile(
-    r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
-    r"|LOCAL_WORLD_SIZE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES"
-)
-
-
-@dataclass(frozen=True)
-class Network:
-    """A local job's own addresses, and its own port for the rendezvous.
-
-    The port differs from job to job as well: torch's store listens on every address.
-    """
-
-    prefix: str  # 127.A.B
-    port: int
-
-    def address(self, role: str, index: int) -> str:
-        return f"{self.prefix}.{100 + index if role == 'Worker' else 99}"
-
-
-@dataclass(frozen=True)
-class Replica:
-    """One pod of the job: its role (Worker or Master) and index, and what follows from them."""
-
-    job: Object
-    role: str
-    index: int
-    network: Network
-
-    @property
-    def short(self) -> str:
-        return f"{self.role.lower()}-{self.index}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.job['metadata']['name']}-{self.short}"
-
-    @property
-    def address(self) -> str:
-        return self.network.address(self.role, self.index)
-
-    @property
-    def spec(self) -> Object:
-        """The replica's entry: replicas, restartPolicy, template."""
-        entry: Object = self.job["spec"]["pytorchReplicaSpecs"][self.role]
-        return entry
-
-    @property
-    def pod(self) -> Object:
-        spec: Object = self.spec["template"]["spec"]
-        return spec
-
-    @property
-    def container(self) -> Object:
-        """The one container; others cannot be run here."""
-        if self.pod.get("initContainers") or len(self.pod["containers"]) != 1:
-            raise ConfigError(
-                f"{self.name}: --local runs pods of one container and no initContainers; "
-                "take the others out of the manifest"
-            )
-        container: Object = self.pod["containers"][0]
-        return container
-
-
-def replicas(job: Object, network: Network) -> list[Replica]:
-    """Every pod of the job, masters first, as the operator names them."""
-    specs = job["spec"]["pytorchReplicaSpecs"]
-    return [
-        Replica(job, role, index, network)
-        for role in ("Master", "Worker")
-        if role in specs
-        for index in range(int(specs[role].get("replicas", 1)))
-    ]
+_NOT_INHERITED = re.compile(JOB_ENV + r"|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES")
 
 
 # -- volumes -----------------------------------------------------------------------------------
@@ -102,7 +29,7 @@ def replicas(job: Object, network: Network) -> list[Replica]:
 def mounts(replica: Replica, scratch: Path, claims: Mapping[str, Path], default: Path) -> Object:
     """Mount path -> folder. Claims lie in `claims` or under `default`, emptyDirs in `scratch`."""
     folders: Object = {}
-    for volume in replica.pod.get("volumes") or []:
+    for volume in replica.pod_spec.get("volumes") or []:
         if claim := volume.get("persistentVolumeClaim"):
             name = claim["claimName"]
             folder = Path(claims.get(name, default / name))
@@ -154,7 +81,7 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 def operator_env(replica: Replica) -> dict[str, str]:
     """What the operator appends to a container's environment (`pt/envvar.go`, `pt/elastic.go`)."""
     spec, network = replica.job["spec"], replica.network
-    counts = {r: int(s.get("replicas", 1)) for r, s in spec["pytorchReplicaSpecs"].items()}
+    counts = {r: replica_count(s) for r, s in replica_specs(replica.job).items()}
     policy: Object | None = spec.get("elasticPolicy")
     per_node = spec.get("nprocPerNode") or (policy or {}).get("nProcPerNode") or "auto"
     env = {"PYTHONUNBUFFERED": "1"}
@@ -196,7 +123,7 @@ def _elastic_env(replica: Replica, policy: Object, workers: int) -> dict[str, st
 def environment(replica: Replica, folders: Mapping[str, Path]) -> dict[str, str]:
     """The container's whole environment: this machine's in the place of the image's, the
     manifest's, the operator's, and the pod's own name and address."""
-    env = {k: v for k, v in os.environ.items() if not _FOREIGN.fullmatch(k)}
+    env = {k: v for k, v in os.environ.items() if not _NOT_INHERITED.fullmatch(k)}
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     env |= {"HOSTNAME": replica.name, "POD_ADDRESS": replica.address}
     env.setdefault("PYTHONUSERBASE", site.getuserbase())  # before the manifest moves HOME
@@ -228,7 +155,7 @@ def _from_source(replica: Replica, name: str, source: Object) -> str:
         "metadata.namespace": replica.job["metadata"].get("namespace") or "default",
         "metadata.uid": str(uuid.uuid4()),
         "spec.nodeName": socket.gethostname(),
-        "spec.serviceAccountName": replica.pod.get("serviceAccountName") or "default",
+        "spec.serviceAccountName": replica.pod_spec.get("serviceAccountName") or "default",
         "status.podIP": replica.address,
         "status.podIPs": replica.address,
         "status.hostIP": replica.address,

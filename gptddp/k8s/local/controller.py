@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gptddp.k8s.exit_codes import described
+from gptddp.k8s.exit_codes import FIRST_RETRYABLE, NOT_EXECUTABLE, NOT_STARTED, described
 from gptddp.k8s.local.conditions import Conditions
 from gptddp.k8s.local.pods import Pod
 
@@ -19,13 +19,13 @@ class Controller:
         self.run_policy: dict[str, Any] = job["spec"].get("runPolicy") or {}
         self.pods, self.event = pods, event
         self.conditions = Conditions()
-        self.failure = ""  # the pod, its exit code and its last words
+        self.failure = ""  # the pod, its exit code and its last line
         self.failed_log: Path | None = None
         self.stopping = False
 
     @property
     def done(self) -> bool:
-        """Is no pod left that runs, or will run."""
+        """Is no pod left that runs, or will run?"""
         return not any(pod.alive or pod.waiting for pod in self.pods)
 
     def create(self) -> None:
@@ -33,19 +33,19 @@ class Controller:
         self._condition("Created", "is created.")
 
     def tick(self, now: float) -> None:
-        """Start what is due, see what has ended, and decide what follows. `now`: monotonic."""
+        """Start what is due, collect what has ended, decide what follows. `now`: monotonic."""
         for pod in self.pods:
             if pod.waiting and now >= pod.start_at:
                 self._start(pod, now)
             elif now >= pod.deadline:
                 self.event(f"{pod.name} did not stop within {pod.plan.grace_s:.0f} s: SIGKILL")
                 pod.kill()
-        self._judge(now)
+        self._update_job(now)
         ended = [(pod, code) for pod in self.pods if (code := pod.poll()) is not None]
         # The operator looks at failed pods before it counts the succeeded ones.
         for pod, code in sorted(ended, key=lambda end: end[1] == 0):
             self._ended(pod, code, now)
-        self._judge(now)
+        self._update_job(now)
 
     def stop(self, now: float) -> None:
         """Ask every pod to stop; none is started again."""
@@ -69,11 +69,11 @@ class Controller:
         except OSError as error:
             self.event(f"{pod.name} cannot be started: {error}")
             may_pass = error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
-            pod.exit_code = 128 if may_pass else 126
+            pod.exit_code = NOT_STARTED if may_pass else NOT_EXECUTABLE
             self._ended(pod, pod.exit_code, now)
 
     def _ended(self, pod: Pod, code: int, now: float) -> None:
-        """What the restart policy says to a container that has exited."""
+        """Apply the restart policy to a container that has exited."""
         succeeded, said = code == 0, f"{pod.name} exited with {described(code)}"
         if pod.ending:
             pod.phase = "Succeeded" if succeeded else "Deleted"
@@ -85,7 +85,7 @@ class Controller:
         elif succeeded:
             pod.phase = "Succeeded"
             self.event(said)
-        elif pod.policy == "ExitCode" and code >= 128 and not self.conditions.final:
+        elif pod.policy == "ExitCode" and code >= FIRST_RETRYABLE and not self.conditions.final:
             self.event(f"{said}: another pod takes its place")
             pod.recreate(now)
             self._condition("Restarting", f"is restarting because {_replicas(pod)} failed.")
@@ -103,7 +103,7 @@ class Controller:
             text = "has failed because it has reached the specified backoff limit."
             self._fail(worst, text, now, everything=True)
 
-    def _judge(self, now: float) -> None:
+    def _update_job(self, now: float) -> None:
         """Succeeded or Running: by the Master; without one by all Workers, or by any if elastic."""
         if self.conditions.final:
             return
@@ -118,9 +118,9 @@ class Controller:
 
     def _fail(self, pod: Pod, text: str, now: float, *, everything: bool = False) -> None:
         if not self.conditions.final:
-            words = pod.last_words()
+            line = pod.last_line()
             self.failure = f"pod {pod.name} exited with {described(pod.exit_code or 0)}"
-            self.failure += f": {words}" if words else ""
+            self.failure += f": {line}" if line else ""
             self.failed_log = pod.log
             self._condition("Failed", f"{text} {self.failure}")
             self._clean(now, everything=everything)

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.local.container import Network
+from gptddp.k8s.local.replica import Network
 
 MAX_PODS = 150  # 127.A.B.100 upwards
 _SLOTS = 4096
@@ -21,7 +21,7 @@ _FIRST_PORT = 23456  # the rendezvous of slot n listens on this + n: below the e
 def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
     """Lock a job's folder, made if need be: a file descriptor, or None if another runner has it.
 
-    A runner that was killed leaves its guard behind for a moment: that is waited for.
+    A runner that was killed leaves its reaper behind for a moment: that is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -49,7 +49,7 @@ def holder(folder: Path) -> int | None:
 
 
 def alive(pid: int | None) -> bool:
-    """Is there a process of this id that is not a zombie."""
+    """Is there a process of this id that is not a zombie?"""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -67,15 +67,15 @@ def network(key: str) -> tuple[Network, socket.socket]:
     for offset in range(_SLOTS):
         slot = (first + offset) % _SLOTS
         prefix = f"127.{64 + slot // 256}.{slot % 256}"
-        claim = socket.socket()
+        held = socket.socket()
         try:
-            claim.bind((f"{prefix}.1", _FIRST_PORT - 1))
+            held.bind((f"{prefix}.1", _FIRST_PORT - 1))
             with socket.socket() as probe:  # torch's store listens on every address
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("", _FIRST_PORT + slot))
-            return Network(prefix, _FIRST_PORT + slot), claim
+            return Network(prefix, _FIRST_PORT + slot), held
         except OSError:
-            claim.close()
+            held.close()
     raise ConfigError(
         "no loopback address of 127.64.0.0/12 can be had: a local job gives each pod one of its "
         "own; see whether `ip address show lo` has 127.0.0.1/8"

@@ -20,7 +20,7 @@ def main() -> None:
     parent, cpus, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):
-        sys.exit(137)  # the runner died before the line above could tell us
+        sys.exit(137)  # the runner had ended before the line above
     if cpus:
         os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

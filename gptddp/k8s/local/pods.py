@@ -14,10 +14,10 @@ from typing import Any
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.local import container, reaper
-from gptddp.k8s.local.container import Network, Replica
+from gptddp.k8s.local.replica import Network, Replica, replicas
 from gptddp.k8s.render import quantity
 
-SHIM = str(Path(__file__).with_name("pod_main.py"))
+_POD_MAIN = str(Path(__file__).with_name("pod_main.py"))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def grace_s(self) -> float:
-        return float(self.replica.pod.get("terminationGracePeriodSeconds", 30))
+        return float(self.replica.pod_spec.get("terminationGracePeriodSeconds", 30))
 
     def option(self, flag: str) -> str | None:
         """The value of an option of the command, given as `--x v` or `--x=v`."""
@@ -57,7 +57,7 @@ def plan(
     plans: list[Plan] = []
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
     next_core = next_gpu = 0
-    for replica in container.replicas(job, network):
+    for replica in replicas(job, network):
         own = scratch / replica.short
         folders = container.mounts(replica, own, claims, default)
         env = container.environment(replica, folders)
@@ -101,7 +101,7 @@ class BackOff:
         self.first_s, self.most_s, self.next_s = first_s, most_s, 0.0
 
     def delay_s(self, ran_s: float) -> float:
-        """Seconds from now to the restart, after a life of `ran_s` seconds."""
+        """Seconds from now to the restart of a container that ran for `ran_s` seconds."""
         delay_s = 0.0 if ran_s > 2 * self.most_s else self.next_s
         self.next_s = min(max(self.first_s, 2 * delay_s), self.most_s)
         return delay_s
@@ -116,15 +116,15 @@ class Pod:
         self.tag = f"{job_tag}{plan.replica.short}/"
         self.process: subprocess.Popen[bytes] | None = None
         self.fd = -1  # readable once the process has ended; -1: none
-        self.log_start = 0  # where the log of this life begins
+        self.log_start = 0  # where the log of the newest process begins
         self.deadline = math.inf  # of a graceful stop
         self.exit_code: int | None = None
         self.started = -math.inf
         self.ending = False  # asked to stop: whatever its exit code, no other follows
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """What a new pod of the same name does not know of the old one."""
+    def _reset(self) -> None:
+        """Reset what a new pod of the same name does not take over."""
         self.phase, self.restarts, self.back_off = "Pending", 0, BackOff()
         self.start_at = 0.0  # no start before this time; inf: none at all
 
@@ -134,7 +134,7 @@ class Pod:
 
     @property
     def waiting(self) -> bool:
-        """Will it be started when its time has come."""
+        """Will it be started when its time has come?"""
         return self.process is None and math.isfinite(self.start_at)
 
     @property
@@ -148,13 +148,18 @@ class Pod:
         for folder in self.plan.folders:
             folder.mkdir(parents=True, exist_ok=True)
         env = {**self.plan.env, reaper.TAG: self.tag}
-        shim = [sys.executable, "-I", "-S", SHIM, str(os.getpid()), self.plan.cpus]
+        pod_main = [sys.executable, "-I", "-S", _POD_MAIN, str(os.getpid()), self.plan.cpus]
         with open(self.log, "ab") as log:
             self.log_start = log.tell()
             self.process = subprocess.Popen(
-                [*shim, *self.plan.argv], env=env, cwd=self.plan.cwd, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                [*pod_main, *self.plan.argv],
+                env=env,
+                cwd=self.plan.cwd,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         self.phase, self.fd = "Running", -1
         with contextlib.suppress(OSError):  # an old kernel: then its end is seen at the next tick
             self.fd = os.pidfd_open(self.process.pid)
@@ -163,7 +168,7 @@ class Pod:
         """The exit code once the main process has ended (128 + n for signal n), else None.
 
         The other processes of the pod end with it. It is reaped last: until then its pid, which
-        names their session, cannot belong to a stranger.
+        names their session, cannot be given to another process.
         """
         if self.process is None:
             return None
@@ -201,7 +206,7 @@ class Pod:
 
     def recreate(self, now: float) -> None:
         """Another pod of the same name: no restarts, empty scratch; at most one a second."""
-        self._forget()
+        self._reset()
         self.wipe()
         self.start_at = max(now, self.started + 1.0)
 
@@ -209,8 +214,8 @@ class Pod:
         """Remove the emptyDirs."""
         shutil.rmtree(self.plan.scratch, ignore_errors=True)
 
-    def last_words(self) -> str:
-        """The last line that this life of the pod wrote, at most 500 characters."""
+    def last_line(self) -> str:
+        """The last line that the newest process wrote, at most 500 characters."""
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(self.log_start, os.path.getsize(self.log) - 4096))

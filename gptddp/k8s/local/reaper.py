@@ -2,7 +2,7 @@
 
 A container's processes die with it because they share a namespace. Without root there is none, so
 every process of a local pod carries a tag in its environment, which its children inherit, and the
-pod's main process leads a session. Run as a script, this is the guard of a job: it reads the
+pod's main process leads a session. Run as a script, this is the reaper of a job: it reads the
 sessions from its standard input, a pipe held by the runner alone, and at its end kills what is
 left. It also inherits the job's locks, so that they are free only when the last process is gone.
 """
@@ -46,11 +46,11 @@ def members(prefix: str, known: Collection[int] = ()) -> list[int]:
 
 
 def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> list[int]:
-    """SIGKILL until two looks in a row find no process; returns what would not die in time.
+    """SIGKILL until two scans in a row find no process; returns those that are left at the limit.
 
     Two, because a process that is just being started shows an empty environment for a moment. The
-    trackers of Python's multiprocessing have a second to end by themselves: they remove the
-    semaphores of the dead from /dev/shm, which is this machine's and does not go with the pod.
+    trackers of Python's multiprocessing have a second to end by themselves: they remove what the
+    killed leave in /dev/shm, which is this machine's and does not go with the pod.
     """
     began, clean, left = time.monotonic(), 0, []
     while clean < 2 and time.monotonic() < began + timeout_s:
@@ -79,7 +79,7 @@ def main() -> None:
     Each line of stdin names the sessions of all pods that are up; the last line counts.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are the runner's; we go when it is gone
+        signal.signal(number, signal.SIG_IGN)  # meant for the runner; this process ends after it
     last = ["", *sys.stdin][-1]
     sweep(sys.argv[1], [int(session) for session in last.split()])
     for folder in sys.argv[2:]:

@@ -21,10 +21,12 @@ from typing import IO, Any
 
 from gptddp import config
 from gptddp.errors import ConfigError, DataError
+from gptddp.k8s.exit_codes import SUCCEEDED
 from gptddp.k8s.local import conditions, locks, pods, reaper
-from gptddp.k8s.local.container import Network
-from gptddp.k8s.local.runner import SUCCEEDED, Interrupts, Runner, shown
-from gptddp.k8s.local.screen import View
+from gptddp.k8s.local.replica import Network
+from gptddp.k8s.local.runner import Interrupts, Runner
+from gptddp.k8s.local.screen import Screen, relative_path
+from gptddp.k8s.objects import Object, replica_specs, volume_claims
 from gptddp.k8s.render import admission, manifest, rules
 
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
@@ -43,53 +45,56 @@ def run(
     nothing started and nothing written, for what cannot be run. A job that was stopped, killed or
     has failed goes on; one that has succeeded or is running is left alone.
     """
-    job = _pytorchjob(objects)
-    local_dir, volumes = local_dir.absolute(), volumes or {}
-    _check_claims(job, volumes)
+    job, local_dir, volumes = _pytorchjob(objects), local_dir.absolute(), volumes or {}
     folder, default = local_dir / "jobs" / job["metadata"]["name"], local_dir / "volumes"
+    _check_claims(job, volumes)
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)[0]
     _check_dataset(trial)
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts().installed())
-        try:
+        with _os_errors_refused(local_dir):
             lock = locks.lock(folder)
             _check_same(folder, job)
             if lock is not None:
                 stack.callback(os.close, lock)
             if left_alone := _left_alone(folder, lock, trial):
-                View(folder.name).event(left_alone)
+                Screen(folder.name).event(left_alone)
                 return SUCCEEDED
             assert lock is not None
-            reaper.sweep(f"{folder}#")  # of a runner that was killed together with its guard
-            network, claim = locks.network(str(folder))
-            stack.enter_context(claim)
+            reaper.sweep(f"{folder}#")  # of a runner that was killed together with its reaper
+            network, addresses = locks.network(str(folder))
+            stack.enter_context(addresses)
             scratch, temporary = _scratch(folder)
             plans = pods.plan(job, network, scratch, volumes, default)
             tag = f"{folder}#{uuid.uuid4().hex}/"
-            guardian = stack.enter_context(_guarded(tag, (lock, claim.fileno()), temporary))
+            sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
             runner = Runner(job, folder, plans, tag, verbose)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot run in {shown(str(local_dir))}: {error}; choose another --local-dir"
-            ) from error
-        return runner.run(guardian, interrupts)
+        return runner.run(sessions, interrupts)
+
+
+@contextlib.contextmanager
+def _os_errors_refused(local_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir"
+        ) from error
 
 
 def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
     """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
     if lock is None:
-        where = shown(str(folder / "status.json"))
+        where = relative_path(folder / "status.json")
         return f"is already running, as process {locks.holder(folder)}; see {where}"
-    status = conditions.read_json(folder / "status.json").get("conditions") or []
     run = trial.option(config.flag("run_dir"))
-    if (run is None or Path(run).exists()) and any(
-        c.get("type") == "Succeeded" and c.get("status") == "True" for c in status
-    ):
+    kept = run is None or Path(run).exists()
+    if kept and conditions.has_succeeded(folder / "status.json"):
         return "has already succeeded, nothing to do; for another run use another --name"
     return ""
 
 
-def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> Object:
     """The one PyTorchJob, checked; other kinds mean nothing on one machine."""
     if sys.platform != "linux":
         raise ConfigError(
@@ -104,19 +109,18 @@ def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     spec = jobs[0]["spec"]
     if (spec.get("runPolicy") or {}).get("suspend"):
         raise ConfigError("spec.runPolicy.suspend is true: nothing would run; remove it")
-    count = int(spec["pytorchReplicaSpecs"].get("Worker", {}).get("replicas", 1))
+    count = admission.worker_count(jobs[0])
     if count > locks.MAX_PODS:
         raise ConfigError(f"{count} pods on one machine: use at most {locks.MAX_PODS} --replicas")
     return jobs[0]
 
 
-def _check_claims(job: Mapping[str, Any], volumes: Mapping[str, Path]) -> None:
+def _check_claims(job: Object, volumes: Mapping[str, Path]) -> None:
     """A folder for a claim that the job does not have is a mistake."""
     known = {
-        volume["persistentVolumeClaim"]["claimName"]
-        for replica in job["spec"]["pytorchReplicaSpecs"].values()
-        for volume in replica["template"]["spec"].get("volumes") or []
-        if "persistentVolumeClaim" in volume
+        claim
+        for replica in replica_specs(job).values()
+        for _, claim in volume_claims(replica["template"]["spec"])
     }
     for claim in volumes:
         if claim not in known:
@@ -130,13 +134,14 @@ def _check_dataset(plan: pods.Plan) -> None:
     if plan.replica.container.get("command") or not data:
         return
     if not Path(data, "dataset.json").is_file():
+        where = relative_path(data)
         raise DataError(
-            f"there is no dataset in {shown(data)}: make one with `gptddp prepare SOURCE... --out "
-            f"{shown(data)}`, or say where it is with --volume CLAIM=FOLDER"
+            f"there is no dataset in {where}: make one with `gptddp prepare SOURCE... --out "
+            f"{where}`, or say where it is with --volume CLAIM=FOLDER"
         )
 
 
-def _check_same(folder: Path, job: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, job: Object) -> None:
     """Refuse to go on with another manifest than the job's folder has."""
     try:
         old = (folder / "manifest.yaml").read_text("utf-8").splitlines()
@@ -151,7 +156,7 @@ def _check_same(folder: Path, job: Mapping[str, Any]) -> None:
     ]
     if old != new:
         more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
-        fix = f"use another --name, or remove {shown(str(folder))} to begin it anew"
+        fix = f"use another --name, or remove {relative_path(folder)} to begin it anew"
         first = f"the job {job['metadata']['name']} exists with another manifest; {fix}"
         head = f"{first} (its run directory is then continued):"
         raise ConfigError("\n".join([head, *lines[:12], *more]))
@@ -174,12 +179,17 @@ def _scratch(folder: Path) -> tuple[Path, list[str]]:
 
 
 @contextlib.contextmanager
-def _guarded(tag: str, locks: tuple[int, ...], temporary: list[str]) -> Iterator[IO[str]]:
-    """A process that outlives this one by the time it takes to kill what it left; its stdin."""
+def _reaper(tag: str, locks: tuple[int, ...], temporary: list[str]) -> Iterator[IO[str]]:
+    """Start the process that ends the pods' processes when this one has ended; its stdin."""
     command = [sys.executable, "-I", "-S", reaper.__file__, tag, *temporary]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, pass_fds=locks, text=True,
-    ) as process:  # fmt: skip
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=locks,
+        text=True,
+    ) as process:
         assert process.stdin
-        yield process.stdin  # leaving closes it, which is the sign to go, and waits
+        yield process.stdin  # leaving closes it, at which the reaper ends, and waits for that

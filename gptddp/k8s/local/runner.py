@@ -1,4 +1,4 @@
-"""One life of a local job: the loop over its pods, the signals, what is shown and recorded."""
+"""Runs the pods of a local job: the loop, the signals, what is shown and recorded."""
 
 import contextlib
 import json
@@ -13,13 +13,13 @@ from typing import IO, Any
 
 from gptddp import config
 from gptddp.errors import GptddpError
+from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
 from gptddp.k8s.local import conditions, pods
 from gptddp.k8s.local.controller import Controller
-from gptddp.k8s.local.screen import RunLog, View, duration
+from gptddp.k8s.local.screen import Screen, StepFeed, duration, relative_path
 from gptddp.k8s.render import manifest
 
-SUCCEEDED, FAILED, STOPPED = 0, 100, 130  # exit codes
-TICK_S = 0.2  # between two looks at logs and clock; an ended pod is noticed at once
+TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is noticed at once
 
 
 class Interrupts:
@@ -53,35 +53,35 @@ class Interrupts:
 
 
 class Runner:
-    """One life of a local job."""
+    """Runs a local job until it has ended, or is stopped."""
 
     def __init__(
         self, job: dict[str, Any], folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
     ) -> None:
         self.folder, self.first = folder, plans[0]
-        self.view = View(folder.name)
+        self.screen = Screen(folder.name)
         (folder / "logs").mkdir(exist_ok=True)
         conditions.write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
         self.pods = [pods.Pod(p, folder / "logs" / f"{p.replica.name}.log", tag) for p in plans]
         for pod in self.pods if verbose else []:
-            self.view.follow(pod.plan.replica.short, pod.log)
+            self.screen.follow(pod.plan.replica.short, pod.log)
         self.status_text, self.status_error = "", False
         self.sessions: list[int] = []
         self.started = conditions.now()
         self.controller = Controller(job, self.pods, self._event)
-        self.log = _run_log(self.first)
+        self.steps = _step_feed(self.first)
 
-    def run(self, guardian: IO[str], interrupts: Interrupts) -> int:
-        """The loop; returns the exit code. The guardian is told the pods' sessions."""
+    def run(self, reaper: IO[str], interrupts: Interrupts) -> int:
+        """The loop; returns the exit code. `reaper`, a stream, gets the pods' sessions."""
         began = time.monotonic()
-        logs = shown(str(self.folder / "logs"))
-        self.view.event(f"{len(self.pods)} pods on {self.first.replica.address} and up; {logs}")
+        logs = relative_path(self.folder / "logs")
+        self.screen.event(f"{len(self.pods)} pods on {self.first.replica.address} and up; {logs}")
         self.controller.create()
         while not self.controller.done:
             now = time.monotonic()
             self._obey(interrupts, now)
             self.controller.tick(now)
-            self._tell(guardian)
+            self._tell_sessions(reaper)
             self._show(now)
             self._wait(now)
         for pod in self.pods:
@@ -95,34 +95,35 @@ class Runner:
         if not self.controller.done:
             select.select(fds, [], [], min(TICK_S, max(0.0, soonest)))
 
-    def _tell(self, guardian: IO[str]) -> None:
+    def _tell_sessions(self, reaper: IO[str]) -> None:
         sessions = [pod.process.pid for pod in self.pods if pod.process]
         if sessions != self.sessions:
             self.sessions = sessions
-            with contextlib.suppress(OSError):  # killed: then the pods' tags have to do
-                print(*sessions, file=guardian, flush=True)
+            # An error says that the reaper was killed: a sweep still finds the pods by their tags.
+            with contextlib.suppress(OSError):
+                print(*sessions, file=reaper, flush=True)
 
     def _obey(self, interrupts: Interrupts, now: float) -> None:
         if interrupts.stop and not self.controller.stopping:
             grace = f"{self.first.grace_s:.0f} s"
-            self.view.event(f"stopping: the pods have {grace} to save; Ctrl-C again kills them")
+            self.screen.event(f"stopping: the pods have {grace} to save; Ctrl-C again kills them")
             self.controller.stop(now)
         if interrupts.kill:
             self.controller.kill()
 
     def _show(self, now: float) -> None:
-        self.view.logs()
-        if self.view.due(now):
-            self.view.progress(self._progress(now), now)
+        self.screen.logs()
+        if self.screen.due(now):
+            self.screen.progress(self._progress(now), now)
         self._write_status()
 
     def _progress(self, now: float) -> str:
         up = sum(pod.alive for pod in self.pods)
-        step = self.log.line(now) if self.log else ""
+        step = self.steps.line(now) if self.steps else ""
         return f"{step}{'  ' if step else ''}pods {up}/{len(self.pods)}"
 
     def _event(self, text: str) -> None:
-        self.view.event(text)
+        self.screen.event(text)
         self._write_status()
 
     def _write_status(self) -> None:
@@ -143,31 +144,31 @@ class Runner:
         except OSError as error:
             if not self.status_error:
                 self.status_error = True
-                self.view.event(f"warning: cannot write status.json: {error}")
+                self.screen.event(f"warning: cannot write status.json: {error}")
 
     def _end(self, elapsed_s: float) -> int:
         """Say how it ended, and what to type next."""
-        controller, view = self.controller, self.view
-        view.logs(rest=True)
+        controller, screen = self.controller, self.screen
+        screen.logs(rest=True)
         if not controller.conditions.final:
             controller.suspended()
         self._write_status()
-        view.progress(self._progress(time.monotonic()), 0.0, force=True)
+        screen.progress(self._progress(time.monotonic()), 0.0, force=True)
         run = self.first.option(config.flag("run_dir"))
-        view.close()
+        screen.close()
         if controller.conditions.has("Failed"):
-            view.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
-            view.event(f"the whole log: {shown(str(controller.failed_log))}")
+            screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
+            screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
-            hint = f"; try: gptddp sample {shown(run)}" if run else ""
-            view.event(f"succeeded in {duration(elapsed_s)}{hint}")
+            hint = f"; try: gptddp sample {relative_path(run)}" if run else ""
+            screen.event(f"succeeded in {duration(elapsed_s)}{hint}")
             return SUCCEEDED
-        view.event("stopped; the same command continues it")
-        return STOPPED
+        screen.event("stopped; the same command continues it")
+        return INTERRUPTED
 
 
-def _run_log(plan: pods.Plan) -> RunLog | None:
+def _step_feed(plan: pods.Plan) -> StepFeed | None:
     """What the trainer writes, if the job runs ours: its `--run-dir`, and its number of steps."""
     run = plan.option(config.flag("run_dir"))
     if not run:
@@ -176,10 +177,4 @@ def _run_log(plan: pods.Plan) -> RunLog | None:
     with contextlib.suppress(GptddpError):
         settings = config.from_args(plan.replica.container.get("args") or [])
         steps = config.with_preset(settings, accelerator=False).steps
-    return RunLog(Path(run), steps)
-
-
-def shown(path: str) -> str:
-    """A path as the user would type it."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    return StepFeed(Path(run), steps)

@@ -12,13 +12,13 @@ from typing import IO, Any
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
-class RunLog:
-    """The newest step of a run directory, and the speed at which steps come."""
+class StepFeed:
+    """The newest step of a run directory, and when the run will be done."""
 
     def __init__(self, run: Path, steps: int | None) -> None:
         self.run, self.steps = run, steps
         self._step: int | None = None
-        self._seen: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
 
     def newest(self) -> dict[str, Any]:
         """The last whole line of `log.<generation>.jsonl` of the highest generation."""
@@ -40,9 +40,9 @@ class RunLog:
         if not isinstance(step, int):
             return ""
         if self._step is not None and step < self._step:
-            self._seen.clear()  # some steps are done again
+            self._recent.clear()  # some steps are done again
         elif self._step is not None and step > self._step:
-            self._seen.append((now, step))
+            self._recent.append((now, step))
         self._step = step
         parts = [f"step {step}" + (f"/{self.steps}" if self.steps else "")]
         for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
@@ -53,9 +53,9 @@ class RunLog:
         return "  ".join(parts)
 
     def _eta_s(self, step: int) -> float | None:
-        if self.steps is None or len(self._seen) < 2:
+        if self.steps is None or len(self._recent) < 2:
             return None
-        (t0, first), (t1, last) = self._seen[0], self._seen[-1]
+        (t0, first), (t1, last) = self._recent[0], self._recent[-1]
         return max(0, self.steps - step) * (t1 - t0) / (last - first)
 
 
@@ -66,7 +66,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-class View:
+def relative_path(path: str | Path) -> str:
+    """A path as the user would type it: relative where it is below the current directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+class Screen:
     """Events and progress on stderr, the pods' lines on stdout. A closed output is no error."""
 
     def __init__(self, name: str, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
@@ -119,7 +125,7 @@ class View:
             self._write(self.err, f"[{self.name}] {text}\n")
 
     def due(self, now: float) -> bool:
-        """Is it time for `progress`."""
+        """Is it time for `progress`?"""
         return now >= self._next
 
     def close(self) -> None:

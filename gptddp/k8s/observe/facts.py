@@ -1,20 +1,26 @@
-"""What is known of a job at one moment, and small questions to the raw objects of the API."""
+"""What is known of a job at one moment: the PyTorchJob, its pods, and the events about them."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
 
-Object = dict[str, Any]
+from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.objects import (
+    Object,
+    holds,
+    is_ready,
+    replica_count,
+    replica_specs,
+    role_and_index,
+)
+from gptddp.k8s.render.companions import JOB_NAME
 
-_INDEX = "training.kubeflow.org/replica-index"
-_ROLE = "training.kubeflow.org/replica-type"
+_MOST_PODS = 5  # of those that are not ready: whose events are asked for
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A PyTorchJob, its pods by role and index, events about them, and the time of the look."""
+    """A PyTorchJob, its pods by role and index, events about them, and when they were fetched."""
 
     job: Object
     pods: Sequence[Object] = ()
@@ -32,98 +38,44 @@ class Facts:
         wanted = [
             f"{self.name}-{role.lower()}-{index}"
             for role, spec in replica_specs(self.job).items()
-            for index in range(int(spec.get("replicas", 1)))
+            for index in range(replica_count(spec))
         ]
         return [name for name in wanted if name not in there]
 
     def about(self, obj: Object, *reasons: str) -> list[Object]:
-        """Events about this object, and not about an older one of its name: all, or of reasons."""
+        """Events about this very object, not an older one of its name; all, or of these reasons."""
         meta = obj["metadata"]
         return [
-            event for event in self.events
+            event
+            for event in self.events
             if (not reasons or event.get("reason") in reasons)
             and event.get("involvedObject", {}).get("name") == meta["name"]
             and event["involvedObject"].get("uid", "") in ("", meta.get("uid", ""))
-        ]  # fmt: skip
+        ]
 
 
-def replica_specs(job: Object) -> dict[str, Object]:
-    specs: dict[str, Object] = job.get("spec", {}).get("pytorchReplicaSpecs") or {}
-    return specs
+def fetch(cluster: Cluster, name: str) -> Facts | None:
+    """The job, its pods, and the events about it and some of its pods that are not ready.
 
-
-def replicas(job: Object) -> int:
-    """The pods that the job wants now."""
-    return sum(int(spec.get("replicas", 1)) for spec in replica_specs(job).values())
-
-
-def suspended(job: Object) -> bool:
-    return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
-
-
-def seconds(text: str | None) -> float | None:
-    """A time of the API as seconds since the epoch."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
+    None if there is no such job. Raises ClusterError.
+    """
+    job = cluster.get(JOB, name)
+    if job is None:
         return None
+    pods = pods_of(cluster, job)
+    not_ready = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)]
+    abouts = [] if holds(job, "Succeeded") else [name, *not_ready[:_MOST_PODS]]
+    told = [event for about in abouts for event in cluster.events(about)]
+    return Facts(job, pods, told)
 
 
-def age_s(obj: Object, now: float) -> float:
-    created = seconds(obj["metadata"].get("creationTimestamp"))
-    return max(0.0, now - created) if created else 0.0
+def pods_of(cluster: Cluster, job: Object) -> list[Object]:
+    """The job's pods by role and index; those of an older job of its name are left out."""
+    uid = job["metadata"].get("uid")
+    pods = cluster.find("Pod", f"{JOB_NAME}={job['metadata']['name']}")
+    return sorted((pod for pod in pods if _owner(pod) in (None, uid)), key=role_and_index)
 
 
-def event_time(event: Mapping[str, Any]) -> float:
-    """When an event happened last."""
-    series = event.get("series") or {}
-    for text in (series.get("lastObservedTime"), event.get("lastTimestamp"),
-                 event.get("eventTime"), event.get("firstTimestamp")):  # fmt: skip
-        if (at := seconds(text)) is not None:
-            return at
-    return 0.0
-
-
-def place(pod: Object) -> tuple[str, int]:
-    """Role and index of a pod: ("worker", 2)."""
-    labels = pod["metadata"].get("labels") or {}
-    role, _, index = pod["metadata"]["name"].rpartition("-")
-    index = labels.get(_INDEX, index)
-    return labels.get(_ROLE, role.rpartition("-")[2]), int(index) if index.isdigit() else 0
-
-
-def short(pod: Object) -> str:
-    """`w2` for worker 2."""
-    role, index = place(pod)
-    return f"{role[:1]}{index}"
-
-
-def containers(pod: Object) -> Iterator[Object]:
-    """The status of every container, init containers first."""
-    status = pod.get("status") or {}
-    yield from status.get("initContainerStatuses") or []
-    yield from status.get("containerStatuses") or []
-
-
-def ready(pod: Object) -> bool:
-    """Does the pod run, with every container ready, and is it not on its way out?"""
-    status = pod.get("status") or {}
-    own = status.get("containerStatuses") or []
-    running = status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-    return running and bool(own) and all(c.get("ready") for c in own)
-
-
-def ended(pod: Object) -> bool:
-    """Will none of the pod's containers run again?"""
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def condition(obj: Object, kind: str) -> Object | None:
-    """The condition of a type; its status may be anything."""
-    found = (c for c in (obj.get("status") or {}).get("conditions") or [] if c["type"] == kind)
-    return next(found, None)
-
-
-def holds(obj: Object, kind: str) -> bool:
-    """Is the condition of this type True?"""
-    return (condition(obj, kind) or {}).get("status") == "True"
+def _owner(pod: Object) -> str | None:
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next((str(o["uid"]) for o in owners if o.get("controller")), None)

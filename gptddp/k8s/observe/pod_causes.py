@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gptddp.k8s import exit_codes
-from gptddp.k8s.observe.facts import Facts, Object, condition, containers, ended, seconds
+from gptddp.k8s.objects import Object, condition, container_statuses, has_ended, seconds
+from gptddp.k8s.observe.facts import Facts
 
 _TAIL = re.compile(r"[.,]?( no new claims to deallocate[.,]?)?( preemption:.*)?$", re.S)
 GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
@@ -31,7 +32,7 @@ def unschedulable(facts: Facts) -> Iterator[Cause]:
     """No node takes the pod, or a claim of it is not there."""
     for pod in facts.pods:
         scheduled = condition(pod, "PodScheduled") or {}
-        if scheduled.get("status") != "False" or ended(pod):
+        if scheduled.get("status") != "False" or has_ended(pod):
             continue
         message = _TAIL.sub("", str(scheduled.get("message", "")))
         name = (pod["metadata"]["name"],)
@@ -48,11 +49,11 @@ def unschedulable(facts: Facts) -> Iterator[Cause]:
 
 
 def waiting(facts: Facts) -> Iterator[Cause]:
-    """Containers that wait for more than their turn: image, configuration, back-off."""
+    """Containers that cannot start: image, configuration, back-off."""
     for pod in facts.pods:
         name = (pod["metadata"]["name"],)
         images = {c["name"]: c.get("image") for c in pod.get("spec", {}).get("containers", [])}
-        for status in containers(pod):
+        for status in container_statuses(pod):
             waiting = (status.get("state") or {}).get("waiting") or {}
             reason, message = waiting.get("reason", ""), waiting.get("message", "")
             image = images.get(status["name"]) or status.get("image")
@@ -75,7 +76,7 @@ def crashed(facts: Facts) -> Iterator[Cause]:
         if status.get("reason") == "Evicted":
             yield Cause("evicted", f"evicted from its node: {status.get('message', '')}", name)
             continue
-        for container in containers(pod):
+        for container in container_statuses(pod):
             terminated = (container.get("state") or {}).get("terminated") or {}
             if terminated.get("exitCode"):
                 yield Cause(_ending_id(terminated, "crash"), how_it_ended(pod, terminated), name)
@@ -98,11 +99,11 @@ def how_it_ended(pod: Object, terminated: Object) -> str:
 
 
 def node_lost(facts: Facts) -> Iterator[Cause]:
-    """A pod that should have been gone by now, or whose node has fallen silent."""
+    """A pod that should have been gone by now, or whose node has stopped reporting."""
     for pod in facts.pods:
         name, node = (pod["metadata"]["name"],), pod.get("spec", {}).get("nodeName")
         gone = seconds(pod["metadata"].get("deletionTimestamp"))
-        if gone and node and not ended(pod) and facts.now > gone + GONE_S:
+        if gone and node and not has_ended(pod) and facts.now > gone + GONE_S:
             text = (
                 f"its node {node} does not answer, so it cannot be replaced: if the node is off, "
                 f"remove it (kubectl delete node {node}) or kubectl delete pod {name[0]} --force"
@@ -113,7 +114,7 @@ def node_lost(facts: Facts) -> Iterator[Cause]:
 
 
 def _silent(pod: Object) -> bool:
-    """The node controller takes back Ready, while nobody can take back the containers'."""
+    """The pod is not ready though its containers are: the node controller has set that."""
     own = (pod.get("status") or {}).get("containerStatuses") or []
     not_ready = (condition(pod, "Ready") or {}).get("status") == "False"
     gates = pod.get("spec", {}).get("readinessGates")
@@ -121,9 +122,9 @@ def _silent(pod: Object) -> bool:
 
 
 def volume(facts: Facts) -> Iterator[Cause]:
-    """A scheduled pod whose volumes do not come."""
+    """A scheduled pod whose volumes cannot be mounted."""
     for pod in facts.pods:
-        if any("waiting" in (c.get("state") or {}) for c in containers(pod)):
+        if any("waiting" in (c.get("state") or {}) for c in container_statuses(pod)):
             for event in facts.about(pod, "FailedMount", "FailedAttachVolume")[-1:]:
                 text = f"its volumes do not mount: {event.get('message', '')}"
                 yield Cause("volume", text, (pod["metadata"]["name"],))

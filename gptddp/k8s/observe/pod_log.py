@@ -1,7 +1,7 @@
 """Following the log of one pod, and of every pod that takes its place, in a thread.
 
 A line is known by its full time and its text. The API continues a log from a whole second only, so
-that a follower asks again from a second or two back, and leaves out what it has given already.
+that a follower asks again from a second or two back, and leaves out what it has written already.
 """
 
 import threading
@@ -10,15 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import Cluster, ClusterError
-from gptddp.k8s.observe.facts import Object, containers, ended, seconds, short
-from gptddp.k8s.observe.watcher import passing
+from gptddp.errors import ClusterError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import (
+    Object,
+    container_statuses,
+    has_ended,
+    has_log,
+    seconds,
+    short_name,
+)
+from gptddp.k8s.observe.watcher import Say, transient
 
 CONTAINER = "pytorch"  # its name in every PyTorchJob
-QUIET_S = 30.0  # a connection without a byte for so long is made anew: it may be dead
+QUIET_S = 30.0  # a connection without a byte for so long is made again: it may be dead
 DRAIN_S = 5.0  # silence after which a pod of an ended job is not waited for any more
-STAY_S = 15.0  # a pod that the operator lets run on after the job's end is left to itself then
+STAY_S = 15.0  # for so long a pod is followed that runs on after the job's end
 RETRY_S = 0.5
 
 
@@ -32,11 +39,11 @@ def parse(line: str) -> tuple[datetime | None, str]:
         return None, line
 
 
-class Given:
-    """The lines of the last two seconds that were given, so as not to give them twice."""
+class RecentLines:
+    """The lines of the last two seconds that were written, so as not to write them twice."""
 
     def __init__(self) -> None:
-        self.since = ""  # from when on to ask for
+        self.since = ""  # RFC 3339; what the next connection is to begin with
         self._seconds: dict[datetime, list[str]] = {}
 
     def add(self, at: datetime, line: str) -> None:
@@ -51,23 +58,25 @@ class Given:
             self.since = min(self._seconds).isoformat().replace("+00:00", "Z")
         self._seconds[second].append(line)
 
-    def again(self) -> Counter[str]:
-        """The lines that the next connection will bring again, each as often as it was given."""
+    def counts(self) -> Counter[str]:
+        """The lines that the next connection will bring again, each as often as it was written."""
         return Counter(line for lines in self._seconds.values() for line in lines)
 
 
 class Follow:
-    """What the threads of one following share."""
+    """What the threads of one `logs.follow` share."""
 
-    def __init__(self, cluster: Cluster, write: Callable[[str], None], prefix: bool) -> None:
-        self.cluster, self.write, self.prefix = cluster, write, prefix
-        self.pods: Mapping[str, Object] = {}  # by name, as of the last look
+    def __init__(
+        self, cluster: Cluster, write: Callable[[str], None], say: Say, prefix: bool
+    ) -> None:
+        self.cluster, self.write, self.say, self.prefix = cluster, write, say, prefix
+        self.pods: Mapping[str, Object] = {}  # by name, as of the last poll
         self.ending = threading.Event()  # the job is final or gone: no pod will come any more
         self.stopped = threading.Event()
         self.error: BaseException | None = None
         self.lock = threading.Lock()
 
-    def give(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write one line, from any thread."""
         with self.lock:
             if self.stopped.is_set():
@@ -78,28 +87,28 @@ class Follow:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the whole following with this error."""
+        """End `logs.follow` with this error."""
         self.error = self.error or error
         self.stopped.set()
 
 
 class PodLog(threading.Thread):
-    """Follows the log of the pod of one name; a pod that takes its place has another uid."""
+    """The thread that follows the pod of one name; a pod that takes its place has another uid."""
 
     def __init__(self, follow: Follow, pod: Object, tail: int | None) -> None:
-        self.pod = str(pod["metadata"]["name"])
-        super().__init__(name=f"log-{self.pod}", daemon=True)
+        self.pod_name = str(pod["metadata"]["name"])
+        super().__init__(name=f"log-{self.pod_name}", daemon=True)
         self.follow, self.tail = follow, tail
-        self.opened = f"[{short(pod)}] " if follow.prefix else ""
+        self.opening = f"[{short_name(pod)}] " if follow.prefix else ""
         self.uid = self.finished = ""  # of the pod being read; of the last one read to its end
         self.restarts = 0
-        self.given, self.notes = Given(), set[str]()
+        self.recent, self.notes = RecentLines(), set[str]()
         self.last_s = time.monotonic()  # when the last line came
 
     def run(self) -> None:
         try:
             while not self.follow.stopped.is_set():
-                pod = self.follow.pods.get(self.pod)
+                pod = self.follow.pods.get(self.pod_name)
                 if pod and pod["metadata"]["uid"] != self.finished and has_log(pod):
                     self._read()
                 elif self.follow.ending.is_set():
@@ -112,9 +121,9 @@ class PodLog(threading.Thread):
         """Is there nothing more to come of an ended job's pod, or no sense in waiting for it?"""
         if not self.is_alive():
             return True
-        pod = self.follow.pods.get(self.pod)
+        pod = self.follow.pods.get(self.pod_name)
         stopping = seconds(pod["metadata"].get("deletionTimestamp")) if pod else None
-        if pod and not ended(pod) and stopping is None and since_end_s > STAY_S:
+        if pod and not has_ended(pod) and stopping is None and since_end_s > STAY_S:
             return True
         in_grace = stopping is not None and time.time() < stopping
         return not in_grace and min(since_end_s, time.monotonic() - self.last_s) > DRAIN_S
@@ -122,17 +131,18 @@ class PodLog(threading.Thread):
     def _read(self) -> None:
         """Read one connection to its end, and after the container's end what is left."""
         try:  # a list that is a second old may show a pod that has been replaced since
-            pod = self.follow.cluster.get("Pod", self.pod)
+            pod = self.follow.cluster.get("Pod", self.pod_name)
         except ClusterError as error:
-            if passing(error):
+            if transient(error):
                 return
             raise
         if pod is None or not has_log(pod):
             return
-        over, restarts = ended(pod), sum(int(c.get("restartCount", 0)) for c in containers(pod))
+        over = has_ended(pod)
+        restarts = sum(int(c.get("restartCount", 0)) for c in container_statuses(pod))
         if pod["metadata"]["uid"] != self.uid:  # its clock may be another
             self.uid, self.restarts = str(pod["metadata"]["uid"]), restarts
-            self.given, self.notes = Given(), set()
+            self.recent, self.notes = RecentLines(), set()
         if restarts > self.restarts:  # what the container said at its end may not have come
             self._connect(previous=True)
             self.restarts = restarts
@@ -140,31 +150,37 @@ class PodLog(threading.Thread):
             self.finished = self.uid
 
     def _connect(self, *, following: bool = False, previous: bool = False) -> bool:
-        """Give the new lines of one connection; did it come to the log's end?"""
-        known, tail = self.given.again(), self.tail
+        """Write the new lines of one connection; did it come to the log's end?"""
+        known, tail = self.recent.counts(), self.tail
         lines = self.follow.cluster.log(
-            self.pod, container=CONTAINER, follow=following, previous=previous, tail=tail,
-            since_time=self.given.since, quiet_s=QUIET_S, ends=True,
-        )  # fmt: skip
+            self.pod_name,
+            container=CONTAINER,
+            follow=following,
+            previous=previous,
+            tail=tail,
+            since_time=self.recent.since,
+            quiet_s=QUIET_S,
+            keep_ends=True,
+        )
         try:
             for count, line in enumerate(lines):
-                if count == 0 and not self._mine(line):
+                if count == 0 and not self._is_of_this_pod(line):
                     return False
                 if following and not line.endswith("\n"):
                     return False  # torn by a node that went away: it comes again, whole
-                self._line(line.removesuffix("\n"), known)
+                self._write_new(line.removesuffix("\n"), known)
             return True
         except ClusterError as error:
             if error.status in (400, 404):  # there is no container yet, or no more
                 return not following
-            if passing(error):
+            if transient(error):
                 return False
             raise
 
-    def _mine(self, line: str) -> bool:
+    def _is_of_this_pod(self, line: str) -> bool:
         """Is this the log of the pod that is meant, and not of one that has just replaced it?"""
         try:
-            pod = self.follow.cluster.get("Pod", self.pod)
+            pod = self.follow.cluster.get("Pod", self.pod_name)
         except ClusterError:
             return True
         if pod is None or pod["metadata"]["uid"] == self.uid:
@@ -172,21 +188,15 @@ class PodLog(threading.Thread):
         created, at = seconds(pod["metadata"].get("creationTimestamp")), parse(line)[0]
         return created is None or at is None or at.timestamp() < created
 
-    def _line(self, line: str, known: Counter[str]) -> None:
+    def _write_new(self, line: str, known: Counter[str]) -> None:
         self.last_s, self.tail = time.monotonic(), None
         if known[line]:
             known[line] -= 1
             return
         at, text = parse(line)
         if at:
-            self.given.add(at, line)
-            self.follow.give(self.opened + text)
+            self.recent.add(at, line)
+            self.follow.write_line(self.opening + text)
         elif line not in self.notes:
             self.notes.add(line)
-            note(f"pod {self.pod}: {line}")
-
-
-def has_log(pod: Object) -> bool:
-    """Has a container of the pod been started?"""
-    states = [c.get(key) or {} for c in containers(pod) for key in ("state", "lastState")]
-    return any("running" in state or "terminated" in state for state in states)
+            self.follow.say(f"pod {self.pod_name}: {line}")

@@ -4,14 +4,25 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gptddp.errors import ClusterError
 from gptddp.k8s import exit_codes
-from gptddp.k8s.cluster import Cluster, ClusterError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import (
+    Object,
+    age_s,
+    container_statuses,
+    has_ended,
+    has_log,
+    is_ready,
+    role_and_index,
+    wanted_pods,
+)
 from gptddp.k8s.observe import why
-from gptddp.k8s.observe.facts import Facts, Object, age_s, containers, ended, place, ready, replicas
+from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_causes import Cause
-from gptddp.k8s.observe.pod_log import CONTAINER, has_log, parse
+from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
-TAIL = 200  # lines of a log in which the newest step is looked for
+TAIL = 200  # lines of a log that are searched for the newest step
 _STEP = re.compile(
     r"step (?P<step>\d+)/(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
 )
@@ -30,8 +41,8 @@ def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
         "causes": [{"id": c.id, "text": c.text, "pods": list(c.pods)} for c in found],
         "age_s": round(age_s(job, facts.now)),
         "replicas": {
-            "ready": sum(map(ready, facts.pods)),
-            "desired": replicas(job),
+            "ready": sum(map(is_ready, facts.pods)),
+            "desired": wanted_pods(job),
             "min": policy.get("minReplicas"),
             "max": policy.get("maxReplicas"),
         },
@@ -75,11 +86,11 @@ def tail_of_rank_0(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
 def _pod(pod: Object, now: float) -> dict[str, Any]:
     return {
         "name": pod["metadata"]["name"],
-        "index": place(pod)[1],
-        "ready": ready(pod),
+        "index": role_and_index(pod)[1],
+        "ready": is_ready(pod),
         "status": pod_status(pod),
         "node": pod.get("spec", {}).get("nodeName"),
-        "restarts": sum(int(c.get("restartCount", 0)) for c in containers(pod)),
+        "restarts": sum(int(c.get("restartCount", 0)) for c in container_statuses(pod)),
         "age_s": round(age_s(pod, now)),
     }
 
@@ -87,10 +98,10 @@ def _pod(pod: Object, now: float) -> dict[str, Any]:
 def pod_status(pod: Object) -> str:
     """The column STATUS as kubectl has it: a container's reason before the pod's phase."""
     status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"] and not ended(pod):
+    if "deletionTimestamp" in pod["metadata"] and not has_ended(pod):
         return "Terminating"
     word = str(status.get("reason") or status.get("phase") or "Unknown")
-    for container in containers(pod):
+    for container in container_statuses(pod):
         state = container.get("state") or {}
         waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason"):
@@ -145,7 +156,7 @@ def to_text(status: dict[str, Any]) -> str:
 
 
 def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
-    """The causes after the first, and no more than can be read."""
+    """The next three causes after the first, and how many more there are."""
     rest = [Cause(c["id"], c["text"], tuple(c["pods"])).sentence for c in causes[1:4]]
     return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
 
@@ -176,7 +187,7 @@ def duration(seconds: float) -> str:
     return f"{s // 3600}h" if s < 2 * 86400 else f"{s // 86400}d"
 
 
-def next_step(status: dict[str, Any]) -> str:
+def next_command(status: dict[str, Any]) -> str:
     """What to type next in this state, or nothing."""
     name, state = status["name"], status["state"]
     if state == why.FAILED:
@@ -207,8 +218,8 @@ def rows(jobs: Sequence[Object], pods: Sequence[Object], now: float) -> list[dic
                 "namespace": meta.get("namespace", ""),
                 "name": meta["name"],
                 "state": why.state(job),
-                "ready": sum(map(ready, own)),
-                "desired": replicas(job),
+                "ready": sum(map(is_ready, own)),
+                "desired": wanted_pods(job),
                 "age_s": round(age_s(job, now)),
             }
         )

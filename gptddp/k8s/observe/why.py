@@ -8,18 +8,19 @@ operator writes no status at all while pods or services are refused: that is in 
 import re
 from collections.abc import Callable, Iterator
 
-from gptddp.k8s.observe import pod_causes
-from gptddp.k8s.observe.facts import (
-    Facts,
+from gptddp.k8s.exit_codes import FIRST_RETRYABLE
+from gptddp.k8s.objects import (
     Object,
     age_s,
     condition,
-    containers,
+    container_statuses,
     event_time,
     holds,
     seconds,
     suspended,
 )
+from gptddp.k8s.observe import pod_causes
+from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_causes import Cause, how_it_ended
 
 PENDING, RUNNING, RESTARTING, SUSPENDED = "Pending", "Running", "Restarting", "Suspended"
@@ -62,10 +63,10 @@ def causes(facts: Facts) -> list[Cause]:
     if now == SUSPENDED:
         return [*pod_causes.node_lost(facts), *_suspended(facts)]
     found: dict[tuple[str, str], Cause] = {}
-    for look in _LOOKS:
-        if found and look is _starting:
+    for check in _CHECKS:
+        if found and check is _starting:
             break
-        for cause in look(facts):
+        for cause in check(facts):
             pods = found[cause.id, cause.text].pods if (cause.id, cause.text) in found else ()
             found[cause.id, cause.text] = Cause(cause.id, cause.text, (*pods, *cause.pods))
     return list(found.values())
@@ -76,7 +77,7 @@ def why(facts: Facts) -> str:
     return next((cause.sentence for cause in causes(facts)), "")
 
 
-# -- looks, in the order of importance -----------------------------------------------------------
+# -- checks, in the order of importance ----------------------------------------------------------
 
 
 def _refused(facts: Facts) -> Iterator[Cause]:
@@ -111,19 +112,19 @@ def _refusal(message: str) -> str:
 
 def _replaced(facts: Facts) -> Iterator[Cause]:
     """Pods that were lost a moment ago, or again and again: only events have their exit codes."""
-    for event, pod, ending in _exits(facts):
+    for event, pod_name, ending in _exits(facts):
         created = facts.about(facts.job, "SuccessfulCreatePod")
-        own = [e for e in created if str(e.get("message", "")).endswith(f" {pod}")]
+        own = [e for e in created if str(e.get("message", "")).endswith(f" {pod_name}")]
         # The operator tells one exit several times, and one of a container that restarts too.
         times = sum(int(e.get("count") or 1) for e in own) - 1
         since_s = facts.now - event_time(event)
         if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
             often = f", {times} times by now" if times > 2 else ""
-            yield Cause("replaced", f"{ending}; it was replaced{often}", (pod,))
+            yield Cause("replaced", f"{ending}; it was replaced{often}", (pod_name,))
 
 
 def _exits(facts: Facts) -> Iterator[tuple[Object, str, str]]:
-    """Bad ends that the operator saw, the newest first: (event, pod, how it ended).
+    """Bad ends that the operator saw, the newest first: (event, pod's name, how it ended).
 
     It tells the exit code in one event, and in another what is left of the container's last words.
     """
@@ -156,11 +157,11 @@ def _no_operator(facts: Facts) -> Iterator[Cause]:
 
 
 def _starting(facts: Facts) -> Iterator[Cause]:
-    """Nothing is wrong, and yet it takes its time."""
+    """Nothing is wrong: pods are being created or started."""
     if state(facts.job) != PENDING:
         return
     for pod in facts.pods:
-        waiting = [(c.get("state") or {}).get("waiting") or {} for c in containers(pod)]
+        waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
         if any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting):
             node = pod.get("spec", {}).get("nodeName")
             yield Cause("starting", f"on its way on node {node}", (pod["metadata"]["name"],))
@@ -168,8 +169,8 @@ def _starting(facts: Facts) -> Iterator[Cause]:
         yield Cause("starting", "its pods have not been created yet")
 
 
-Look = Callable[[Facts], Iterator[Cause]]
-_LOOKS: tuple[Look, ...] = (
+Check = Callable[[Facts], Iterator[Cause]]
+_CHECKS: tuple[Check, ...] = (
     _refused,
     pod_causes.unschedulable,
     pod_causes.waiting,
@@ -181,7 +182,7 @@ _LOOKS: tuple[Look, ...] = (
     _starting,
 )
 
-# -- states that need no search ------------------------------------------------------------------
+# -- states that are their own cause --------------------------------------------------------------
 
 
 def _suspended(facts: Facts) -> Iterator[Cause]:
@@ -201,12 +202,12 @@ def _failed(facts: Facts) -> Cause:
     """The pod that failed the job: the first with a final exit code, one with a reason before."""
     ends = []
     for pod in facts.pods:
-        for container in containers(pod):
+        for container in container_statuses(pod):
             terminated = (container.get("state") or {}).get("terminated") or {}
             if code := int(terminated.get("exitCode") or 0):
                 by_rank = "gptddp.launch: rank" in str(terminated.get("message") or "")
                 when = seconds(terminated.get("finishedAt")) or 0.0
-                ends.append((code > 127, not by_rank, when, pod, terminated))
+                ends.append((code >= FIRST_RETRYABLE, not by_rank, when, pod, terminated))
     told = condition(facts.job, FAILED) or {}
     message = str(told.get("message", ""))
     limit = re.search(r"(backoff limit|specified deadline|longer than)", message)

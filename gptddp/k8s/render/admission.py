@@ -1,17 +1,17 @@
 """What the training operator (v1.9) refuses in a PyTorchJob, and what it lets through though it
 cannot work: such a job hangs, or fails without a word in its status.
 
-Works on the object, so that it judges a manifest from any hand. Messages name the object's field;
-the fix names the flag of `gptddp-k8s` where there is one.
+The object is checked, so that any manifest can be, not only a rendered one. Messages name the
+object's field; the fix names the flag of `gptddp-k8s` where there is one.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gptddp.k8s.objects import Object, replica_count, replica_specs
 from gptddp.k8s.render.rules import Found, Problem
 
-Object = dict[str, Any]
 REPLICAS = "spec.pytorchReplicaSpecs"
 _DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -39,18 +39,14 @@ def _elastic(job: Object) -> Object | None:
     return policy
 
 
-def _replicas(job: Object) -> dict[str, Object]:
-    specs: dict[str, Object] = job["spec"]["pytorchReplicaSpecs"]
-    return specs
-
-
-def _worker_count(job: Object) -> int:
-    return int(_replicas(job).get("Worker", {}).get("replicas", 1))
+def worker_count(job: Object) -> int:
+    """The workers that the job asks for; 1 for an entry that is not there."""
+    return replica_count(replica_specs(job).get("Worker", {}))
 
 
 def _limits(job: Object) -> tuple[int, int]:
     """elasticPolicy's (min, max) with the operator's defaults: one for the other, else replicas."""
-    policy, count = _elastic(job) or {}, _worker_count(job)
+    policy, count = _elastic(job) or {}, worker_count(job)
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
     known = [int(n) for n in (low, high) if n is not None] or [count]
     return known[0], known[-1]
@@ -67,7 +63,7 @@ def _name(job: Object) -> Iterator[Found]:
             "use --name with lower case letters, digits and '-', starting with a letter",
         )
         return
-    last = max(_worker_count(job), _limits(job)[1], 1) - 1
+    last = max(worker_count(job), _limits(job)[1], 1) - 1
     suffix = f"-worker-{last}"
     if len(name) + len(suffix) > 63:  # the operator creates the pods, then fails on the services
         yield (
@@ -80,7 +76,7 @@ def _name(job: Object) -> Iterator[Found]:
 @job_rule
 def _replica_types(job: Object) -> Iterator[Found]:
     """Master (exactly one) and Worker, and Worker-only jobs are elastic."""
-    specs = _replicas(job)
+    specs = replica_specs(job)
     for key in specs:
         if key not in ("Master", "Worker"):
             yield (f"{REPLICAS}.{key}", "unknown", "use Master or Worker as the key")
@@ -90,7 +86,7 @@ def _replica_types(job: Object) -> Iterator[Found]:
         yield ("spec.elasticPolicy", "needs a Worker entry", "add the entry Worker")
     if not specs:
         yield (REPLICAS, "is empty", "add the entry Worker")
-    if "Master" not in specs and _elastic(job) is None and _worker_count(job) > 1:
+    if "Master" not in specs and _elastic(job) is None and worker_count(job) > 1:
         yield (
             "spec.elasticPolicy",
             "a Worker-only job without it gets no rendezvous and hangs",
@@ -101,9 +97,9 @@ def _replica_types(job: Object) -> Iterator[Found]:
 @job_rule
 def _replica_count(job: Object) -> Iterator[Found]:
     """1 <= min <= replicas <= max; the operator checks the first part of it only."""
-    count, (low, high) = _worker_count(job), _limits(job)
+    count, (low, high) = worker_count(job), _limits(job)
     where = f"{REPLICAS}.Worker.replicas"
-    if "Worker" in _replicas(job) and count < 1:
+    if "Worker" in replica_specs(job) and count < 1:
         yield (where, f"{count} is less than 1", "use --replicas 1 or more")
     elif _elastic(job) is not None:
         if low < 1:
@@ -156,7 +152,7 @@ def _choices(job: Object) -> Iterator[Found]:
             replica.get("restartPolicy", "OnFailure"),
             ("Always", "OnFailure", "Never", "ExitCode"),
         )
-        for key, replica in _replicas(job).items()
+        for key, replica in replica_specs(job).items()
     ]
     checks += [
         (
@@ -218,7 +214,7 @@ def _numbers(job: Object) -> Iterator[Found]:
 @job_rule
 def _containers(job: Object) -> Iterator[Found]:
     """A container named `pytorch`, images, named ports."""
-    for key, replica in _replicas(job).items():
+    for key, replica in replica_specs(job).items():
         where = f"{REPLICAS}.{key}.template.spec.containers"
         containers = replica["template"]["spec"].get("containers") or []
         if "pytorch" not in [c.get("name") for c in containers]:

@@ -4,11 +4,10 @@ They are rendered before it, as its pods need them, and so cannot name it as the
 makes it so once the job has a uid.
 """
 
-from typing import Any
-
-Object = dict[str, Any]
+from gptddp.k8s.objects import Object
 
 JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator puts on the job's pods
+OURS = "app.kubernetes.io/name=gptddp"  # label selector of all jobs of ours, and their pods
 KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 
 
@@ -24,12 +23,12 @@ def of(job: Object, metrics_port: int) -> list[Object]:
             **_head(job, "networking.k8s.io/v1", "NetworkPolicy"),
             "spec": {
                 "podSelector": pods,
-                "policyTypes": ["Ingress"],  # what pods may reach is the cluster's business
+                "policyTypes": ["Ingress"],  # egress is left to the cluster's own policies
                 "ingress": [
                     # All ports: 23456 is the rendezvous only, gloo and NCCL take any free one.
                     {"from": [{"podSelector": _copy(pods)}]},
-                    # From anywhere: nobody can know here where the cluster's Prometheus lives, and
-                    # what it reads are numbers about the training.
+                    # From anywhere: where the cluster's Prometheus runs is not known here, and the
+                    # metrics are no secret.
                     {"ports": [{"protocol": "TCP", "port": metrics_port}]},
                 ],
             },
@@ -58,5 +57,5 @@ def _head(job: Object, version: str, kind: str) -> Object:
 
 
 def _copy(selector: dict[str, dict[str, str]]) -> Object:
-    """The same again: one object in two places would be an anchor in the YAML."""
+    """A copy: one object in two places would be an anchor in the YAML."""
     return {key: dict(value) for key, value in selector.items()}

@@ -1,4 +1,4 @@
-"""What differs between a job that exists and the one that is wanted, as a person would say it."""
+"""What differs between a job that exists and the one that is wanted, for a reader."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,25 +11,28 @@ _SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`path: old -> new` for each field of labels and spec, in the order of the new job."""
-    before, after = (dict(_leaves(_judged(job))) for job in (old, new))
-    paths = [*after, *(path for path in before if path not in after and not _added(path, before))]
+    before, after = (dict(_leaves(_compared(job))) for job in (old, new))
+    paths = [
+        *after,
+        *(path for path in before if path not in after and not _server_side(path, before)),
+    ]
     return [
-        f"{path}: {_shown(before, path)} -> {_shown(after, path)}"
+        f"{path}: {_text(before, path)} -> {_text(after, path)}"
         for path in paths
         if before.get(path) != after.get(path) and path not in _DERIVED
     ]
 
 
-def _judged(job: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": job["metadata"].get("labels") or {}}, "spec": job["spec"]}
 
 
-def _added(path: str, before: Mapping[str, Any]) -> bool:
+def _server_side(path: str, before: Mapping[str, Any]) -> bool:
     field = path.rpartition(".")[2]
     return field in _SERVER_SIDE and before[path] == _SERVER_SIDE[field]
 
 
-def _shown(leaves: Mapping[str, Any], path: str) -> str:
+def _text(leaves: Mapping[str, Any], path: str) -> str:
     return str(leaves[path]) if path in leaves else "(none)"
 
 

@@ -1,7 +1,7 @@
 """From a JobSpec to Kubernetes objects: a pure function, the same bytes for the same job.
 
 What each field does is the training operator's (v1.9) and torchrun's behaviour, and the reason
-stands beside every value that is not plain.
+stands beside every value that needs one.
 """
 
 import hashlib
@@ -12,11 +12,10 @@ from typing import Any
 import yaml
 
 from gptddp import config
+from gptddp.k8s.objects import Object
 from gptddp.k8s.render import companions, restricted
 from gptddp.k8s.render.spec import JobSpec
 from gptddp.launch.pod import RDZV_CONF
-
-Object = dict[str, Any]
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 RENDEZVOUS_PORT, METRICS_PORT = 23456, 9464
@@ -49,10 +48,15 @@ def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # same text, 5 times as fast
     return str(
         yaml.dump_all(
-            documents, Dumper=dumper, sort_keys=False, default_flow_style=False,
-            explicit_start=True, width=4096, allow_unicode=True,
+            documents,
+            Dumper=dumper,
+            sort_keys=False,
+            default_flow_style=False,
+            explicit_start=True,
+            width=4096,
+            allow_unicode=True,
         )
-    )  # fmt: skip
+    )
 
 
 def to_json(documents: list[Object]) -> str:
@@ -62,14 +66,14 @@ def to_json(documents: list[Object]) -> str:
 
 
 def trainer_args(spec: JobSpec) -> list[str]:
-    """The container's arguments: what was given, the places in the pod, and the preset by name."""
+    """The container's arguments: what was given, the paths in the pod, and the preset by name."""
     default = config.Config()
     given = {n: v for n in config.FIELDS if (v := getattr(spec.train, n)) != getattr(default, n)}
     path = f"/{spec.data_path}" if spec.data_path else ""
     # The preset by name: the same manifest is to mean the same model wherever it runs.
     preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny", "metrics_port": METRICS_PORT}
-    places = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.name}"}
-    return config.to_args({**preset, **given, **places})
+    paths = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.name}"}
+    return config.to_args({**preset, **given, **paths})
 
 
 def labels(name: str, component: str = "trainer") -> dict[str, str]:
@@ -120,7 +124,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     "restartPolicy": "ExitCode",
                     "template": {
                         "metadata": {"labels": labels(spec.name)},
-                        "spec": _pod(spec),
+                        "spec": _pod_spec(spec),
                     },
                 }
             },
@@ -128,11 +132,11 @@ def _pytorchjob(spec: JobSpec) -> Object:
     }
 
 
-def _pod(spec: JobSpec) -> Object:
+def _pod_spec(spec: JobSpec) -> Object:
     """A pod that the `restricted` Pod Security Standard admits."""
     return {
         "serviceAccountName": spec.name,
-        **restricted.pod(),
+        **restricted.pod_fields(),
         "terminationGracePeriodSeconds": spec.grace_s,
         "tolerations": [
             {
@@ -168,7 +172,7 @@ def _container(spec: JobSpec) -> Object:
             {"name": "metrics", "containerPort": spec.train.metrics_port or METRICS_PORT},
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
-        **restricted.container(),
+        **restricted.container_fields(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
             {"name": "runs", "mountPath": RUNS},
@@ -182,7 +186,7 @@ def _env(spec: JobSpec) -> list[Object]:
     """The variables of the launcher; the operator appends its own PET_* after these."""
     ours = {
         "GPTDDP_GRACE_S": str(spec.grace_s),
-        "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its state
+        "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
         # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **restricted.scratch_env(),

@@ -4,14 +4,12 @@ token, and one folder to write to under a read-only root.
 Functions and not constants: an object that is in a manifest twice would be an anchor in its YAML.
 """
 
-from typing import Any
-
-Object = dict[str, Any]
+from gptddp.k8s.objects import Object
 
 SCRATCH = "/tmp"
 
 
-def pod() -> Object:
+def pod_fields() -> Object:
     """The pod-wide part of a pod's spec."""
     return {
         "automountServiceAccountToken": False,
@@ -25,10 +23,10 @@ def pod() -> Object:
     }
 
 
-def container() -> Object:
+def container_fields() -> Object:
     """The part that each container repeats."""
     return {
-        # The end of the log becomes the pod's status message: the reason, where people look.
+        # The end of the log becomes the pod's status message, with the reason of a failure.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -39,7 +37,7 @@ def container() -> Object:
 
 
 def scratch_env() -> dict[str, str]:
-    """Where programs write what is nobody's business."""
+    """Where programs write their temporary files."""
     return {"HOME": SCRATCH, "TMPDIR": SCRATCH}
 
 

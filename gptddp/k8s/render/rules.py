@@ -1,7 +1,7 @@
 """Every check of a job before it leaves this machine: each with an id, a message and a fix.
 
-`check_spec` judges what the user gave; `gptddp.k8s.admission` judges any PyTorchJob as the
-operator would, and what the operator should refuse but does not.
+`check_spec` judges what the user gave; `admission` judges any PyTorchJob as the operator would, and
+refuses what the operator should refuse but does not.
 """
 
 import re
@@ -49,12 +49,14 @@ def refuse(problems: list[Problem]) -> None:
         raise ConfigError("\n".join(map(str, problems)))
 
 
-# Set by the operator, the launcher or the manifest: a user's value would be overridden without a
-# word, or break the rendezvous.
-RESERVED_ENV = re.compile(
+# Variables by which operator, torchrun and launcher tell a process its part in a job.
+JOB_ENV = (
     r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
-    r"|LOCAL_WORLD_SIZE|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    r"|LOCAL_WORLD_SIZE"
 )
+# With what the manifest sets: a user's value would be overridden without a word, or break the
+# rendezvous.
+_RESERVED_ENV = re.compile(JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
 _SUBDOMAIN = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -152,11 +154,11 @@ def _grace(spec: JobSpec) -> Iterator[Found]:
 @spec_rule
 def _volumes(spec: JobSpec) -> Iterator[Found]:
     """Claims are DNS-1123 names; a path inside one is relative and stays in it."""
-    yield from place("--data", spec.claim, spec.data_path)
-    yield from place("--runs", spec.runs)
+    yield from claim_path("--data", spec.claim, spec.data_path)
+    yield from claim_path("--runs", spec.runs)
 
 
-def place(option: str, claim: str, path: str = "") -> Iterator[Found]:
+def claim_path(option: str, claim: str, path: str = "") -> Iterator[Found]:
     """What is wrong with a claim, and a path in it, that an option names."""
     if not _SUBDOMAIN.fullmatch(claim):
         yield (
@@ -169,7 +171,7 @@ def place(option: str, claim: str, path: str = "") -> Iterator[Found]:
 
 
 def is_label(name: str) -> bool:
-    """May it name an object and be a label's value."""
+    """Can it name an object and be a label's value?"""
     return bool(_LABEL.fullmatch(name))
 
 
@@ -207,7 +209,7 @@ def _env_name(spec: JobSpec) -> Iterator[Found]:
 def _env_reserved(spec: JobSpec) -> Iterator[Found]:
     """No variable that the operator, the launcher or the manifest sets."""
     for name, _value in spec.env:
-        if RESERVED_ENV.fullmatch(name):
+        if _RESERVED_ENV.fullmatch(name):
             fix = "leave it out: it would be overridden, or break the rendezvous"
             yield f"--env {name}", "the operator or the launcher sets it", fix
 

@@ -6,7 +6,6 @@ gives each such default its reason. The trainer's part is a `gptddp.config.Confi
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,17 +115,17 @@ def resolve(spec: JobSpec) -> JobSpec:
 def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
     """Quantities for /dev/shm and the pod's memory, which contains it.
 
-    State is weights and two Adam moments in fp32, 12 bytes a parameter, with the vocabulary taken
-    as GPT-2's. /dev/shm: a staged checkpoint, and the state that a survivor leaves for its next
-    life. Memory: that, 1 GiB for the launcher, and for each process its libraries (1 GiB, 6 GiB
-    where CUDA is loaded) and its state once more.
+    The training state is weights and two Adam moments in fp32, 12 bytes a parameter, with the
+    vocabulary taken as GPT-2's. /dev/shm: a staged checkpoint, and the snapshot that a survivor
+    leaves for its next life. Memory: that, 1 GiB for the launcher, and for each process its
+    libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state once more.
     """
     c = config.with_preset(spec.train, accelerator=spec.gpus > 0)
     assert c.n_layer and c.n_embd and c.seq_len
     parameters = 12 * c.n_layer * c.n_embd**2 + (50_257 + c.seq_len) * c.n_embd
-    state_bytes = 12 * parameters
-    shm_bytes = max(2**28, 2 * state_bytes)
-    process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + state_bytes
+    training_bytes = 12 * parameters
+    shm_bytes = max(2**28, 2 * training_bytes)
+    process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + training_bytes
     return gibibytes(shm_bytes), gibibytes(2**30 + nproc * process_bytes + shm_bytes, whole=True)
 
 
@@ -142,6 +141,8 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
 
 def _job_table(file: Path) -> dict[str, Any]:
     """The `[job]` table with its values' types checked; `env` is a dict."""
+    import tomllib  # two milliseconds of every start
+
     try:
         text = file.read_text("utf-8")
         tables = tomllib.loads(text)

@@ -1,39 +1,40 @@
-"""The batch Jobs of `prepare` and `sample`: pure functions from options to a Kubernetes object."""
+"""The short Jobs of `prepare` and `sample`: pure functions from options to a Kubernetes object."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gptddp.errors import ConfigError
+from gptddp.k8s.exit_codes import BAD_INPUT
+from gptddp.k8s.objects import Object
 from gptddp.k8s.render import manifest, quantity, restricted, rules
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
 from gptddp.k8s.render.rules import Found, Problem
 
-Object = dict[str, Any]
-
 SOURCE = "/source"  # mount path
-_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
-_SAMPLE_S = 900  # the longest that a `sample` may take, its start included
-# Standard output is the sample; what else is said becomes the pod's status message.
+_PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
+_SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
+# Standard output is the sample; standard error becomes the pod's status message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-_PREFERRED = ("imagePullSecrets", "nodeSelector", "tolerations")
+_PLACEMENT = ("imagePullSecrets", "nodeSelector", "tolerations")
 
 
 @dataclass(frozen=True)
-class Place:
+class ClaimPath:
     """A claim, and a path inside it: `CLAIM` or `CLAIM/PATH`."""
 
     claim: str
     path: str = ""
 
     @classmethod
-    def parse(cls, flag: str, text: str) -> "Place":
+    def parse(cls, flag: str, text: str) -> "ClaimPath":
         """Raises ConfigError where there is no claim's name, or the path leaves the claim."""
         claim, _, path = text.partition("/")
-        rules.refuse([Problem("volumes", *found) for found in rules.place(flag, claim, path)])
+        rules.refuse([Problem("volumes", *found) for found in rules.claim_path(flag, claim, path)])
         return cls(claim, path.strip("/"))
 
     def at(self, mount: str) -> str:
+        """The path where the claim is mounted at `mount`."""
         return f"{mount}/{self.path}" if self.path else mount
 
     def __str__(self) -> str:
@@ -41,9 +42,15 @@ class Place:
 
 
 def prepare_job(
-    name: str, source: Place, data: Place, options: Sequence[str], *, image: str, cpu: str,
+    name: str,
+    source: ClaimPath,
+    data: ClaimPath,
+    options: Sequence[str],
+    *,
+    image: str,
+    cpu: str,
     memory: str,
-) -> Object:  # fmt: skip
+) -> Object:
     """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS` in a pod."""
     _check(name, image, cpu, memory)
     # One claim is mounted once: by their paths, prepare can see that one folder is in the other.
@@ -63,28 +70,31 @@ def prepare_job(
     container = _container("prepare", image, [*command, *options], mounts)
     container["resources"] = {"requests": resources, "limits": dict(resources)}
     job = _job({"name": name}, name, "prepare", {"containers": [container], "volumes": volumes})
+    # A wrong option or source stays wrong; a drained node does not count as a failure.
+    wrong = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [BAD_INPUT]}}
+    drained = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     job["spec"] |= {
         "backoffLimit": 3,
-        "podFailurePolicy": {
-            "rules": [
-                # A wrong option or source stays wrong; a drained node is not its fault.
-                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}},
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-            ]
-        },
-        "ttlSecondsAfterFinished": _KEPT_S,
+        "podFailurePolicy": {"rules": [wrong, drained]},
+        "ttlSecondsAfterFinished": _PREPARE_KEPT_S,
     }
     job["metadata"]["annotations"] = {SPEC_HASH: manifest.spec_hash(job)}
     return job
 
 
 def sample_job(
-    name: str, options: Sequence[str], *, image: str, memory: str, data: str, runs: str,
-    pod: Mapping[str, Any] | None = None,
-) -> Object:  # fmt: skip
+    name: str,
+    options: Sequence[str],
+    *,
+    image: str,
+    memory: str,
+    data: str,
+    runs: str,
+    worker_pod_spec: Mapping[str, Any],
+) -> Object:
     """The Job that runs `gptddp sample` on the run of this name; `data` and `runs` are claims.
 
-    `pod` is the spec of the job's own pods, so that it runs where they can.
+    Its pod can run where those of `worker_pod_spec` can; that is empty where the job is gone.
     """
     _check(name, image, "1", memory)
     volumes = [restricted.claim_volume("data", data), restricted.claim_volume("runs", runs)]
@@ -98,13 +108,13 @@ def sample_job(
         "requests": {"cpu": "100m", "memory": "256Mi"},
         "limits": {"cpu": "1", "memory": memory},
     }
-    kept = {key: pod[key] for key in _PREFERRED if key in pod} if pod else {}
-    spec = {"containers": [container], "volumes": volumes, **kept}
+    placement = {key: worker_pod_spec[key] for key in _PLACEMENT if key in worker_pod_spec}
+    spec = {"containers": [container], "volumes": volumes, **placement}
     job = _job({"generateName": f"{name[:40]}-sample-"}, name, "sample", spec)
     job["spec"] |= {
         "backoffLimit": 0,
-        # Whoever asked for it deletes it; these are for the one that was killed.
-        "activeDeadlineSeconds": _SAMPLE_S,
+        # `sample` deletes its Job; these are for a `sample` that was killed.
+        "activeDeadlineSeconds": _SAMPLE_LIMIT_S,
         "ttlSecondsAfterFinished": 60,
     }
     return job
@@ -129,13 +139,13 @@ def _container(name: str, image: str, command: list[str], mounts: list[Object]) 
         "image": image,
         "command": command,
         "env": [{"name": k, "value": v} for k, v in restricted.scratch_env().items()],
-        **restricted.container(),
+        **restricted.container_fields(),
         "volumeMounts": [*mounts, restricted.scratch_mount()],
     }
 
 
-def _job(named: Object, instance: str, component: str, pod: Object) -> Object:
-    pod["volumes"].append(restricted.scratch_volume())
+def _job(named: Object, instance: str, component: str, pod_spec: Object) -> Object:
+    pod_spec["volumes"].append(restricted.scratch_volume())
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -144,11 +154,11 @@ def _job(named: Object, instance: str, component: str, pod: Object) -> Object:
             "template": {
                 "metadata": {"labels": labels(instance, component)},
                 "spec": {
-                    **restricted.pod(),
+                    **restricted.pod_fields(),
                     "restartPolicy": "Never",
                     # Its process is the container's first, which the kernel keeps from SIGTERM.
                     "terminationGracePeriodSeconds": 5,
-                    **pod,
+                    **pod_spec,
                 },
             },
         },

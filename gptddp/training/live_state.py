@@ -20,32 +20,35 @@ _LINES = 4096  # of the log: more than are logged between two checkpoints
 log = logging.getLogger(__name__)
 
 
-class Memory:
-    """Knows when the live state is whole, and leaves a snapshot of it for the next life."""
+class LiveState:
+    """The tensors and the progress of this rank: whole, or about to change.
+
+    Only while they are whole can a snapshot of them be left, and nothing else leaves one.
+    """
 
     def __init__(self, path: Path | None, origin: Origin) -> None:
         """`path`: of the snapshot; None where no memory outlives this process."""
         self.path, self.origin = path, origin
         self.lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
-        self._held: tuple[Mapping[str, torch.Tensor], Progress] | None = None
+        self._whole: tuple[Mapping[str, torch.Tensor], Progress] | None = None
         self._lock = threading.Lock()  # the watchdog leaves it too
 
-    def hold(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
-        """The live state is whole from now on, on this rank as on all others."""
-        self._held = tensors, progress
+    def mark_whole(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
+        """From now on it is the state of the last finished step, on this rank as on all others."""
+        self._whole = tensors, progress
 
-    def release(self) -> None:
-        """The live state is about to change: until it is held again there is nothing to leave."""
-        self._held = None
+    def mark_changing(self) -> None:
+        """It is about to change: until it is whole again there is nothing to leave."""
+        self._whole = None
 
-    def leave(self, cause: str) -> None:
+    def leave_snapshot(self, cause: str) -> None:
         """Write the state of the last finished step; a memory that is full is a warning."""
         fault = {"cause": cause, "time": time.time()}
         with self._lock:
-            held, self._held = self._held, None
-            if self.path is None or held is None or held[1].step == 0:
+            whole, self._whole = self._whole, None
+            if self.path is None or whole is None or whole[1].step == 0:
                 return
-            tensors, progress = held
+            tensors, progress = whole
             try:
                 snapshot.write(
                     self.path,
@@ -59,7 +62,7 @@ class Memory:
             except OSError as error:
                 log.warning("the state of step %d is not left in memory: %s", progress.step, error)
 
-    def clear(self) -> None:
+    def remove_snapshot(self) -> None:
         """The state is on the storage: nothing that was left is to be taken up again."""
         if self.path is not None:
             snapshot.remove(self.path)

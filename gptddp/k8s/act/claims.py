@@ -1,0 +1,40 @@
+"""The PersistentVolumeClaims that pods need: looked for before the pods are created."""
+
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import Object, volume_claims
+from gptddp.k8s.observe.watcher import Say
+
+
+def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
+    """Raise ConfigError for missing claims: `count` pods of this spec would wait without a word.
+
+    Their volumes are named as the option of their claim.
+    """
+    missing = []
+    for volume, claim in volume_claims(pod_spec):
+        try:
+            found = cluster.get("PersistentVolumeClaim", claim)
+        except ClusterError as error:
+            if error.status != 403:
+                raise
+            say(f"warning: cannot see whether the claim {claim} exists: {error}")
+            continue
+        if found is None:
+            missing.append(f"no claim {claim} (--{volume}) in the namespace {cluster.namespace}")
+        elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
+            say(
+                f"warning: the claim {claim} is {'/'.join(found['spec']['accessModes'])}: pods on"
+                " other nodes than the first cannot mount it; use ReadWriteMany"
+            )
+    if missing:
+        raise ConfigError(
+            f"there is {' and '.join(missing)}: `kubectl apply -k k8s/base` makes the claims data"
+            " and runs in the namespace gptddp; the options name yours"
+        )
+
+
+def _modes(claim: Object, volume: str) -> list[str]:
+    """The claim's access modes; for the dataset, which is only read, ReadOnlyMany will do."""
+    modes = list(claim["spec"].get("accessModes") or [])
+    return ["ReadWriteMany"] if volume == "data" and "ReadOnlyMany" in modes else modes

@@ -1,0 +1,131 @@
+"""Kubernetes objects as plain dicts, as the API gives them, and small questions to them."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+Object = dict[str, Any]
+
+_INDEX = "training.kubeflow.org/replica-index"
+_ROLE = "training.kubeflow.org/replica-type"
+
+
+# -- a PyTorchJob --------------------------------------------------------------------------------
+
+
+def replica_specs(job: Object) -> dict[str, Object]:
+    """The job's entries by role, Master and Worker: replicas, restartPolicy, template."""
+    specs: dict[str, Object] = job["spec"]["pytorchReplicaSpecs"]
+    return specs
+
+
+def worker_spec(job: Object) -> Object:
+    """The entry of the job's workers."""
+    return replica_specs(job)["Worker"]
+
+
+def worker_pod_spec(job: Object) -> Object:
+    """The spec of each worker's pod."""
+    spec: Object = worker_spec(job)["template"]["spec"]
+    return spec
+
+
+def replica_count(replica_spec: Object) -> int:
+    """The pods that one entry asks for."""
+    return int(replica_spec.get("replicas", 1))
+
+
+def wanted_pods(job: Object) -> int:
+    """The pods that the job asks for now, of all roles."""
+    return sum(map(replica_count, replica_specs(job).values()))
+
+
+def suspended(job: Object) -> bool:
+    return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
+
+
+def volume_claims(pod_spec: Object) -> Iterator[tuple[str, str]]:
+    """(volume, PersistentVolumeClaim) of a pod's spec."""
+    for volume in pod_spec.get("volumes") or []:
+        if "persistentVolumeClaim" in volume:
+            yield volume["name"], volume["persistentVolumeClaim"]["claimName"]
+
+
+# -- a pod ---------------------------------------------------------------------------------------
+
+
+def role_and_index(pod: Object) -> tuple[str, int]:
+    """("worker", 2)."""
+    labels = pod["metadata"].get("labels") or {}
+    role, _, index = pod["metadata"]["name"].rpartition("-")
+    index = labels.get(_INDEX, index)
+    return labels.get(_ROLE, role.rpartition("-")[2]), int(index) if index.isdigit() else 0
+
+
+def short_name(pod: Object) -> str:
+    """`w2` for worker 2."""
+    role, index = role_and_index(pod)
+    return f"{role[:1]}{index}"
+
+
+def container_statuses(pod: Object) -> Iterator[Object]:
+    """The status of every container, init containers first."""
+    status = pod.get("status") or {}
+    yield from status.get("initContainerStatuses") or []
+    yield from status.get("containerStatuses") or []
+
+
+def is_ready(pod: Object) -> bool:
+    """Does the pod run, with every container ready, and is it not being deleted?"""
+    status = pod.get("status") or {}
+    own = status.get("containerStatuses") or []
+    running = status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    return running and bool(own) and all(c.get("ready") for c in own)
+
+
+def has_ended(pod: Object) -> bool:
+    """Will none of the pod's containers run again?"""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def has_log(pod: Object) -> bool:
+    """Has a container of the pod been started?"""
+    states = [c.get(key) or {} for c in container_statuses(pod) for key in ("state", "lastState")]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+# -- any object ----------------------------------------------------------------------------------
+
+
+def condition(obj: Object, kind: str) -> Object | None:
+    """The condition of a type; its status may be anything."""
+    found = (c for c in (obj.get("status") or {}).get("conditions") or [] if c["type"] == kind)
+    return next(found, None)
+
+
+def holds(obj: Object, kind: str) -> bool:
+    """Is the condition of this type True?"""
+    return (condition(obj, kind) or {}).get("status") == "True"
+
+
+def seconds(text: str | None) -> float | None:
+    """A time of the API as seconds since the epoch."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def age_s(obj: Object, now: float) -> float:
+    created = seconds(obj["metadata"].get("creationTimestamp"))
+    return max(0.0, now - created) if created else 0.0
+
+
+def event_time(event: Mapping[str, Any]) -> float:
+    """When an event happened last, in seconds since the epoch."""
+    series = event.get("series") or {}
+    keys = ("lastTimestamp", "eventTime", "firstTimestamp")
+    for text in (series.get("lastObservedTime"), *map(event.get, keys)):
+        if (at := seconds(text)) is not None:
+            return at
+    return 0.0

@@ -1,0 +1,40 @@
+"""What a command has made, in a few lines for people, and what to type next."""
+
+import math
+
+from gptddp.data.dataset import SPLITS, Dataset
+
+
+def prepared(dataset: Dataset) -> str:
+    """The summary of `gptddp prepare`."""
+    m = dataset.manifest
+    train, val, lost = m["splits"]["train"], m["splits"]["val"], m["dropped"]
+    bytes_a_token = val["text_bytes"] / val["tokens"]
+    bits_a_byte = val["unigram_entropy_nats"] / math.log(2) / bytes_a_token
+    return f"""\
+documents   {train["documents"]:,} train, {val["documents"]:,} validation
+dropped     {lost["empty"]:,} empty, {lost["duplicate"]:,} copies, {lost["binary_files"]:,} binary
+text        {train["text_bytes"] / 1e6:,.1f} MB train, {val["text_bytes"] / 1e6:,.1f} MB validation
+tokenizer   {m["tokenizer"]["kind"]}, vocabulary {m["tokenizer"]["vocab_size"]:,}, \
+{bytes_a_token:.2f} bytes a token
+entropy     {val["unigram_entropy_nats"]:.3f} nats a token, {bits_a_byte:.3f} bits a byte: \
+the loss of a model that knows only how frequent tokens are
+{_next(dataset)}"""
+
+
+def repacked(dataset: Dataset) -> str:
+    """The summary of `gptddp repack`."""
+    groups = [group for split in SPLITS for group in dataset.row_groups(split)]
+    largest = max(group.text_bytes for group in groups)
+    documents = sum(group.rows for group in groups)
+    return f"""\
+documents   {documents:,}
+row groups  {len(groups):,}, of up to {max(group.rows for group in groups):,} documents and \
+{largest / 1e6:,.1f} MB of text
+{_next(dataset)}"""
+
+
+def _next(dataset: Dataset) -> str:
+    return f"""\
+dataset     {dataset.dir}
+next        gptddp train --data {dataset.dir} --run-dir RUN"""
