@@ -37,9 +37,12 @@ class K8s:
         main = [sys.executable, "-c", "from gptddp.k8s import main; main()"]
         given = {"KUBECONFIG": str(self.namespace.kubeconfig), "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
-            [*main, command, "-n", self.namespace.namespace, *args], env={**os.environ, **given},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*main, command, "-n", self.namespace.namespace, *args],
+            env={**os.environ, **given},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def __call__(self, *args, code=0):
         process = self.start(*args)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.faulty_jobs import Fault, Job
 from support.forked import train
-from support.toy import SMALL, write_measurement
+from support.measurements import write_measurement
+from support.toy import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,12 @@ def measured(request):
 
     def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
         write_measurement(
-            "measured.jsonl", fault=number, what=what, happens=happens,
-            test=request.node.nodeid.split("[")[0], **vars(fault),
-        )  # fmt: skip
+            "measured.jsonl",
+            fault=number,
+            what=what,
+            happens=happens,
+            test=request.node.nodeid.split("[")[0],
+            **vars(fault),
+        )
 
     return note

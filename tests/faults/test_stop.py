@@ -75,11 +75,15 @@ class Job:
             memory = self.folder / f"memory-{i}"
             memory.mkdir(exist_ok=True)
             env = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{self.network}.{100 + i}",
-                "PET_NNODES": f"2:{PODS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ID": "job",
+                "POD_NAME": f"pod-{i}",
+                "POD_ADDRESS": f"{self.network}.{100 + i}",
+                "PET_NNODES": f"2:{PODS}",
+                "PET_NPROC_PER_NODE": "1",
+                "PET_RDZV_ID": "job",
                 "PET_RDZV_ENDPOINT": f"{self.network}.100:23112",
-                "GPTDDP_GRACE_S": str(GRACE_S), "GPTDDP_MEMORY": str(memory),
-            }  # fmt: skip
+                "GPTDDP_GRACE_S": str(GRACE_S),
+                "GPTDDP_MEMORY": str(memory),
+            }
             log = self.folder / f"{i}.log"
             self.pods[i] = self.fork(self.code, *self.flags, env=os.environ | env, stderr=log)
 

@@ -1,4 +1,4 @@
-"""Processes that run a piece of code and begin in no time: forks of one that has imported torch.
+"""Processes that run a piece of code and start fast: forks of one that has imported torch.
 
 An import of the trainer takes two to four seconds of a processor, and most tests of processes need
 several new ones. The fork server is this module as a script: a request is a line of JSON on its
