@@ -56,9 +56,14 @@ def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1)
     recorded.tokenizer = lambda: tokenizer  # type: ignore[method-assign]
     started = time.process_time()
     loader = Loader(
-        recorded, lanes=args.lanes, batch=args.batch, seq_len=args.seq_len, seed=1, threads=1,
+        recorded,
+        lanes=args.lanes,
+        batch=args.batch,
+        seq_len=args.seq_len,
+        seed=1,
+        threads=1,
         world_size=world_size,
-    )  # fmt: skip
+    )
     targets, rows, calls_s = 0, 0, []
     for _ in range(args.steps):
         called = time.perf_counter()

@@ -63,11 +63,21 @@ class Job:
         if self.kind == "ours":
             return [sys.executable, "-m", "gptddp.launch", *self.args]
         return [
-            sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{PODS}",
-            "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.net}.100:29411",
-            "--rdzv-id=stock", f"--rdzv-conf=is_host={int(i == 0)}", "--max-restarts=100",
-            f"--local-addr={self.net}.{100 + i}", "-m", "gptddp.train", *self.args,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes=1:{PODS}",
+            "--nproc-per-node=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.net}.100:29411",
+            "--rdzv-id=stock",
+            f"--rdzv-conf=is_host={int(i == 0)}",
+            "--max-restarts=100",
+            f"--local-addr={self.net}.{100 + i}",
+            "-m",
+            "gptddp.train",
+            *self.args,
+        ]
 
     def keep(self) -> None:
         """Start what does not run."""
@@ -76,11 +86,19 @@ class Job:
                 continue
             shm = self.folder / f"shm-{i}"  # in memory on a cluster; the state is small
             shm.mkdir(parents=True, exist_ok=True)
-            ours = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"{self.net}.{100 + i}",
-                "PET_NNODES": f"1:{PODS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ID": "ours",
-                "PET_RDZV_ENDPOINT": f"{self.net}.100:29411", "GPTDDP_MEMORY": str(shm),
-            } if self.kind == "ours" else {}  # fmt: skip
+            ours = (
+                {
+                    "POD_NAME": f"pod-{i}",
+                    "POD_ADDRESS": f"{self.net}.{100 + i}",
+                    "PET_NNODES": f"1:{PODS}",
+                    "PET_NPROC_PER_NODE": "1",
+                    "PET_RDZV_ID": "ours",
+                    "PET_RDZV_ENDPOINT": f"{self.net}.100:29411",
+                    "GPTDDP_MEMORY": str(shm),
+                }
+                if self.kind == "ours"
+                else {}
+            )
             env = os.environ | ours | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
             with open(self.folder / f"{i}.log", "ab") as log:
                 self.pods[i] = subprocess.Popen(

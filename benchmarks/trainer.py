@@ -139,12 +139,18 @@ def report(seconds: dict[str, list[tuple[float, float]]], c: Config) -> None:
     cpu = {name: statistics.median(s for _, s in laps) for name, laps in seconds.items()}
     for name in seconds:
         speed = c.batch * c.seq_len / wall[name] / 1e3
-        print(f"{name:6} {wall[name] * 1e3:7.1f} ms a step, {speed:.1f}k tokens/s; "
-              f"{cpu[name] * 1e3:.1f} ms of CPU on rank 0")  # fmt: skip
-    print(f"ours against plain: {wall['plain'] / wall['ours']:.2f} times the speed, "
-          f"{cpu['plain'] / cpu['ours']:.2f} times by CPU ({c.precision})")  # fmt: skip
-    print(f"overhead of the loop over the bare step: {cpu['ours'] / cpu['bare'] - 1:+.1%} by CPU, "
-          f"{wall['ours'] / wall['bare'] - 1:+.1%} by the clock")  # fmt: skip
+        print(
+            f"{name:6} {wall[name] * 1e3:7.1f} ms a step, {speed:.1f}k tokens/s; "
+            f"{cpu[name] * 1e3:.1f} ms of CPU on rank 0"
+        )
+    print(
+        f"ours against plain: {wall['plain'] / wall['ours']:.2f} times the speed, "
+        f"{cpu['plain'] / cpu['ours']:.2f} times by CPU ({c.precision})"
+    )
+    print(
+        f"overhead of the loop over the bare step: {cpu['ours'] / cpu['bare'] - 1:+.1%} by CPU, "
+        f"{wall['ours'] / wall['bare'] - 1:+.1%} by the clock"
+    )
 
 
 def prepare(folder: str) -> None:
@@ -152,8 +158,10 @@ def prepare(folder: str) -> None:
     words = random.Random(0)
     text = Path(folder, "text")
     text.mkdir()
-    lexicon = ["".join(words.choices("etaoinshrdlucmfwypvbgk", k=words.randint(2, 9)))
-               for _ in range(20_000)]  # fmt: skip
+    lexicon = [
+        "".join(words.choices("etaoinshrdlucmfwypvbgk", k=words.randint(2, 9)))
+        for _ in range(20_000)
+    ]
     for i in range(400):
         (text / f"{i}.txt").write_text(" ".join(words.choices(lexicon, k=2000)))
     command = [sys.executable, "-c", "from gptddp import main; main()", "prepare", str(text)]

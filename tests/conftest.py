@@ -110,10 +110,14 @@ def start(tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         started.append(
             subprocess.Popen(
-                command, env=environment, text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True,
+                command,
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
-        )  # fmt: skip
+        )
         return started[-1]
 
     yield begin

@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import pytest
 from support.cluster_jobs import PODS, Job, fingerprints, until
-from support.toy import recovery, write_measurement
+from support.measurements import recovery, write_measurement
 
 from gptddp.run.history import read_ledger
 
@@ -66,10 +66,13 @@ def recover(job, recoveries):
         recoveries[what].append(seconds)
         life = max(job.lives())
         write_measurement(
-            "cluster.jsonl", where="cluster", what=what, seconds=seconds,
+            "cluster.jsonl",
+            where="cluster",
+            what=what,
+            seconds=seconds,
             redone=sum(event.get("redo", 0) for event in read_ledger(job.run)[events:]),
             recovered=until(lambda: recovery(job.run, life), "the event of the recovery", 30),
-        )  # fmt: skip
+        )
         return seconds
 
     return measure

@@ -33,10 +33,19 @@ def run(tmp_path_factory):
         other = ["--entrypoint", entrypoint] if entrypoint else []
         mounts = [f"--volume={volumes / name}:/{name}" for name in ("data", "runs")]
         return docker(
-            "run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL",
-            "--security-opt=no-new-privileges", f"--volume={volumes}/source:/source:ro",
-            *mounts, *other, TAG, *command,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--network=none",
+            "--read-only",
+            "--tmpfs=/tmp",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges",
+            f"--volume={volumes}/source:/source:ro",
+            *mounts,
+            *other,
+            TAG,
+            *command,
+        )
 
     run.volumes = volumes
     return run
@@ -45,9 +54,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(run):
     """A run directory with two steps in it, made by the image's own commands."""
-    prepared = run(
-        "prepare", "/source", "--tokenizer=bytes", "--out=/data", entrypoint="gptddp"
-    )  # fmt: skip
+    prepared = run("prepare", "/source", "--tokenizer=bytes", "--out=/data", entrypoint="gptddp")
     assert prepared.returncode == 0, prepared.stderr
     done = run("--data=/data", "--run-dir=/runs/smoke", "--steps=2", "--seq-len=64", "--batch=48")
     assert done.returncode == 0, done.stderr
@@ -80,15 +87,26 @@ def test_a_stopped_container_leaves_with_143_and_a_checkpoint(run, trained):
     """`docker stop` is what the kubelet does: SIGTERM to the init process, then a grace period."""
     mounts = [f"--volume={run.volumes / n}:/{n}" for n in ("data", "runs")]
     started = docker(
-        "run", "--detach", "--network=none", "--read-only", "--tmpfs=/tmp", *mounts, TAG,
-        "--data=/data", "--run-dir=/runs/stopped", "--steps=100000", "--seq-len=64",
-    )  # fmt: skip
+        "run",
+        "--detach",
+        "--network=none",
+        "--read-only",
+        "--tmpfs=/tmp",
+        *mounts,
+        TAG,
+        "--data=/data",
+        "--run-dir=/runs/stopped",
+        "--steps=100000",
+        "--seq-len=64",
+    )
     name = started.stdout.strip()
     try:
         log = subprocess.Popen(
-            ["docker", "logs", "--follow", name], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            ["docker", "logs", "--follow", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         with log:
             assert any(re.search(r"step \d+/100,?000", line) for line in log.stdout)
             assert docker("stop", "--time=60", name).returncode == 0

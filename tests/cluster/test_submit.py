@@ -37,9 +37,12 @@ class K8s:
         main = [sys.executable, "-c", "from gptddp.k8s import main; main()"]
         given = {"KUBECONFIG": str(self.namespace.kubeconfig), "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
-            [*main, command, "-n", self.namespace.namespace, *args], env={**os.environ, **given},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*main, command, "-n", self.namespace.namespace, *args],
+            env={**os.environ, **given},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def __call__(self, *args, code=0):
         process = self.start(*args)
@@ -72,7 +75,8 @@ def texts(k8s, namespace):
     job = yaml.safe_load(k8s("prepare", "--dry-run", "--source", "data/x", "--data", "data/y")[0])
     job["metadata"]["name"] = "texts"
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"] = ["sh", "-c", "mkdir /data/raw && cp /opt/gptddp/gptddp/*.py /data/raw/"]
+    copy = "cd /opt/gptddp && find gptddp -name '*.py' -exec cp --parents {} /data/raw/ ';'"
+    container["command"] = ["sh", "-c", f"mkdir /data/raw && {copy}"]
     namespace.kubectl("create", "-f", "-", stdin=job)
     namespace.kubectl("wait", "--for=condition=complete", "job/texts", "--timeout=60s")
     namespace.kubectl("delete", "job", "texts")

@@ -67,9 +67,12 @@ def command(namespace, *args):
 def run(namespace, *args, timeout_s=120):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
-        command(namespace, *args), capture_output=True, text=True, timeout=timeout_s,
+        command(namespace, *args),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
         env=environment,
-    )  # fmt: skip
+    )
 
 
 MISSING = {"name": "d", "persistentVolumeClaim": {"claimName": "nothing"}}
@@ -129,9 +132,12 @@ def test_no_line_is_lost_when_pods_are(namespace):
     namespace.kubectl("create", "-f", "-", stdin=job("count", COUNT, str(end), replicas=3))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     follower = subprocess.Popen(
-        command(namespace, "logs", "-f", "count"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment,
-    )  # fmt: skip
+        command(namespace, "logs", "-f", "count"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     for pods in (["count-worker-2"], ["count-worker-0"], ["count-worker-1", "count-worker-2"]):
         for name in (f"count-worker-{n}" for n in range(3)):
             namespace.kubectl("wait", f"pod/{name}", "--for=create", "--timeout=30s")

@@ -16,8 +16,10 @@ def test_gradients_are_those_of_one_process(tmp_path):
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     child = subprocess.run(
         [sys.executable, SUPPORT / "gradients.py", tmp_path],
-        env=os.environ | environment, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=os.environ | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert child.returncode == 0, child.stderr
     one, *others = [np.load(tmp_path / f"{world_size}.npy") for world_size in range(1, 8)]
     norm = np.linalg.norm(one)

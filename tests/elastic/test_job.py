@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.forked import train
 from support.toy import SMALL
 
 from gptddp.run.history import history, read_ledger
@@ -19,12 +21,12 @@ STEPS = 240
 class Job:
     """`gptddp-k8s submit --replicas 4 --local` and its files."""
 
-    def __init__(self, folder: Path, corpus: Path, *flags: str):
+    def __init__(self, spawn: Callable, folder: Path, corpus: Path, *flags: str):
         self.folder, self.run = folder, folder / "volumes/runs/gptddp"
         command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
         command += ["--replicas", "4", "--local", "--local-dir", str(folder)]
         command += ["--volume", f"data={corpus}", "--", *SMALL, *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = spawn(command, stderr=subprocess.PIPE, text=True)
 
     def pid(self, worker: int) -> int:
         """The main process of a pod, once it runs."""
@@ -52,29 +54,17 @@ class Job:
 
 
 @pytest.fixture
-def job(corpus, tmp_path):
-    """Start a job: job(*trainer flags). Nothing of it outlives the test."""
-    jobs = []
-
-    def begin(*flags: str) -> Job:
-        jobs.append(Job(tmp_path / "local", corpus, *flags))
-        return jobs[-1]
-
-    yield begin
-    for it in jobs:
-        if it.process.poll() is None:
-            it.process.kill()  # its guard ends the pods
-            it.process.communicate()
+def job(corpus, tmp_path, spawn):
+    """Start a job: job(*trainer flags). Its reaper ends the pods when it is killed."""
+    return lambda *flags: Job(spawn, tmp_path / "local", corpus, *flags)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus, tmp_path_factory) -> list[dict]:
     """The same configuration in one process that nobody disturbs."""
     run = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-m", "gptddp.train", *SMALL, "--data", str(corpus)]
-    command += ["--run-dir", str(run), "--steps", str(STEPS), "--eval-every", "1000"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(["taskset", "-c", "0", *command], check=True, env=env, capture_output=True)
+    flags = ["--run-dir", str(run), "--steps", str(STEPS), "--eval-every", "1000"]
+    train(1, *SMALL, "--data", str(corpus), *flags)
     return list(history(run))
 
 
@@ -138,9 +128,7 @@ def test_ctrl_c_commits_and_the_same_command_continues(job, undisturbed):
 def test_a_mistake_ends_the_job_with_its_reason(job, corpus, tmp_path):
     """A run directory of another configuration: Failed at once, exit 100, the reason in the end."""
     run = tmp_path / "local/volumes/runs/gptddp"
-    command = [sys.executable, "-m", "gptddp.train", *SMALL, "--data", str(corpus)]
-    command += ["--run-dir", str(run), "--steps", "1"]
-    subprocess.run(command, check=True, capture_output=True)
+    train(1, *SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", "1")
     code, err = job("--steps", "5", "--seed", "7").finish()
     assert code == 100
     assert "seed: 1337 -> 7" in err and "Traceback" not in err

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launchers import PATIENCE_S, START, Job, alive, launch, until
+from support.launchers import PATIENCE_S, Job, alive, launch, until
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +159,14 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
 
 def test_a_job_of_one_needs_no_operator(tmp_path):
     """Without PET_* the launcher is a whole job: one worker, exit code 0."""
-    pod = launch(START, tmp_path, {}, "--steps", "3")
+    pod = launch(tmp_path, {}, "--steps", "3")
     try:
         assert pod.wait(PATIENCE_S) == 0, (tmp_path / "pod.log").read_text()
         steps = (tmp_path / "steps.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]
     finally:
         pod.kill()
+        pod.wait()
 
 
 def waiting_alone(folder: Path, slot: int) -> Job:

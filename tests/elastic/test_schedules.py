@@ -10,12 +10,11 @@ import random
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.prepared import flip
 from support.toy import SMALL
 
@@ -29,6 +28,8 @@ from gptddp.run.history import history, read_ledger
 
 STEPS = 180  # two epochs of every lane
 PATIENCE_S = 90
+# A row group that cannot be read is given up at once, in every process of a life.
+GIVE_UP = "from gptddp.data import blocks; blocks.RETRY_S = (0.001,); "
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,7 @@ def command(data: Path, run: Path, *flags: str) -> list[str]:
 def undisturbed(books, tmp_path_factory) -> list[tuple[str, str]]:
     """The fingerprints of every step in one process; no lane is left before its third epoch."""
     run = tmp_path_factory.mktemp("undisturbed")
-    train = [sys.executable, "-m", "gptddp.train", *command(books, run)]
-    subprocess.run(train, check=True, capture_output=True)
+    forked.train(1, *command(books, run))
     (manifest,) = run.glob(f"checkpoints/step-{STEPS:012}.*/manifest.json")
     lanes = json.loads(manifest.read_text())["meta"]["data"]["lanes"]
     assert min(epoch for epoch, _, _ in from_text(lanes)) >= 2
@@ -68,13 +68,13 @@ def fingerprints(run: Path) -> list[tuple[str, str]]:
 class World:
     """One life: a pod of some workers."""
 
-    def __init__(self, args: list[str], workers: int, log: Path, memory: Path | None = None):
+    def __init__(
+        self, args: list[str], workers: int, log: Path, memory: Path | None = None, code: str = ""
+    ):
         self.log = log
         env = {"PET_NPROC_PER_NODE": str(workers), "OMP_NUM_THREADS": "1"}
         env |= {"GPTDDP_MEMORY": str(memory)} if memory else {}
-        with log.open("w") as out:
-            start = [sys.executable, "-m", "gptddp.launch", *args]
-            self.pod = subprocess.Popen(start, env=os.environ | env, stderr=out)
+        self.pod = forked.fork(code + forked.LAUNCH, *args, env=os.environ | env, stderr=log)
 
     def __enter__(self) -> "World":
         return self
@@ -150,7 +150,7 @@ def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
 
     args = command(dataset.dir, run, "--on-bad", "quarantine", "--checkpoint-every", "3600")
     for life, workers in enumerate((3, 2, 1), 1):
-        with World(args, workers, tmp_path / f"{life}.log") as world:
+        with World(args, workers, tmp_path / f"{life}.log", code=GIVE_UP) as world:
             if workers > 1:
                 world.until(lambda life=life: run.exists() and len(decisions(run)) == life)
                 time.sleep(random.uniform(0, 0.2))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.forked import LAUNCH, fork
 from support.toy import SMALL
 
 from gptddp.checkpoint import store
@@ -16,11 +17,13 @@ from gptddp.run.history import history, read_ledger
 
 def launch(corpus: Path, run: Path, steps: int) -> tuple[int, str]:
     """The container's entrypoint with three ranks, to its end: its exit code and stderr."""
-    command = [sys.executable, "-m", "gptddp.launch", *SMALL, "--data", str(corpus)]
-    command += ["--run-dir", str(run), "--steps", str(steps), "--checkpoint-every", "0.05"]
-    env = os.environ | {"PET_NPROC_PER_NODE": "3"}
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=120)
-    return done.returncode, done.stderr
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
+    flags += ["--steps", str(steps), "--checkpoint-every", "0.05"]
+    process = fork(LAUNCH, *flags, env=os.environ | {"PET_NPROC_PER_NODE": "3"})
+    try:
+        return process.wait(120), process.stderr.read()
+    finally:
+        process.kill()
 
 
 def damage(run: Path, name: str) -> None:
@@ -56,23 +59,18 @@ def test_damaged_checkpoints_at_three_ranks(corpus, tmp_path):
 
 
 @pytest.fixture
-def submit(corpus, tmp_path):
+def submit(corpus, tmp_path, spawn):
     """submit(folder) -> a local job of two pods; all of them share the volume `runs`."""
-    jobs = []
 
     def begin(folder: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit", "--local"]
         command += ["--replicas", "2", "--local-dir", str(tmp_path / folder)]
         command += ["--volume", f"data={corpus}", "--volume", f"runs={tmp_path / 'runs'}"]
         command += ["--", *SMALL, "--steps", "100000", "--checkpoint-every", "0.5"]
-        jobs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        return jobs[-1]
+        return spawn(command, stderr=subprocess.PIPE, text=True)  # its reaper ends the pods
 
     (tmp_path / "runs").mkdir()
-    yield begin
-    for it in jobs:
-        it.kill()  # its guard ends the pods
-        it.communicate()
+    return begin
 
 
 def test_two_jobs_of_one_manifest_on_one_run_directory(submit, tmp_path):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.forked import TRAIN, Forked, train
 from support.toy import SMALL
 
 from gptddp.run.history import history
@@ -16,20 +17,25 @@ from gptddp.run.history import history
 STEPS = 12
 
 
-def start(corpus: Path, run: Path, world: int, *flags: str) -> subprocess.Popen[str]:
-    """A training run of `world` processes under torchrun (one: without it)."""
-    command = [sys.executable, "-m", "gptddp.train"]
-    if world > 1:
+@pytest.fixture
+def start(corpus, spawn, forked):
+    """start(run, world, *flags): a training of `world` processes under torchrun (one: without)."""
+
+    def begin(run: Path, world: int, *flags: str) -> subprocess.Popen[str] | Forked:
+        flags = (*SMALL, "--data", str(corpus), "--run-dir", str(run), *flags)
+        if world == 1:
+            return forked(TRAIN, *flags)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(world), "-m", "gptddp.train"]
-    command += [*SMALL, "--data", str(corpus), "--run-dir", str(run), *flags]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        command += ["--nproc-per-node", str(world), "-m", "gptddp.train", *flags]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    return begin
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str] | Forked) -> tuple[int, str]:
     """Exit code and stderr."""
-    _, err = process.communicate(timeout=120)
+    err = process.communicate(timeout=120)[1]
     return process.returncode, err
 
 
@@ -37,12 +43,10 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 def undisturbed(corpus, tmp_path_factory):
     """The history of an undisturbed run at each world size."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    histories = {}
+    flags = [*SMALL, "--data", str(corpus), "--steps", str(STEPS)]
     for world in (1, 2, 3, 4):
-        code, err = finish(start(corpus, folder / str(world), world, "--steps", str(STEPS)))
-        assert code == 0, err
-        histories[world] = list(history(folder / str(world)))
-    return histories
+        train(world, *flags, "--run-dir", str(folder / str(world)))
+    return {world: list(history(folder / str(world))) for world in (1, 2, 3, 4)}
 
 
 def test_every_world_size_sees_the_same_batches_and_losses(undisturbed):
@@ -61,10 +65,10 @@ def test_every_world_size_sees_the_same_batches_and_losses(undisturbed):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(
-    corpus, tmp_path, undisturbed, world
+    start, corpus, tmp_path, undisturbed, world
 ):
     """SIGTERM in the middle commits a checkpoint and exits 143; the next life changes no bit."""
-    process = start(corpus, tmp_path / "run", world, "--steps", str(STEPS), "--log-every", "1")
+    process = start(tmp_path / "run", world, "--steps", str(STEPS), "--log-every", "1")
     log = tmp_path / "run/log.1.jsonl"
     deadline = time.monotonic() + 60
     while not (log.exists() and log.read_text().count("\n") >= 3):
@@ -77,18 +81,17 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(
     assert code == (143 if world == 1 else 1), err  # torchrun has one code for every failure
     assert f"stopped after step {done}: checkpoint step-{done:012}.1 is saved" in err
 
-    code, err = finish(start(corpus, tmp_path / "run", world, "--steps", str(STEPS)))
-    assert code == 0, err
+    train(world, *SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"))
     resumed = list(history(tmp_path / "run"))
     for key in ("step", "loss", "grad_norm", "batch_fp", "chain_fp"):
         assert [line[key] for line in resumed] == [line[key] for line in undisturbed[world]]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == STEPS
 
 
-def test_a_mistake_is_told_once_whatever_the_number_of_ranks(corpus, tmp_path):
+def test_a_mistake_is_told_once_whatever_the_number_of_ranks(start, tmp_path):
     """More workers than lanes: one line from rank 0, exit code not 0, nothing left behind."""
     flags = ["--lanes", "2", "--batch", "8", "--steps", "2"]
-    code, err = finish(start(corpus, tmp_path / "run", 3, *flags))
+    code, err = finish(start(tmp_path / "run", 3, *flags))
     assert code != 0
     assert err.count("3 workers but only 2 lanes") == 1
     assert not list((tmp_path / "run").glob("*"))

@@ -1,10 +1,13 @@
 """Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
 
+import functools
 from pathlib import Path
 
 import pytest
 from support.faulty_jobs import Fault, Job
-from support.toy import write_measurement
+from support.forked import train
+from support.measurements import write_measurement
+from support.toy import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +26,20 @@ def jobs(corpus, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(corpus, tmp_path_factory):
-    """The run directory of a job that nobody disturbs: undisturbed(world size, *flags)."""
-    made: dict[tuple, Path] = {}
+    """The run directory of a run that nobody disturbs: undisturbed(world size, *flags)."""
 
+    @functools.cache
     def run(world: int, *flags: str) -> Path:
-        if (world, flags) not in made:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            job = Job(folder, corpus, *flags, size=world, fewest=world, pause_s=0)
-            try:
-                job.finish()
-            finally:
-                job.close()
-            made[world, flags] = job.run
-        return made[world, flags]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        if world == 1:
+            train(1, *SMALL, "--data", str(corpus), "--run-dir", str(folder / "run"), *flags)
+            return folder / "run"
+        job = Job(folder, corpus, *flags, size=world, fewest=world, pause_s=0)
+        try:
+            job.finish()
+        finally:
+            job.close()
+        return job.run
 
     return run
 
@@ -47,8 +51,12 @@ def measured(request):
 
     def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
         write_measurement(
-            "measured.jsonl", fault=number, what=what, happens=happens,
-            test=request.node.nodeid.split("[")[0], **vars(fault),
-        )  # fmt: skip
+            "measured.jsonl",
+            fault=number,
+            what=what,
+            happens=happens,
+            test=request.node.nodeid.split("[")[0],
+            **vars(fault),
+        )
 
     return note

@@ -44,10 +44,15 @@ class Clocks:
     def within(self, i: int) -> list[str]:
         path = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         return [
-            "env", f"LD_PRELOAD={LIBRARY}", f"PYTHONPATH={os.pathsep.join(path)}",
-            f"FAKETIME_TIMESTAMP_FILE={self.folder / str(i)}", "FAKETIME_CACHE_DURATION=0",
-            "FAKETIME_DONT_FAKE_MONOTONIC=1", "FAKETIME_FORCE_MONOTONIC_FIX=0", "NO_FAKE_STAT=1",
-        ]  # fmt: skip
+            "env",
+            f"LD_PRELOAD={LIBRARY}",
+            f"PYTHONPATH={os.pathsep.join(path)}",
+            f"FAKETIME_TIMESTAMP_FILE={self.folder / str(i)}",
+            "FAKETIME_CACHE_DURATION=0",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1",
+            "FAKETIME_FORCE_MONOTONIC_FIX=0",
+            "NO_FAKE_STAT=1",
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.failing_disk import Disk
+from support.forked import ranks
 from support.paths import SUPPORT
 from support.toy import SMALL
 
@@ -33,15 +34,23 @@ def check(run: Path, steps: int) -> list[dict]:
     return [event for event in read_ledger(run) if event["event"] == "checkpoint"]
 
 
-def start(corpus: Path, run: Path, world: int, steps: int, plan: dict, **env: str):
-    """A trainer, or several under torchrun, on a disk with this plan."""
-    command = [sys.executable]
-    if world > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    command += [DISKS, *SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
-    command += ["--checkpoint-every", "0.2", "--eval-every", "1000"]
-    env = os.environ | env | {"OMP_NUM_THREADS": "1", "DISK_PLAN": json.dumps(plan)}
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+def settings(corpus: Path, run: Path, steps: int, plan: dict) -> tuple[list[str], dict[str, str]]:
+    """The flags and the environment of a trainer on a disk with this plan."""
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
+    flags += ["--checkpoint-every", "0.2", "--eval-every", "1000"]
+    return flags, os.environ | {"OMP_NUM_THREADS": "1", "DISK_PLAN": json.dumps(plan)}
+
+
+@pytest.fixture
+def start(corpus, spawn):
+    """start(run, steps, plan): a trainer on such a disk."""
+
+    def begin(run: Path, steps: int, plan: dict):
+        flags, env = settings(corpus, run, steps, plan)
+        command = [sys.executable, DISKS, *flags]
+        return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    return begin
 
 
 def finish(process, code: int) -> str:
@@ -49,6 +58,23 @@ def finish(process, code: int) -> str:
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     return err
+
+
+@pytest.fixture
+def three(corpus):
+    """three(run, steps, plan, code, **env): three ranks to their end with this code; stderr."""
+
+    def run_all(run: Path, steps: int, plan: dict, code: int, **more: str) -> str:
+        flags, env = settings(corpus, run, steps, plan)
+        script = f"import runpy; runpy.run_path({DISKS!r}, run_name='__main__')"
+        processes = ranks(3, *flags, code=script, env=env | more)
+        try:
+            return "".join(finish(process, code) for process in processes)
+        finally:
+            for process in processes:
+                process.kill()
+
+    return run_all
 
 
 @pytest.fixture
@@ -99,28 +125,28 @@ def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, caplog):
     assert len([save for save in saves if 80 < save["step"] <= 110]) < 5
 
 
-def test_the_end_waits_for_the_disk(corpus, tmp_path):
+def test_the_end_waits_for_the_disk(three, tmp_path):
     """Three ranks: full from the middle on, hung at the end, mended after the last step: exit 0,
     though the wait is longer than a collective may take, and it is told."""
     run = tmp_path / "run"
     plan = {10: "ENOSPC", 20: "hang"}
-    err = finish(start(corpus, run, 3, 30, plan, DISK_HEAL_S="6"), 0)
+    err = three(run, 30, plan, 0, DISK_HEAL_S="6")
     assert any("error" in save for save in check(run, 30))
     assert err.count("waiting for the storage") == 1 and err.count("finished after step 30") == 1
     assert err.count("STORAGE: ") == 2 and (run / "finished.json").exists()
 
 
-def test_what_the_disk_never_takes_is_in_memory(corpus, tmp_path):
+def test_what_the_disk_never_takes_is_in_memory(three, tmp_path):
     """The wait has an end: exit 1 on all ranks. The next life has it all from memory, trains on
     though the disk is still full at its start, and loses no line."""
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()
     env = {"GPTDDP_MEMORY": str(memory), "DISK_WAIT_S": "2"}
-    err = finish(start(corpus, run, 3, 30, {10: "EROFS"}, **env), 1)
+    err = three(run, 30, {10: "EROFS"}, 1, **env)
     assert err.count("the last checkpoint cannot be written") >= 3
     assert "Read-only file system" in err and "mount the volume writable" in err
     assert not (run / "finished.json").exists()
-    err = finish(start(corpus, run, 3, 60, {0: "ENOSPC", 45: None}, **env), 0)
+    err = three(run, 60, {0: "ENOSPC", 45: None}, 0, **env)
     assert "the run goes on, but its directory cannot be written" in err
     check(run, 60)
     starts = [event for event in read_ledger(run) if event["event"] == "start"]
@@ -131,10 +157,10 @@ def test_what_the_disk_never_takes_is_in_memory(corpus, tmp_path):
     assert [event["generation"] for event in starts] == [1, 2]
 
 
-def test_a_stop_ends_the_wait(corpus, tmp_path):
+def test_a_stop_ends_the_wait(start, tmp_path):
     """SIGTERM while the end waits for a full disk: 143 at once, and the run is not finished."""
     run = tmp_path / "run"
-    process = start(corpus, run, 1, 20, {10: "EDQUOT"})
+    process = start(run, 20, {10: "EDQUOT"})
     for line in process.stderr:
         if "waiting for the storage" in line:
             break
@@ -143,15 +169,15 @@ def test_a_stop_ends_the_wait(corpus, tmp_path):
     assert not (run / "finished.json").exists()
 
 
-def test_a_new_run_needs_a_disk(corpus, tmp_path):
+def test_a_new_run_needs_a_disk(start, tmp_path):
     """A new run on a full or read-only disk is refused with the fix."""
     (tmp_path / "run").mkdir()
     for mode, fix in (("ENOSPC", "free space"), ("EROFS", "mount the volume writable")):
-        err = finish(start(corpus, tmp_path / "run", 1, 5, {0: mode}), 2)
+        err = finish(start(tmp_path / "run", 5, {0: mode}), 2)
         assert fix in err and "Traceback" not in err
 
 
-def test_a_full_file_system(corpus, tmp_path):
+def test_a_full_file_system(start, tmp_path):
     """A real one, of 3 MB: alarm, all-clear when there is room, and no line is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -159,7 +185,7 @@ def test_a_full_file_system(corpus, tmp_path):
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
     try:
-        process = start(corpus, disk / "run", 1, 10**6, {})
+        process = start(disk / "run", 10**6, {})
         deadline = time.monotonic() + 60
         while not list(disk.glob("run/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.05)

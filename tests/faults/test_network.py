@@ -85,9 +85,12 @@ def job(jobs, network, hosts):
         return [*space, "unshare", "--mount", "sh", "-c", bind, "sh"]
 
     it = jobs(
-        *STEPS, network=network, within=within, GLOO_SOCKET_IFNAME="eth0",
+        *STEPS,
+        network=network,
+        within=within,
+        GLOO_SOCKET_IFNAME="eth0",
         PET_RDZV_ENDPOINT=f"gptddp-worker-0:{network.port}",
-    )  # fmt: skip
+    )
     it.steady()
     return it
 
@@ -150,10 +153,11 @@ TROUBLES = [
     ("1 % of the packets lost", LOSS.format(0.01), "iptables -F INPUT"),
     ("20 % of the packets lost", LOSS.format(0.2), "iptables -F INPUT"),
     (
-        "1 Mbit/s", "tc qdisc add dev eth0 root tbf rate 1mbit burst 8k latency 200ms",
+        "1 Mbit/s",
+        "tc qdisc add dev eth0 root tbf rate 1mbit burst 8k latency 200ms",
         "tc qdisc del dev eth0 root",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.fault(16)
@@ -181,8 +185,9 @@ def far_away(i: int, seconds: float):
     try:
         with subprocess.Popen(
             ["nsenter", f"--net=/run/netns/{NAME}", *delay],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        ) as relay:  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as relay:
             assert relay.stdout.readline()
             sh(f"{link} set pod{i} nomaster && {link} set far master bridge")
             yield
@@ -207,9 +212,10 @@ def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
         job.began = time.time()
     near_s = step_s(8)
     measured(
-        "each frame 200 ms late, to and from one pod", fault,
+        "each frame 200 ms late, to and from one pod",
+        fault,
         f"steps of {far_s:.1f} s, then of {near_s:.1f} s again; counted from the healing",
-    )  # fmt: skip
+    )
     assert fault.lives == 0
     assert far_s > 0.2  # a step needs all ranks' gradients, and these are so late
     assert near_s < far_s

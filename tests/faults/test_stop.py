@@ -2,15 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.forked import LAUNCH, Forked
 from support.local_jobs import alive, until
 from support.toy import SMALL
-from support.trainer_patches import patched
+from support.trainer_patches import patch_here
 
 from gptddp.checkpoint import snapshot
 from gptddp.run.history import history, read_ledger
@@ -52,32 +52,40 @@ store.commit = commit
 
 
 class Job:
-    """Launchers as the operator starts them, at 127.8.`slot`.100 upwards; exits are the test's."""
+    """Launchers as the operator starts them, an address each; exits are the test's."""
 
-    def __init__(self, folder: Path, corpus: Path, slot: int, code: str, flags: tuple[str, ...]):
-        self.folder, self.slot, self.patch, self.run = (
-            folder,
-            slot,
-            folder / "patch",
-            folder / "run",
-        )
-        self.env = os.environ | patched(self.patch, code) | {"OMP_NUM_THREADS": "1"}
+    def __init__(
+        self,
+        fork: Callable[..., Forked],
+        folder: Path,
+        corpus: Path,
+        slot: int,
+        code: str,
+        flags: tuple[str, ...],
+    ) -> None:
+        self.fork = fork
+        self.folder, self.patch, self.run = folder, folder / "patch", folder / "run"
+        self.network = f"127.{10 + os.getpid() % 200}.{200 + slot}"
+        self.code = patch_here(self.patch, code) + LAUNCH
         self.flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), *flags]
-        self.pods: dict[int, subprocess.Popen] = {}
+        self.pods: dict[int, Forked] = {}
 
     def start(self, *pods: int) -> None:
         for i in pods:
             memory = self.folder / f"memory-{i}"
             memory.mkdir(exist_ok=True)
             env = {
-                "POD_NAME": f"pod-{i}", "POD_ADDRESS": f"127.8.{self.slot}.{100 + i}",
-                "PET_NNODES": f"2:{PODS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ID": "job",
-                "PET_RDZV_ENDPOINT": f"127.8.{self.slot}.100:23112",
-                "GPTDDP_GRACE_S": str(GRACE_S), "GPTDDP_MEMORY": str(memory),
-            }  # fmt: skip
-            command = [sys.executable, "-m", "gptddp.launch", *self.flags]
-            with open(self.folder / f"{i}.log", "ab") as out:
-                self.pods[i] = subprocess.Popen(command, env=self.env | env, stdout=out, stderr=out)
+                "POD_NAME": f"pod-{i}",
+                "POD_ADDRESS": f"{self.network}.{100 + i}",
+                "PET_NNODES": f"2:{PODS}",
+                "PET_NPROC_PER_NODE": "1",
+                "PET_RDZV_ID": "job",
+                "PET_RDZV_ENDPOINT": f"{self.network}.100:23112",
+                "GPTDDP_GRACE_S": str(GRACE_S),
+                "GPTDDP_MEMORY": str(memory),
+            }
+            log = self.folder / f"{i}.log"
+            self.pods[i] = self.fork(self.code, *self.flags, env=os.environ | env, stderr=log)
 
     def steps(self, world_size: int) -> int:
         """How many steps are done, if the last was done by that many."""
@@ -119,18 +127,13 @@ class Job:
 
 
 @pytest.fixture
-def job(corpus, tmp_path):
-    jobs = []
+def job(corpus, tmp_path, forked):
+    """job(slot, *flags, code) -> a Job of which nothing outlives the test."""
 
     def begin(slot: int, *flags: str, code: str = SLOW) -> Job:
-        jobs.append(Job(tmp_path, corpus, slot, code, flags))
-        return jobs[-1]
+        return Job(forked, tmp_path, corpus, slot, code, flags)
 
-    yield begin
-    for it in jobs:
-        for pod in it.pods.values():
-            pod.kill()
-            pod.wait()
+    return begin
 
 
 def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):

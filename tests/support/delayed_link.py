@@ -1,4 +1,4 @@
-"""A line that is long: `python delay.py ONE OTHER SECONDS` passes frames between two devices, late.
+"""A slow link: `delayed_link.py ONE OTHER SECONDS` passes frames between two devices, late.
 
 For kernels without netem. Says so when it passes them, and ends with its standard input.
 """

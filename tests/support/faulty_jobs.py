@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from support.launchers import START
+from support.measurements import recovery
 from support.paths import SUPPORT
-from support.toy import SMALL, recovery
+from support.toy import SMALL
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.k8s.local import pods, reaper
@@ -48,10 +49,17 @@ class Job:
     """Pods of one job, `size` of them, of which `fewest` go on alone."""
 
     def __init__(
-        self, folder: Path, corpus: Path, *flags: str, size: int = 4, fewest: int = 1,
-        pause_s: float = PAUSE_S, network: Network | None = None,
-        within: Callable[[int], list[str]] = lambda i: [], **env: str,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        corpus: Path,
+        *flags: str,
+        size: int = 4,
+        fewest: int = 1,
+        pause_s: float = PAUSE_S,
+        network: Network | None = None,
+        within: Callable[[int], list[str]] = lambda i: [],
+        **env: str,
+    ) -> None:
         self.folder, self.run, self.orders = folder, folder / "runs/gptddp", folder / "orders"
         self.orders.mkdir(parents=True)
         (folder / "logs").mkdir()
@@ -65,13 +73,15 @@ class Job:
         self.pods = [
             pods.Pod(
                 dataclasses.replace(
-                    p, argv=[*within(i), *ENTRY, *p.argv[3:]],  # for python -m gptddp.launch
+                    p,
+                    argv=[*within(i), *ENTRY, *p.argv[3:]],  # for python -m gptddp.launch
                     env=p.env | env | {"FAULTS_DIR": str(self.orders)},
                 ),
-                folder / f"logs/{i}.log", self.tag,
+                folder / f"logs/{i}.log",
+                self.tag,
             )
             for i, p in enumerate(plans)
-        ]  # fmt: skip
+        ]
         self.back_at: dict[int, float] = {}  # pods that are held back, and until when
         self.events: list[str] = []
         self.controller = Controller(built, self.pods, self.events.append)
@@ -179,12 +189,15 @@ class Job:
         def first() -> tuple[int, dict[str, Any]] | None:
             return next(
                 (
-                    (g, line) for g, line in self.lines()
-                    if line["step"] > last and line["world_size"] == world
-                    and line["time"] > self.began and g >= generation + new_life
+                    (g, line)
+                    for g, line in self.lines()
+                    if line["step"] > last
+                    and line["world_size"] == world
+                    and line["time"] > self.began
+                    and g >= generation + new_life
                 ),
                 None,
-            )  # fmt: skip
+            )
 
         life, line = self.until(first, timeout_s, f"a new step of {world} ranks")
         fault.seconds = line["time"] - self.began

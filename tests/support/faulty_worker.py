@@ -1,4 +1,4 @@
-"""The trainer with short timeouts and slow steps, and with a fault where a file orders one.
+"""The trainer with short timeouts and slow steps, and with the faults that files order.
 
 `<pod>.<fault>` in the run directory is carried out in the middle of a step and taken away; with a
 number in it, in that step; with a `+` behind it, in all that follow too.

@@ -1,4 +1,4 @@
-"""Processes that run a piece of code and begin in no time: forks of one that has imported torch.
+"""Processes that run a piece of code and start fast: forks of one that has imported torch.
 
 An import of the trainer takes two to four seconds of a processor, and most tests of processes need
 several new ones. The fork server is this module as a script: a request is a line of JSON on its
@@ -9,10 +9,12 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any
 
 PRELOAD = ("torch._dynamo", "torch.distributed.run", "gptddp.train", "gptddp.launch.launcher")
 TRAIN = "from gptddp.distributed.process import run; from gptddp.train import main; run(main)"
+LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 
 
 class Output:
@@ -147,6 +150,31 @@ def fork(
     return _server().start(code, args, env or os.environ, stderr)
 
 
+def ranks(
+    world: int, *flags: str, code: str = TRAIN, env: Mapping[str, str] | None = None
+) -> list[Forked]:
+    """The ranks of one world, each a process that runs `code`; without torchrun."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    found = []
+    for rank in map(str, range(world)):
+        mine = shared | {"RANK": rank, "LOCAL_RANK": rank} if world > 1 else {}
+        found.append(fork(code, *flags, env={**(env or os.environ), **mine}))
+    return found
+
+
+def train(world: int, *flags: str) -> None:
+    """A training of so many ranks, to its end; it must succeed."""
+    processes = ranks(world, *flags)
+    try:
+        for process in processes:
+            assert process.wait(120) == 0, process.stderr.read()
+    finally:
+        for process in processes:
+            process.kill()
+
+
 @dataclasses.dataclass
 class Request:
     """One line of the server's input."""
@@ -206,5 +234,6 @@ def serve() -> Request | None:
 if __name__ == "__main__":
     for name in PRELOAD:
         __import__(name)
+    gc.freeze()  # no child looks through all of torch for garbage, at its end least of all
     if request := serve():
         request.run()

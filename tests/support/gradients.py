@@ -24,9 +24,17 @@ from gptddp.train import forward_backward, warm_up
 from gptddp.training.agree import agree
 
 CONFIG = Config(
-    n_layer=2, n_head=2, n_embd=32, seq_len=SEQ_LEN, lanes=LANES, batch=3 * LANES, micro_batch=2,
-    precision="fp32", device="cpu", seed=SEED,
-)  # fmt: skip
+    n_layer=2,
+    n_head=2,
+    n_embd=32,
+    seq_len=SEQ_LEN,
+    lanes=LANES,
+    batch=3 * LANES,
+    micro_batch=2,
+    precision="fp32",
+    device="cpu",
+    seed=SEED,
+)
 WORLD_SIZES = 7
 EMPTY_LANE = 3  # its rows have no target
 PATIENCE_S = 60  # of a rank, which SIGALRM ends then

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.forked import Forked, fork, train
 from support.paths import SUPPORT
 from support.toy import SMALL
 
@@ -21,11 +20,11 @@ START = (
     "import sys; from gptddp.launch.launcher import main; "
     "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
-FAST = (
-    "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; " + START
-)  # what the toy does not need
+QUICK = (  # a new server imports only what the toy needs, and the end of a job waits for less long
+    "from gptddp.launch import agent, forkserver; "
+    "agent.EXIT_BARRIER_S = 3; forkserver.PRELOAD[1:] = []; "
+)
 TOY_FLAGS = ("--steps", "1000000")
-Pod = subprocess.Popen[bytes]
 PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
 
 
@@ -46,7 +45,7 @@ def alive(pid: int) -> bool:
 
 
 class Job:
-    """Launchers as the operator would start them, `pods` of them, at 127.9.`slot`.100 upwards."""
+    """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
 
     def __init__(
         self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
@@ -54,12 +53,12 @@ class Job:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
         self.script, self.flags = script, flags or TOY_FLAGS
         self.size = pods
-        self.pods: dict[int, Pod] = {}
+        self.pods: dict[int, Forked] = {}
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
         for i in indices:
-            prefix = f"127.9.{self.slot}"
+            prefix = f"127.{10 + os.getpid() % 200}.{self.slot}"  # two test runs do not meet
             env = {
                 "POD_NAME": f"pod-{i}",
                 "POD_ADDRESS": f"{prefix}.{100 + i}",
@@ -72,8 +71,7 @@ class Job:
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
-            code = FAST if self.script == TOY else START
-            self.pods[i] = launch(code, self.folder, env, *self.flags, script=self.script)
+            self.pods[i] = launch(self.folder, env, *self.flags, script=self.script)
 
     def steps(self) -> list[dict[str, Any]]:
         log = self.folder / "steps.jsonl"
@@ -116,14 +114,12 @@ class Job:
             pod.wait()
 
 
-def launch(code: str, folder: Path, env: dict[str, str], *flags: str, script: Path = TOY) -> Pod:
+def launch(folder: Path, env: dict[str, str], *flags: str, script: Path = TOY) -> Forked:
     """A launcher of `script` on `folder`, which writes to `<pod's name>.log` there."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
-    command = [sys.executable, "-c", code, str(script), "--run-dir", str(folder), *flags]
-    with open(folder / f"{env.get('POD_NAME', 'pod')}.log", "ab") as out:
-        return subprocess.Popen(
-            command, env=clean | env, stdout=out, stderr=out, start_new_session=True
-        )
+    log = folder / f"{env.get('POD_NAME', 'pod')}.log"
+    code = QUICK + START if script == TOY else START
+    return fork(code, str(script), "--run-dir", str(folder), *flags, env=clean | env, stderr=log)
 
 
 class Training(Job):
@@ -150,13 +146,9 @@ class Training(Job):
 
 
 def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
-    """The log of the same run, under plain torchrun or without, with nothing in its way."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    command = [sys.executable, *(torchrun if world > 1 else []), "-m", "gptddp.train", *SMALL]
-    command += ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps)]
-    command += ["--eval-every", "1000000"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=env, capture_output=True)
+    """The log of the same run in a world of its own, with nothing in its way."""
+    flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps)]
+    train(world, *SMALL, *flags, "--eval-every", "1000000")
     return list(history(folder))
 
 

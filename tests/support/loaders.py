@@ -51,11 +51,13 @@ class Dataset:
     def row_groups(self, split):
         return [
             types.SimpleNamespace(
-                path=f"{split}/{i:05}.parquet", index=i, rows=len(group),
+                path=f"{split}/{i:05}.parquet",
+                index=i,
+                rows=len(group),
                 text_bytes=sum(len(text or "") for text in group),
             )
             for i, group in enumerate(self.splits[split])
-        ]  # fmt: skip
+        ]
 
     def tokenizer(self):
         return Bytes()

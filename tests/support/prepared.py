@@ -1,4 +1,4 @@
-"""What the tests of `gptddp prepare` and of datasets share."""
+"""`gptddp prepare` as the tests run it, what is in a dataset, and a bit that is flipped in one."""
 
 import os
 import subprocess

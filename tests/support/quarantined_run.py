@@ -28,12 +28,15 @@ class Run:
                 loaders = [
                     stack.enter_context(
                         open_loader(
-                            self.dataset, rank=r, world_size=world_size,
-                            state=self.progress.data or None, **self.changes,
+                            self.dataset,
+                            rank=r,
+                            world_size=world_size,
+                            state=self.progress.data or None,
+                            **self.changes,
                         )
                     )
                     for r in range(world_size)
-                ]  # fmt: skip
+                ]
                 while self.progress.step < until and self.step(loaders, again):
                     pass
         return self

@@ -20,9 +20,13 @@ def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -
             path = out / file["path"]
             texts = pq.read_table(path)["text"].to_pylist()
             pq.write_table(
-                pa.table({"text": texts}), path, row_group_size=rows, compression=compression,
-                use_dictionary=False, write_page_checksum=True,
-            )  # fmt: skip
+                pa.table({"text": texts}),
+                path,
+                row_group_size=rows,
+                compression=compression,
+                use_dictionary=False,
+                write_page_checksum=True,
+            )
             groups = [texts[i : i + rows] for i in range(0, len(texts), rows)]
             file["row_groups"] = [[len(g), sum(len(t.encode()) for t in g)] for g in groups]
             file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}

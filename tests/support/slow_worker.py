@@ -1,4 +1,4 @@
-"""The trainer's worker with slower steps, and with places where a test can have its pod killed.
+"""The trainer's worker with slower steps, and with points where a test can have its pod killed.
 
 `FAULTS_DIR/pause` has the seconds that each step takes longer. A file `<worker>.<place>` there is
 an order: the launcher of that pod is killed when its worker gets to that place, once.

@@ -1,17 +1,12 @@
-"""What several test files use."""
+"""A toy model's flags, and training it in the process of the test."""
 
 import contextlib
-import json
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gptddp.distributed.watchdog import STOPS
-from gptddp.run.history import read_ledger
 
 # A model of 30 k parameters: a step of 8 rows takes milliseconds.
 SMALL = [
@@ -31,16 +26,3 @@ def training_here() -> Iterator[None]:
         for number in STOPS:
             stack.callback(signal.signal, number, signal.getsignal(number))
         yield
-
-
-def recovery(run: Path, generation: int) -> dict[str, Any]:
-    """The ledger's event of the first step of a life, with where the seconds went; {} before it."""
-    wanted = ("recovered", generation)
-    return next((e for e in read_ledger(run) if (e["event"], e["generation"]) == wanted), {})
-
-
-def write_measurement(name: str, **values: Any) -> None:
-    """Add a line to this file of the folder FAULTS_OUT, if there is one: tests/faults/table.py."""
-    if folder := os.environ.get("FAULTS_OUT"):
-        with open(Path(folder, name), "a") as file:
-            file.write(json.dumps(values) + "\n")

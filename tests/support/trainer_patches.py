@@ -1,4 +1,4 @@
-"""Faults inside the trainer without a hook in it: code that runs after the import of a module."""
+"""Faults inside the trainer without a hook in it: code that is run in gptddp.train."""
 
 import itertools
 import os
