@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 PHASES = ("init", "restore", "warmup", "step", "data_wait", "checkpoint", "eval", "other")
 _RETRY_S = 5.0
+_STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)  # buckets
 
 
 class PhaseClock:
@@ -82,9 +83,11 @@ class Metrics:
         )
         self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
         self.step_s = prom.Histogram(
-            "gptddp_step_duration_seconds", "Wall time of a step.", registry=registry,
-            buckets=(.01, .025, .05, .1, .2, .35, .5, .75, 1, 1.5, 2.5, 5, 10, 30, 60),
-        )  # fmt: skip
+            "gptddp_step_duration_seconds",
+            "Wall time of a step.",
+            registry=registry,
+            buckets=_STEP_S,
+        )
         for phase in PHASES:
             self.phases.labels(phase)
         for result in ("success", "failure"):
@@ -149,8 +152,11 @@ def serve(metrics: Metrics, port: int, address: str = "") -> None:
                 if not warned:
                     log.warning(
                         "metrics port %d: %s; training goes on, trying again every %g s. "
-                        "Choose another with --metrics-port.", port, error.strerror, _RETRY_S,
-                    )  # fmt: skip
+                        "Choose another with --metrics-port.",
+                        port,
+                        error.strerror,
+                        _RETRY_S,
+                    )
                 warned = True
                 time.sleep(_RETRY_S)
                 continue
