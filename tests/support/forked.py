@@ -189,7 +189,7 @@ class Request:
         """In the child: become the process that was asked for, and run its code to its end."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        print(json.dumps({"pid": os.getpid()}), flush=True)
+        answer(pid=os.getpid())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         for fd, path in enumerate((os.devnull, self.stdout, self.stderr)):
             opened = os.open(path, flags if fd else os.O_RDONLY)
@@ -201,6 +201,11 @@ class Request:
         main: Any = types.ModuleType("__main__")
         sys.modules["__main__"] = main
         exec(self.code, vars(main))
+
+
+def answer(**values: int) -> None:
+    """Write a line in one call: parent and child share the pipe, and print may use two."""
+    os.write(1, json.dumps(values).encode() + b"\n")
 
 
 def serve() -> Request | None:
@@ -228,7 +233,7 @@ def serve() -> Request | None:
         with contextlib.suppress(ChildProcessError):  # there is none
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
-                print(json.dumps({"pid": ended[0], "code": code}), flush=True)
+                answer(pid=ended[0], code=code)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     assert second.returncode == 2 and f"(process {first.pid})" in err, err
     assert first.poll() is None
     first.kill()
+    first.wait(timeout=60)  # a process that still dies is seen to live
     third = training("--steps", "100000", "--log-every", "1")
     until(lambda: (tmp_path / "run/log.2.jsonl").exists(), 60)
     third.terminate()
