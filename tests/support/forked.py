@@ -7,6 +7,7 @@ standard input, its answers are lines on its standard output. It ends when its i
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import gc
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 PRELOAD = ("torch._dynamo", "torch.distributed.run", "gptddp.train", "gptddp.launch.launcher")
 TRAIN = "from gptddp.distributed.process import run; from gptddp.train import main; run(main)"
 LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
@@ -188,6 +190,7 @@ class Request:
     def run(self) -> None:
         """In the child: become the process that was asked for, and run its code to its end."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with pytest's server
         os.setsid()
         answer(pid=os.getpid())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
