@@ -15,7 +15,7 @@ from support.toy import SMALL
 
 from gptddp.run.history import history, read_ledger
 
-STEPS = 240
+STEPS = 400
 
 
 class Job:
