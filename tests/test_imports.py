@@ -196,6 +196,24 @@ def test_every_part_has_a_level_and_every_exception_is_used():
     assert {(i.module, i.target) for i in all_imports() if i.lazy} >= UPWARDS
 
 
+def test_the_control_plane_imports_no_package_of_the_trainer():
+    """k8s names none of torch, numpy, pyarrow and prometheus_client, not even within a function;
+    kubernetes is imported by cluster.py alone, and only two modules import by a computed name."""
+    by_name = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        nodes = list(ast.walk(tree))
+        names = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        names |= {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
+        tops = {name.split(".")[0] for name in names}
+        if in_k8s(module):
+            assert not tops & HEAVY, f"{module} imports {tops & HEAVY}"
+        assert "kubernetes" not in tops or module == "gptddp.k8s.cluster", module
+        if tops & {"importlib", "runpy"} or "__import__" in path.read_text("utf-8"):
+            by_name.add(module)
+    assert by_name == {"gptddp.distributed.torch_private", "gptddp.k8s.cli.command"}
+
+
 def test_the_top_of_the_package_is_small():
     """At most fifteen files lie at the top of gptddp/: the rest is in sub-packages."""
     assert len(list((ROOT / "gptddp").glob("*.py"))) <= MOST_FILES_AT_THE_TOP

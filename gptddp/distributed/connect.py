@@ -33,9 +33,7 @@ class World:
     """All ranks of the job, as one of them sees them: for as long as `connect` lasts."""
 
     rank: int
-    local_rank: int
     world_size: int
-    local_world_size: int
     device: torch.device
     nodes: int  # pods in the present world
     restarts: int  # of this pod's workers by its agent
@@ -154,9 +152,7 @@ def connect(device: str | None) -> Iterator[World]:
     try:
         yield World(
             rank=rank,
-            local_rank=local_rank,
             world_size=world_size,
-            local_world_size=local_world_size,
             device=where,
             nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             restarts=restarts(),
@@ -188,6 +184,3 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-# -- what this machine can do --------------------------------------------------------------------

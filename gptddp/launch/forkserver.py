@@ -38,7 +38,7 @@ def start_server(folder: Path) -> None:
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     resource_tracker.ensure_running()  # before the fork: the workers share the launcher's
     with socket.socket(socket.AF_UNIX) as listener:
-        address = str(folder / "forkserver")
+        address = str(folder / "fork")  # short: the path of a Unix socket has 107 bytes at most
         listener.bind(address)
         listener.listen()
         alive_r, alive_w = os.pipe()

@@ -26,9 +26,11 @@ class Console:
         log.info("life %d: %s%s", origin.generation, where, redo)
 
     def step(self, line: Mapping[str, Any], step_s: float) -> None:
-        """Every `log_every` steps: loss, speed and the time that is left."""
+        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
+        if "val_loss" in line:
+            self.evaluated(line)
         if line["step"] % self.config.log_every:
             return
         left = int((self.config.steps - line["step"]) * step_s)

@@ -39,7 +39,8 @@ class LiveState:
 
     def mark_changing(self) -> None:
         """It is about to change: until it is whole again there is nothing to leave."""
-        self._whole = None
+        with self._lock:  # a snapshot that the watchdog is leaving is finished first
+            self._whole = None
 
     def leave_snapshot(self, cause: str) -> None:
         """Write the state of the last finished step; a memory that is full is a warning."""

@@ -125,6 +125,12 @@ class Metrics:
         else:
             self.loss.labels("train").set(line["loss"])
             self.grad_norm.set(line["grad_norm"])
+        if "val_loss" in line:
+            self.evaluated(line)
+
+    def evaluated(self, line: Mapping[str, Any]) -> None:
+        """The loss of an evaluation."""
+        self.loss.labels("val").set(line["val_loss"])
 
     def saved(self, step: int, error: str | None) -> None:
         """The end of one save."""

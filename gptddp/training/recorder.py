@@ -100,8 +100,6 @@ class Recorder:
             self.event("recovered", step=line["step"], world_size=line["world_size"], **parts)
             self._last = None
         self.metrics.stepped(line, progress, step_s)
-        if "val_loss" in line:
-            self._evaluated(line)
         self.console.step(line, step_s)
         self.metrics.add_phases(self.clock)
         self.saves.watch()
@@ -109,10 +107,7 @@ class Recorder:
     def evaluated(self, line: dict[str, Any]) -> None:
         """Log again the step that this life began with: the life before had no time to evaluate."""
         self.log.append(line)
-        self._evaluated(line)
-
-    def _evaluated(self, line: dict[str, Any]) -> None:
-        self.metrics.loss.labels("val").set(line["val_loss"])
+        self.metrics.evaluated(line)
         self.console.evaluated(line)
 
     def quarantine(self, decision: Decision, progress: Progress) -> None:

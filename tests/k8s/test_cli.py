@@ -1,5 +1,6 @@
 """The `gptddp-k8s` command as its users meet it: output, messages, exit codes, imports."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -173,3 +174,12 @@ def test_without_its_packages_the_command_prints_the_install_line():
     assert result.returncode == 1
     assert result.stderr.strip().endswith("pip install 'gptddp[k8s]'")
     assert "Traceback" not in result.stderr
+
+
+def test_every_command_of_a_module_can_be_called():
+    """What stands in COMMANDS of a module of k8s/cli is in the group under that module's name."""
+    listed = {}
+    for module in set(cli.modules.values()):
+        for command in importlib.import_module(f"gptddp.k8s.cli.{module}").COMMANDS:
+            listed[command.name] = module
+    assert listed == dict(cli.modules)

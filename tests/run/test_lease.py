@@ -1,6 +1,6 @@
 """One job at a time on a run directory: real processes that hold it, die, stop, and come late.
 
-Fault 28 of the fault table; test_fence.py has the late writer.
+Fault 28 of the fault table; tests/training/test_fence.py has the late writer.
 """
 
 import errno
