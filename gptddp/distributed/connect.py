@@ -71,7 +71,7 @@ class World:
         td.all_gather_object(values, value)
         return values
 
-    def share(self, value: Any, source: int) -> Any:
+    def broadcast_value(self, value: Any, source: int) -> Any:
         """All ranks: the small value that the rank `source` has."""
         box = [value]
         td.broadcast_object_list(box, src=source, device=self.device)

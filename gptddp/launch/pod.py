@@ -21,7 +21,7 @@ RDZV_CONF = {
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodFacts:
     """The facts of this pod that torchrun needs."""
 
     address: str
@@ -38,7 +38,7 @@ class Pod:
         return self.nodes[1] * self.workers
 
 
-def pod_from(env: Mapping[str, str]) -> Pod:
+def pod_from(env: Mapping[str, str]) -> PodFacts:
     """Read the operator's PET_* and the manifest's variables; a ConfigError names a bad one."""
     least, _, most = env.get("PET_NNODES", "1").partition(":")
     nodes = (_number("PET_NNODES", least), _number("PET_NNODES", most or least))
@@ -56,7 +56,7 @@ def pod_from(env: Mapping[str, str]) -> Pod:
     host = host.strip("[]")
     if endpoint and not (host and port.isdigit()):
         raise ConfigError(f"PET_RDZV_ENDPOINT is {endpoint!r}: it must be HOST:PORT")
-    return Pod(
+    return PodFacts(
         address=address,
         endpoint=endpoint or "127.0.0.1:0",
         is_host=not endpoint or host in names or host.split(".")[0] in names,
@@ -93,7 +93,7 @@ def _conf(text: str) -> dict[str, int]:
     return {key.strip(): _number(f"PET_RDZV_CONF: {key}", value) for key, _, value in pairs}
 
 
-def torchrun_args(pod: Pod, script: str, args: Sequence[str]) -> list[str]:
+def torchrun_args(pod: PodFacts, script: str, args: Sequence[str]) -> list[str]:
     """The command line of torchrun; what PET_RDZV_CONF says goes before our own."""
     conf = {"is_host": int(pod.is_host), **RDZV_CONF, **pod.rdzv_conf}
     return [

@@ -53,7 +53,7 @@ def prepare(
     files = listing.find(given, settings.include, settings.exclude, skip=out)
     if not files:
         raise refusals.no_files(given, settings)
-    made_from = recipe.origin(given, files, settings, definition)
+    made_from = recipe.made_from(given, files, settings, definition)
     if os.path.exists(out / MANIFEST):
         return _existing(out, made_from, bar)
     with building(out) as scratch:

@@ -73,7 +73,7 @@ def given_tokenizer(tokenizer: str) -> bytes | None:
     return Path(tokenizer).read_bytes()
 
 
-def origin(
+def made_from(
     given: Sequence[str | os.PathLike[str]],
     files: Sequence[listing.SourceFile],
     settings: Settings,

@@ -20,7 +20,7 @@ class Origin:
     line: dict[str, Any] | None  # of `step`, there
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
-    holder: int | None  # the rank whose snapshot this life goes on from
+    snapshot_rank: int | None  # the one whose snapshot this life goes on from
     quarantine: dict[
         int, list[int]
     ]  # what earlier lives decided beyond `step`, see run/quarantine.py

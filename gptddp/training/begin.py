@@ -23,7 +23,7 @@ from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
-from gptddp.training.choose import Brought, NewestState, holder, of_this_run, trusted
+from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.stop import StopFlag
@@ -73,12 +73,13 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         return origin
 
     origin = world.from_rank_0(on_rank_0)
-    source = origin.holder or 0
-    state = left if world.rank == origin.holder else loaded  # `loaded`: on rank 0, or nowhere
+    source = origin.snapshot_rank or 0
+    # `loaded` is on rank 0, or nowhere
+    state = left if world.rank == origin.snapshot_rank else loaded
     mine: Any = ({}, [], None)
     if state:  # a checkpoint has no lines and no fault
         mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
-    meta, lines, fault = world.share(mine, source)
+    meta, lines, fault = world.broadcast_value(mine, source)
     origin = dataclasses.replace(origin, meta=meta)
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 
@@ -116,7 +117,7 @@ def open_run(
     _check_data(run, dataset)
     newest = next(filter(store.is_candidate, store.names(run)), None)
     snapshots = trusted(snapshots, events, run, world)
-    from_rank = holder(snapshots, store.order(newest) if newest else None)
+    from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     loaded = load_newest(run) if from_rank is None else None
     _write_config(run, run_id, config, dataset, new=generation == 1)
     if from_rank is not None:
@@ -137,7 +138,7 @@ def open_run(
         line=line,
         run_id=run_id,
         parent=parent,
-        holder=from_rank,
+        snapshot_rank=from_rank,
         quarantine=decided(events, step),
     )
     return origin, loaded

@@ -63,7 +63,7 @@ def trusted(
     return {rank: it for rank, it in snapshots.items() if it[0] > void}
 
 
-def holder(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
+def newest_rank(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
     By generation, then step, as with checkpoints (`newest`): a life that begins decides what the

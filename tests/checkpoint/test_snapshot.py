@@ -110,7 +110,7 @@ def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("left", "newest", "holder"),
+    ("left", "newest", "rank"),
     [
         ([None, None], None, None),
         ([("run", 2, 30), None], None, 0),
@@ -123,9 +123,9 @@ def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
         ([("other", 9, 90)], None, None),
     ],
 )
-def test_the_newest_state_of_this_run_wins(left, newest, holder):
+def test_the_newest_state_of_this_run_wins(left, newest, rank):
     """By generation, then step; another run's is foreign, a checkpoint as new is preferred."""
-    assert choose.holder(choose.of_this_run(left, "run"), newest) == holder
+    assert choose.newest_rank(choose.of_this_run(left, "run"), newest) == rank
 
 
 A, B = 11, 12  # digests
