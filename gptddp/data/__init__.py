@@ -1,1 +1,1 @@
-"""From a prepared dataset to batches: tokenizer, lanes, packing, loader."""
+"""From a prepared dataset to batches (tokenizer, lanes, packing, loader), for every part above."""

@@ -1,1 +1,1 @@
-"""The ranks and the process of each: environment, group, hardware. For all that trains."""
+"""The ranks and the process of each (environment, group, hardware, peers), for all that trains."""

@@ -1,1 +1,1 @@
-"""From text to a dataset on disk. Only `cli` imports it: nothing that trains does."""
+"""Text in, a dataset on disk out: imported by `cli` alone."""

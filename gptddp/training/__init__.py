@@ -1,1 +1,1 @@
-"""One life of a run around the loop: begin, agree, record, stop, end. For `train` and `launch`."""
+"""One life of a run around the loop (begin, agree, record, stop, end), for `train`."""

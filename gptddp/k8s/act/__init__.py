@@ -1,1 +1,1 @@
-"""What is done to jobs on a cluster: submit, change, delete, short Jobs. For `k8s.cli`."""
+"""What is done to jobs on a cluster (submit, change, delete, short Jobs), for `k8s.cli`."""

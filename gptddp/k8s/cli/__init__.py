@@ -1,1 +1,1 @@
-"""The commands of `gptddp-k8s`, a module a group of them. Nothing imports it but the program."""
+"""The commands of `gptddp-k8s`, a module a group of them, which only the program imports."""

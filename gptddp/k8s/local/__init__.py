@@ -1,1 +1,1 @@
-"""A PyTorchJob on this machine, a process a pod. For `k8s.cli`."""
+"""A PyTorchJob on this machine, a process a pod, for `k8s.cli`."""

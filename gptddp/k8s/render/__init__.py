@@ -1,1 +1,1 @@
-"""From a job's specification to Kubernetes objects, pure functions. For the rest of `k8s`."""
+"""From a job's specification to Kubernetes objects by pure functions, for the rest of `k8s`."""
