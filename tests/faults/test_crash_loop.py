@@ -48,10 +48,12 @@ class Optim:
         return optimizer
 _optim, optim = optim, Optim()
 PROGRESS = []
-class Progress(Progress):
+from gptddp.training import life
+class Progress(life.Progress):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         PROGRESS.append(self)
+life.Progress = Progress
 """,
     "segfault": """
 _forward_backward = forward_backward
