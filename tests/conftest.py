@@ -90,7 +90,7 @@ def forked():
     yield begin
     for process in started:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 @pytest.fixture

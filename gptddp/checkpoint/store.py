@@ -19,7 +19,6 @@ the run has left, be it the late commit of a writer cut off from its peers or a 
 import contextlib
 import errno
 import json
-import logging
 import os
 import re
 import shutil
@@ -41,8 +40,6 @@ _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
 # These prove damage: there is no file, or not a file. Other errors prove nothing.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-
-log = logging.getLogger(__name__)
 
 
 # -- names -------------------------------------------------------------------------------------

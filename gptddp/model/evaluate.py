@@ -20,7 +20,6 @@ class Evaluation:
 
     loss: float  # nats a token
     bpb: float  # bits a byte of the text that the tokens stand for
-    tokens: int  # targets that count
 
 
 @torch.no_grad()
@@ -62,4 +61,4 @@ def evaluate(
     net.train()
     nats_all, targets, nats_text, n_bytes = world.all_reduce(sums).tolist()  # all ranks
     bpb = nats_text / math.log(2) / n_bytes if n_bytes else math.nan
-    return Evaluation(loss=nats_all / targets, bpb=bpb, tokens=int(targets))
+    return Evaluation(loss=nats_all / targets, bpb=bpb)

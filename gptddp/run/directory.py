@@ -12,7 +12,6 @@ finished.json       the run is complete; here
 
 import contextlib
 import dataclasses
-import logging
 import time
 import uuid
 from pathlib import Path
@@ -24,8 +23,6 @@ from gptddp.files import read_json, write_json_atomic
 
 if TYPE_CHECKING:
     from gptddp.distributed.connect import World
-
-log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 DATASET = "dataset.json"

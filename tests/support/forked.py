@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+from gptddp.distributed.process import PR_SET_PDEATHSIG
+
 PRELOAD = ("torch._dynamo", "torch.distributed.run", "gptddp.train", "gptddp.launch.launcher")
 TRAIN = "from gptddp.distributed.process import run; from gptddp.train import main; run(main)"
 LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
