@@ -17,7 +17,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from gptddp.data.tokenizer_json import BOS, find_bos, raw_bytes, tiktoken_pattern
+from gptddp.data.tokenizer_json import BOS, changes, find_bos, raw_bytes, tiktoken_pattern
 from gptddp.errors import DataError
 
 MIN_VOCAB = 257  # 256 bytes and <|bos|>
@@ -55,7 +55,8 @@ class Tokenizer(ABC):
 
     kind: "bpe" or "bytes". sha256: hex, over what decides the ids. bos: id of the token that opens
     a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
-    special tokens. dtype: uint16 where every id fits, else uint32.
+    special tokens. dtype: uint16 where every id fits, else uint32. changes: what the tokenizer does
+    to a text, so that its tokens have other bytes than the text; None where they have the same.
     """
 
     kind: str
@@ -63,6 +64,16 @@ class Tokenizer(ABC):
     bos: int
     sha256: str
     token_bytes: np.ndarray
+    changes: str | None = None
+
+    def warnings(self) -> list[str]:
+        """One line for what a user should know of a tokenizer that can be used."""
+        if self.changes is None:
+            return []
+        return [
+            f"val_bpb is left out: the tokenizer {self.changes}, so that the bytes of a text are "
+            "not those of its tokens; val_loss is as it should be"
+        ]
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
@@ -120,6 +131,11 @@ class _Bpe(Tokenizer):
         if self._pattern is not None:
             probe = np.array_equal(self._tiktoken()(_PROBE), self._encode_hf(_PROBE))
             self._pattern = self._pattern if probe else None
+        self.changes = changes(definition) or self._changes_the_probe()
+
+    def _changes_the_probe(self) -> str | None:
+        n_bytes = int(self.token_bytes[self.encoder()(_PROBE)].sum())
+        return None if n_bytes == len(_PROBE.encode()) else "adds to a text, or loses some of it"
 
     def encoder(self) -> Encoder:
         return self._encode_hf if self._pattern is None else self._tiktoken()

@@ -53,6 +53,19 @@ def raw_bytes(definition: dict[str, Any]) -> Callable[[str], bytes]:
     return fallback
 
 
+def changes(definition: dict[str, Any]) -> str | None:
+    """What the normalizer does to a text, so that it has other bytes; None where they are kept.
+
+    SentencePiece's way to write a space, as U+2581, changes nothing: `raw_bytes` takes it back.
+    """
+    normalizer = definition.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    byte_level = any(step.get("type") == "ByteLevel" for step in _steps(definition))
+    names = [str(step.get("type")) for step in steps if byte_level or step != space]
+    return f"normalizes it ({', '.join(names)})" if names else None
+
+
 def tiktoken_pattern(definition: dict[str, Any], hf: Any, special: dict[str, int]) -> str | None:
     """The pattern with which tiktoken gives the same ids as this file, or None if it would not.
 

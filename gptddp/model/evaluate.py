@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from gptddp.config import Config
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed.connect import World
+from gptddp.model.gpt import GPT
 from gptddp.model.micro_batches import autocast, micro_batches
 
 
@@ -19,12 +19,12 @@ class Evaluation:
     """The mean over the validation rows of all ranks."""
 
     loss: float  # nats a token
-    bpb: float  # bits a byte of the text that the tokens stand for
+    bpb: float | None  # bits a byte of the text; None where its bytes are not known by its tokens
 
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module,
+    net: GPT,
     rows: tuple[np.ndarray, np.ndarray],
     tokenizer: Tokenizer,
     config: Config,
@@ -51,14 +51,14 @@ def evaluate(
             continue
         x, y, positions = micro_batch
         with autocast(config, world.device):
-            logits = net(x, positions=positions)
+            nats = net.nats(x, y, positions).flatten().double()  # 0 where there is no target
         y = y.flatten()
-        nats = nn.functional.cross_entropy(logits.flatten(0, 1).float(), y, reduction="none")
         size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
-        nats, text = nats.double(), size > 0  # 0 nats where there is no target
+        text = size > 0
         parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]
         sums += torch.stack([part.double() for part in parts]).cpu()
     net.train()
     nats_all, targets, nats_text, n_bytes = world.all_reduce(sums).tolist()  # all ranks
-    bpb = nats_text / math.log(2) / n_bytes if n_bytes else math.nan
+    known = n_bytes > 0 and tokenizer.changes is None
+    bpb = nats_text / math.log(2) / n_bytes if known else None
     return Evaluation(loss=nats_all / targets, bpb=bpb)

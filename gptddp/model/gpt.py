@@ -5,6 +5,7 @@ Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the 
 """
 
 import math
+import os
 from contextlib import nullcontext
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gptddp.config import Config
-from gptddp.model.loss import linear_cross_entropy
+from gptddp.errors import ConfigError
+from gptddp.model.loss import linear_cross_entropy, nats_of_each
 
 
 class Attention(nn.Module):
@@ -97,15 +99,25 @@ class GPT(nn.Module):
         positions (rows, T) int64: of each token in its document, from 0. With them no token sees
         another document than its own. Raises RuntimeError for targets without gradients.
         """
+        h = self.hidden(x, positions)
+        if y is None:
+            return F.linear(h, self.wte.weight)
+        return linear_cross_entropy(h.flatten(0, 1), self.wte.weight, y.flatten())
+
+    def hidden(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """What the output projection gets, (rows, T, width); x and positions as in `forward`."""
         position = self.wpe.weight[: x.size(1)] if positions is None else self.wpe(positions)
         mask = None if positions is None else within_documents(positions)
         h = self.dropout(self.wte(x) + position)
         for block in self.blocks:
             h = block(h, mask)
-        h = self.ln_f(h)
-        if y is None:
-            return F.linear(h, self.wte.weight)
-        return linear_cross_entropy(h.flatten(0, 1), self.wte.weight, y.flatten())
+        out: Tensor = self.ln_f(h)
+        return out
+
+    def nats(self, x: Tensor, y: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The loss of each target in nats, fp32 (rows, T), 0 where y is IGNORE; no gradients."""
+        h = self.hidden(x, positions).flatten(0, 1)
+        return nats_of_each(h, self.wte.weight, y.flatten()).view(y.shape)
 
     def n_params(self) -> int:
         """Parameters, the tied head counted once."""
@@ -117,6 +129,20 @@ def within_documents(positions: Tensor) -> Tensor:
     segments = (positions == 0).cumsum(1)
     same = segments[:, None, :, None] == segments[:, None, None, :]
     return same.tril()
+
+
+def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
+    """Raise ConfigError where weights, gradients and moments are more than all of the memory."""
+    parameters = 12 * c.n_layer * c.n_embd**2 + (vocab_size + c.seq_len) * c.n_embd
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type == "cuda":
+        memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    if 16 * parameters > memory_bytes:  # four numbers in fp32
+        raise ConfigError(
+            f"a model of n_layer {c.n_layer}, n_embd {c.n_embd} and seq_len {c.seq_len} has "
+            f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
+            f"there are {memory_bytes / 2**30:.1f}: lower one of them"
+        )
 
 
 def build(c: Config, vocab_size: int, device: torch.device) -> GPT:

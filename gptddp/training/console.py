@@ -41,8 +41,8 @@ class Console:
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """The losses of an evaluation."""
-        losses = f"validation loss {line['val_loss']:.4f}, {line['val_bpb']:.4f} bits a byte"
-        log.info("step %d: %s", line["step"], losses)
+        bpb = "" if line["val_bpb"] is None else f", {line['val_bpb']:.4f} bits a byte"
+        log.info("step %d: validation loss %.4f%s", line["step"], line["val_loss"], bpb)
 
     def quarantined(self, step: int, names: Sequence[str]) -> None:
         """Row groups that are left out for good."""
@@ -65,3 +65,7 @@ class Console:
         """The life is over; `where` its last state is."""
         verb, why = ("stopped", "") if cause == "stopped" else ("finished", f" ({cause})")
         log.info("%s after step %d%s: %s", verb, step, why, where)
+        if cause == "max_time":
+            log.info(
+                "max_time of %g s is used up: a larger --max-time goes on", self.config.max_time
+            )

@@ -1,0 +1,163 @@
+"""Evaluation: its numbers, and what it holds in memory."""
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import models, normalizers, pre_tokenizers
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gptddp.config import Config, with_preset
+from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
+from gptddp.model import gpt, loss
+from gptddp.model.evaluate import evaluate
+from gptddp.model.micro_batches import autocast, micro_batches
+
+CPU = torch.device("cpu")
+WORLD: Any = SimpleNamespace(rank=0, world_size=1, device=CPU, all_reduce=lambda t: t)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that any operation has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self.nbytes = max(self.nbytes, tensor.numel() * tensor.element_size())
+        return out
+
+
+def settings(**fields: Any) -> Config:
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 32, "precision": "fp32"}
+    return with_preset(Config(**shape | fields), accelerator=False)
+
+
+def some_rows(n: int, seq_len: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, valid), a tenth of them not valid."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(vocab_size, size=(n, seq_len + 1))
+    return tokens.astype(np.uint16), random.random((n, seq_len)) > 0.1
+
+
+def with_all_logits(
+    net: gpt.GPT, rows: tuple[np.ndarray, np.ndarray], tokenizer: Tokenizer, c: Config
+) -> tuple[float, float]:
+    """Loss and bits per byte by their definitions, from the logits of whole micro-batches."""
+    nats_all = nats_text = 0.0
+    targets = n_bytes = 0
+    token_bytes = torch.from_numpy(tokenizer.token_bytes)
+    with torch.no_grad():
+        for x, y, positions in micro_batches(*rows, tokenizer.bos, c, CPU):
+            with autocast(c, CPU):
+                logits = net(x, positions=positions).flatten(0, 1).float()
+            y = y.flatten()
+            nats = F.cross_entropy(logits, y, reduction="none").double()
+            size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
+            nats_all, targets = nats_all + nats.sum().item(), targets + int((y >= 0).sum())
+            nats_text, n_bytes = nats_text + nats[size > 0].sum().item(), n_bytes + int(size.sum())
+    return nats_all / targets, nats_text / math.log(2) / n_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mask", ["none", "document"])
+def test_the_numbers_are_those_of_all_logits(precision, mask):
+    """Bit for bit: what is held at once is no part of the result."""
+    c = settings(seq_len=96, micro_batch=7, precision=precision, mask=mask)
+    tokenizer = byte_tokenizer()
+    net = gpt.build(c, tokenizer.vocab_size, CPU).eval()
+    rows = some_rows(18, c.seq_len, tokenizer.vocab_size)
+    result = evaluate(net, rows, tokenizer, c, WORLD)
+    assert result and (result.loss, result.bpb) == with_all_logits(net, rows, tokenizer, c)
+
+
+def test_no_tensor_has_the_logits_of_a_micro_batch():
+    """The largest is the logits of one chunk, or what the model holds without a vocabulary."""
+    c = settings(seq_len=1024, micro_batch=4)
+    vocab_size = 10_000
+    tokenizer: Any = SimpleNamespace(
+        token_bytes=np.ones(vocab_size, np.int32), bos=0, changes=None, vocab_size=vocab_size
+    )
+    net = gpt.build(c, vocab_size, CPU)
+    with Largest() as largest:
+        evaluate(net, some_rows(4, c.seq_len, vocab_size), tokenizer, c, WORLD)
+    chunk_bytes = 4 * loss._CHUNK * len(net.wte.weight)
+    assert largest.nbytes <= chunk_bytes < c.micro_batch * c.seq_len * vocab_size
+
+
+# -- bits per byte -------------------------------------------------------------------------------
+
+
+def bpe(tmp_path, change=lambda definition: None) -> Tokenizer:
+    """A trained byte-level BPE whose definition has been changed."""
+    definition = json.loads(train_bpe(["once upon a time there was a tokenizer " * 9], 300))
+    change(definition)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(definition))
+    return load_tokenizer(path)
+
+
+def sentencepiece(tmp_path, normalizer=None, prepend="never") -> Tokenizer:
+    """A BPE with bytes to fall back on, and U+2581 for spaces."""
+    vocab = {"<s>": 0, "\u2581": 257, "a": 258} | {f"<0x{b:02X}>": b + 1 for b in range(256)}
+    made = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.add_special_tokens(["<s>"])
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return load_tokenizer(path)
+
+
+def with_normalizer(*kinds: str):
+    steps = [{"type": kind} for kind in kinds]
+    return lambda definition: definition.update(
+        normalizer={"type": "Sequence", "normalizers": steps}
+    )
+
+
+def with_prefix_space(definition):
+    definition["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
+
+
+def test_bits_per_byte_are_of_the_bytes_of_the_text_or_left_out(tmp_path):
+    """Where tokens have not the bytes of their text, there is no number, and a line says why."""
+    text = "ﬁne １２３ e\u0301 a b"
+    exact = [
+        (bpe, {}),
+        (sentencepiece, {}),
+        (sentencepiece, {"normalizer": normalizers.Replace(" ", "\u2581")}),
+    ]
+    for make, options in exact:
+        tokenizer = make(tmp_path, **options)
+        assert tokenizer.changes is None and tokenizer.warnings() == []
+        assert tokenizer.token_bytes[tokenizer.encoder()(text)].sum() == len(text.encode())
+    inexact = [
+        (bpe, {"change": with_normalizer("NFKC")}, "NFKC"),
+        (bpe, {"change": with_normalizer("NFC", "Lowercase")}, "NFC, Lowercase"),
+        (bpe, {"change": with_prefix_space}, "adds to a text"),
+        (sentencepiece, {"prepend": "always"}, "adds to a text"),
+        (sentencepiece, {"normalizer": normalizers.Prepend("\u2581")}, "Prepend"),
+    ]
+    c = settings(seq_len=8, micro_batch=2)
+    for make, options, word in inexact:
+        tokenizer = make(tmp_path, **options)
+        assert word in str(tokenizer.changes)
+        (warning,) = tokenizer.warnings()
+        assert "val_bpb is left out" in warning and word in warning
+        net = gpt.build(c, tokenizer.vocab_size, CPU)
+        result = evaluate(net, some_rows(2, 8, tokenizer.vocab_size), tokenizer, c, WORLD)
+        assert result and result.bpb is None and result.loss > 0
