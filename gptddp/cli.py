@@ -141,9 +141,9 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     \b
     gptddp train --data data --run-dir runs/first
     """
-    from gptddp import config
+    from gptddp import flags
 
-    config.from_args(args)  # --help and a mistake are answered before torch is loaded
+    flags.from_args(args)  # --help and a mistake are answered before torch is loaded
     from gptddp.train import main
 
     ctx.exit(main(args))
@@ -224,9 +224,11 @@ def checkpoints(
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return
     if prune:
-        from gptddp.run.directory import saved_config
+        from gptddp.config import Config, with_preset
+        from gptddp.run.directory import config_of
 
-        keep = keep or int((saved_config(_run_dir(run)) or {})["keep"])
+        config = config_of(_run_dir(run)) or Config()
+        keep = keep or with_preset(config, accelerator=False).keep
         for name in prune_by_hand(run, keep):
             click.echo(f"deleted {name}", err=True)
     found = list_checkpoints(_run_dir(run), full=verify)

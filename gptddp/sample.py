@@ -7,12 +7,11 @@ import torch
 from torch.nn import functional as F
 
 from gptddp.checkpoint.load import copy_into, load_newest
-from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import CheckpointError, ConfigError
 from gptddp.model.gpt import GPT, build
-from gptddp.run.directory import saved_config
+from gptddp.run.directory import config_of
 
 
 def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
@@ -21,10 +20,8 @@ def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
     `data` names the dataset directory where it is not the one that the run was trained on. Raises
     GptddpError where there is no run, no valid checkpoint or no such dataset.
     """
-    values = saved_config(run)
-    if values is None:
+    if (config := config_of(run)) is None:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
-    config = Config(**values | {"betas": tuple(values["betas"])})
     tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
     loaded = load_newest(run, set_aside=False)
     if loaded is None:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp.config import Config, flag, from_args
+from gptddp.advice import advice
+from gptddp.config import Config
 from gptddp.data import lanes
 from gptddp.data.dataset import open_dataset
 from gptddp.data.loader import Batch
@@ -30,6 +31,7 @@ from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
+from gptddp.flags import flag, from_args
 from gptddp.model import gpt, optim
 from gptddp.model.evaluate import Evaluation, evaluate
 from gptddp.model.micro_batches import autocast, micro_batches
@@ -45,13 +47,15 @@ log = logging.getLogger("gptddp")
 def train(config: Config, world: World, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()  # gives every second from here on to one phase
-    dataset = open_dataset(config.data, config.on_bad)  # refused before anything is written
+    # Damage is refused before anything is written, or by `begin`, which knows the run's on_bad.
+    dataset = open_dataset(config.data, config.on_bad or "quarantine")
     tokenizer = dataset.tokenizer()
-    for warning in dataset.warnings() if world.rank == 0 else ():
-        log.warning("%s", warning)
 
     life = begin(config, dataset, world, stop, clock)  # all ranks: newest state, disk or memory
     c = life.config
+    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(c, world.world_size)]
+    for warning in notes if world.rank == 0 else ():
+        log.warning("%s", warning)
     rows = Rows(dataset, c, world, life.progress.data)
     with life.guard(rows):  # lost peer, divergence, crash loop
         if not life.step:  # a mistake in them is told at once; a recovery must not wait for them
@@ -60,6 +64,7 @@ def train(config: Config, world: World, stop: StopFlag) -> None:
         # -- the model, from the same seed on every rank, and its state -------------------------
         if c.precision == "fp32":
             use_fast_fp32(world.device)
+        gpt.check_size(c, tokenizer.vocab_size, world.device)
         net = gpt.build(c, tokenizer.vocab_size, world.device)
         optimizer = optim.build(net, c)
         ddp = DDP(net, gradient_as_bucket_view=True)

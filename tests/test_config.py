@@ -4,18 +4,10 @@ import dataclasses
 
 import pytest
 
-from gptddp.config import (
-    FIELDS,
-    PRESETS,
-    Config,
-    check_world_size,
-    differences,
-    flag,
-    from_args,
-    to_args,
-    with_preset,
-)
+from gptddp.config import FIELDS, Config, check_world_size, differences, with_preset
 from gptddp.errors import ConfigError
+from gptddp.flags import flag, from_args, to_args
+from gptddp.presets import PRESETS
 
 
 def test_flags_win_over_toml_and_toml_over_the_preset(tmp_path):
@@ -70,6 +62,7 @@ def test_lanes_and_batch_follow_each_other():
         (["--n-embd", "100", "--n-head", "3"], "use 99 or 102"),
         (["--preset", "huge"], "use one of tiny, gpt2"),
         (["--dropout", "1"], "below 1"),
+        (["--cache-dir", ""], "cache_dir is empty: use a folder"),
         (["--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
     ],
 )

@@ -17,8 +17,9 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "errors"},
+    {"gptddp", "errors", "presets"},
     {"config", "files"},
+    {"advice", "flags"},
     {"distributed"},
     {"data", "run"},
     {"checkpoint", "model"},
@@ -35,7 +36,9 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
-K8S_TAKES = {"gptddp", "gptddp.config", "gptddp.errors", "gptddp.files", "gptddp.launch.pod"}
+K8S_TAKES = {"gptddp", "gptddp.launch.pod"} | {
+    f"gptddp.{name}" for name in ("advice", "config", "errors", "files", "flags")
+}
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {
     ("gptddp", "gptddp.cli"),
@@ -165,7 +168,7 @@ def test_no_modules_import_each_other_in_a_circle():
         (
             "run.lines",
             "import gptddp.data.dataset",
-            "`run` may import config, distributed, errors",
+            "`run` may import advice, config, distributed, errors",
         ),
         ("files", "def f(): from gptddp import config", "imports gptddp.config in a function:"),
         ("export", "from gptddp.k8s.cluster import connect", "nothing outside of k8s imports it"),

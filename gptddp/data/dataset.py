@@ -54,7 +54,7 @@ class Dataset:
     def __init__(self, dir: Path, manifest: dict[str, Any], damage: Sequence[str] = ()) -> None:
         self.dir = dir
         self.manifest = manifest
-        self.damage = damage  # training files that are missing or of another size, in words
+        self.damage = list(damage)  # training files that are missing or of another size, in words
 
     @property
     def pretokenized(self) -> bool:
@@ -104,6 +104,11 @@ class Dataset:
                 f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
             )
         return lines
+
+    def check_whole(self) -> None:
+        """Raise DataError, naming them, if training files are missing or of another size."""
+        if self.damage:
+            raise _not_whole(self.dir, self.damage)
 
     def check_storage(self) -> None:
         """Raise DataError if not even the manifest can be read: the whole volume is out of reach.
@@ -205,8 +210,12 @@ def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> 
     train = {file["path"] for file in manifest["splits"]["train"]["files"]}
     other = len(lines) > len(damaged) or not train.issuperset(damaged)
     if other or (lines and damage_is_fatal):
-        raise DataError(
-            f"{dir} is not as it was prepared, or not fully copied: {inventory.listed(lines)}: "
-            "put the files back as they were, or prepare again"
-        )
+        raise _not_whole(dir, lines)
     return lines
+
+
+def _not_whole(dir: Path, lines: list[str]) -> DataError:
+    return DataError(
+        f"{dir} is not as it was prepared, or not fully copied: {inventory.listed(lines)}: "
+        "put the files back as they were, or prepare again"
+    )

@@ -21,15 +21,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptddp.config import LAUNCHER_S, Config, check_world_size, from_args, limit_s, with_preset
+from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
 from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
+from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
-from gptddp.run.directory import is_finished
+from gptddp.run.directory import config_in_force, is_finished
 from gptddp.run.history import highest_generation, history
 
 WORKER = str(Path(__file__).with_name("worker_script.py"))
@@ -137,7 +138,8 @@ class Launcher:
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this does not depend on the hardware.
-        check_world_size(with_preset(self.config, accelerator=False), pod.largest_world)
+        in_force = with_preset(config_in_force(self.config), accelerator=False)
+        check_world_size(in_force, pod.largest_world)
         if is_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished")
             return 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
-from gptddp.config import Config
-from gptddp.run.directory import CHECKPOINTS, id_of
+from gptddp.config import Config, with_preset
+from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of
 from gptddp.run.history import RunLog, complete, read_ledger, void_generation
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def rescue(config: Config, memory: Path) -> str | None:
             run,
             found.generation,
             parent=newest,
-            keep=config.keep,
+            keep=with_preset(config_in_force(config), accelerator=False).keep,
             before_commit=lines.sync,
             alone=False,
         )

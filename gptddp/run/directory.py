@@ -17,9 +17,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp.config import FIELDS, Config, differences, flag, with_preset
+from gptddp.config import FIELDS, Config, changed, continued, differences, of_run, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import read_json, write_json_atomic
+from gptddp.flags import flag, from_saved
 
 if TYPE_CHECKING:
     from gptddp.distributed.connect import World
@@ -31,9 +32,6 @@ CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
 LEASE = "lease.json"
 FINISHED = "finished.json"
-
-# A field that the run has fixed takes the run's value when it is left open; these do as well.
-_KEPT = ("preset", "micro_batch", "steps", "lr", "warmup_steps", "eval_every", "eval_tokens")
 
 
 def id_of(run: Path) -> str:
@@ -59,24 +57,59 @@ def saved_config(run: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def resolve(config: Config, world: "World", continued: bool) -> Config:
-    """Close every open field: by the run that is continued, else by preset and hardware.
+def config_of(run: Path) -> Config | None:
+    """The configuration that the run was last started with; None where there is no run.
 
-    Raises ConfigError where a field is given that the run has fixed to another value.
+    Raises ConfigError where the file cannot be used.
     """
+    values = saved_config(run)
+    return None if values is None else from_saved(run / CONFIG, values)
+
+
+def unknown_fields(run: Path) -> dict[str, Any]:
+    """What a newer version has saved with the configuration, and this one does not know."""
+    with contextlib.suppress(ConfigError, OSError):
+        return {name: v for name, v in (saved_config(run) or {}).items() if name not in FIELDS}
+    return {}
+
+
+def config_in_force(config: Config) -> Config:
+    """The configuration with what is not given as the run has it, where there is one.
+
+    For who does not decide: nothing is refused, and a run that cannot be read is none.
+    """
+    with contextlib.suppress(ConfigError, OSError):
+        if run := config_of(Path(config.run_dir)):
+            return continued(config, run)
+    return config
+
+
+def resolve(config: Config, world: "World", begun: bool) -> tuple[Config, Config]:
+    """The configuration of a life, every field closed, and that of the life before it.
+
+    `begun`: this is not the first life of the run. What is not given is as the run has it; a new
+    run is closed by preset, defaults and hardware, and given twice. Raises ConfigError where a
+    field is given that the run has fixed to another value.
+    """
+    run = config_of(Path(config.run_dir)) if begun else None
+    if run is None:
+        new = _closed(config, world)
+        return new, new
+    before = _closed(run, world)
+    if fields := changed(of_run(before), of_run(config)):
+        what = "; ".join(differences(of_run(before), of_run(config)))
+        job = f"; a job's manifest always names one: give it --preset {before.preset}"
+        raise ConfigError(
+            f"run {config.run_dir} was begun with another configuration ({what}): "
+            f"leave out {', '.join(map(flag, fields))} to continue it, "
+            f"or give another --run-dir{job if 'preset' in fields else ''}"
+        )
+    return continued(config, before), before
+
+
+def _closed(config: Config, world: "World") -> Config:
     from gptddp.distributed.hardware import has_fast_bf16  # torch, which the launcher has not yet
 
-    if continued and (values := saved_config(Path(config.run_dir))) is not None:
-        kept = [n for n, f in FIELDS.items() if f.metadata["fixed"] or n in _KEPT]
-        open_fields = {n: values[n] for n in kept if getattr(config, n) is None and n in values}
-        config = dataclasses.replace(config, **open_fields)
-        if changed := differences(values, dataclasses.asdict(config)):
-            flags = ", ".join(flag(line.split(":")[0]) for line in changed)
-            raise ConfigError(
-                f"run {config.run_dir} was begun with another configuration "
-                f"({'; '.join(changed)}): leave out {flags} to continue it, "
-                "or give another --run-dir"
-            )
     if config.precision is None:
         fast = has_fast_bf16(world.device)
         config = dataclasses.replace(config, precision="bf16" if fast else "fp32")
@@ -102,11 +135,11 @@ def is_finished(config: Config) -> bool:
         run = Path(config.run_dir) if config.run_dir else None
         if run is None or (marker := read_json(run / FINISHED)) is None:
             return False
-        given = {name: v for name, v in dataclasses.asdict(config).items() if v is not None}
-        if differences((read_json(run / CONFIG) or {}).get("config", {}), given):
+        if differences((read_json(run / CONFIG) or {}).get("config", {}), of_run(config)):
             return False
-        steps = config.steps or int(marker["steps"])
-        out_of_time = 0 < config.max_time <= marker.get("max_time", 0)
+        steps, had_s = config.steps or int(marker["steps"]), marker.get("max_time", 0.0)
+        limit_s = had_s if config.max_time is None else config.max_time
+        out_of_time = marker["step"] < int(marker["steps"]) and 0 < limit_s <= had_s
         return bool(marker["step"] >= steps or out_of_time)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False  # torn or foreign: the trainer will see

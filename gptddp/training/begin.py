@@ -18,11 +18,12 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
-from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, unknown_fields
 from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
+from gptddp.training.changes import record_changes
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -73,6 +74,8 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         return origin
 
     origin = world.from_rank_0(on_rank_0)
+    if origin.config.on_bad == "fail":  # files that this rank alone lacks
+        dataset.check_whole()
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
@@ -112,20 +115,23 @@ def open_run(
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest_generation(run, events), *(it[0] for it in snapshots.values())])
-    config = resolve(config, world, continued=generation > 1)
+    config, before = resolve(config, world, begun=generation > 1)
     check_world_size(config, world.world_size)
     _check_data(run, dataset)
+    if config.on_bad == "fail":
+        dataset.check_whole()
     newest = next(filter(store.is_candidate, store.names(run)), None)
     snapshots = trusted(snapshots, events, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     loaded = load_newest(run) if from_rank is None else None
-    _write_config(run, run_id, config, dataset, new=generation == 1)
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
     elif loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
     else:
         step, source, parent = 0, "scratch", None
+    changed = record_changes(before, config, generation, step)
+    _write_config(run, run_id, config, dataset, new=generation == 1 or changed)
     redo, last_line, line = _in_history(run, step)
     origin = Origin(
         config=config,
@@ -154,10 +160,22 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
 
 
 def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new: bool) -> None:
-    """Write down what this life runs with; a run that is not new goes on where that fails."""
+    """Write down what this life runs with.
+
+    A run goes on where that fails, but for one that is new or has changed: it would be forgotten.
+    """
+    unknown = unknown_fields(run)  # kept for the version that knows them
+    if unknown:
+        log.warning(
+            "%s has fields that gptddp %s does not know, and trains without: %s; use the version "
+            "that the run was begun with",
+            run / CONFIG,
+            __version__,
+            ", ".join(unknown),
+        )
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config)})
+        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config) | unknown})
         if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

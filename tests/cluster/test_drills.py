@@ -226,7 +226,8 @@ def test_the_run_is_the_undisturbed_one(job):
     """Every step once, and the rows of each are those of one process that nobody disturbs."""
     code = (
         "import sys\n"
-        "from gptddp.config import from_args, with_preset\n"
+        "from gptddp.config import with_preset\n"
+        "from gptddp.flags import from_args\n"
         "from gptddp.data.dataset import open_dataset\n"
         "from gptddp.data.loader import Loader\n"
         "c = with_preset(from_args(sys.argv[2:]), accelerator=False)\n"

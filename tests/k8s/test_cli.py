@@ -30,7 +30,7 @@ def rendered(result):
 
 def test_render_prints_objects_on_stdout(k8s):
     """YAML and JSON say the same, twice the same bytes, and nothing is on stderr."""
-    args = ("render", "--replicas", "4", "--name", "demo", "--", "--steps", "9")
+    args = ("render", "--replicas", "4", "--name", "demo", "--", "--steps", "90")
     text, again, as_json = k8s(*args), k8s(*args), k8s("render", "-o", "json", *args[1:])
     assert text.exit_code == as_json.exit_code == 0
     assert text.stdout == again.stdout and text.stderr == ""

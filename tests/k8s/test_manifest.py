@@ -10,6 +10,7 @@ from support.manifests import SPECS, container, pod_spec, render, render_job, wo
 
 from gptddp import config
 from gptddp.errors import ConfigError
+from gptddp.flags import from_args
 from gptddp.k8s.render import manifest, spec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,7 +143,7 @@ def test_requests_are_limits_and_gpus_are_counted():
 def test_the_arguments_name_places_and_preset(flags, args, preset):
     """The image decides nothing: where data and run are, and which model, stand in the manifest."""
     job = render_job({**flags, "name": "demo", "data": "d/set"}, args)
-    parsed = config.from_args(container(job)["args"])
+    parsed = from_args(container(job)["args"])
     assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
     assert parsed.metrics_port == 9464
 
@@ -150,8 +151,9 @@ def test_the_arguments_name_places_and_preset(flags, args, preset):
 def test_trainer_settings_survive_the_way_through_the_manifest():
     """Every trainer option that was given reaches the container as the same value."""
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
-    given = config.from_args(args)
-    parsed = config.from_args(container(render_job(args=args))["args"])
+    args += ["--weight-decay", "0.1"]  # the default: given is given
+    given = from_args(args)
+    parsed = from_args(container(render_job(args=args))["args"])
     places = {"data", "run_dir", "preset", "metrics_port"}
     for name in set(config.FIELDS) - places:
         assert getattr(parsed, name) == getattr(given, name), name

@@ -103,7 +103,7 @@ def test_a_bad_variable_is_named(name, value):
 
 
 def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
-    """Finished means: no more steps are wanted, and no more time."""
+    """Finished means: no more steps are wanted, and no more time; the rest is the run's own."""
     marker = tmp_path / "finished.json"
     config = Config(run_dir=str(tmp_path))
     assert not is_finished(config)
@@ -115,7 +115,10 @@ def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
     assert not is_finished(dataclasses.replace(config, steps=41))
     marker.write_text(json.dumps({"step": 30, "steps": 40, "max_time": 5.0}))
     assert is_finished(dataclasses.replace(config, max_time=5.0))
-    assert not is_finished(dataclasses.replace(config, max_time=6.0)) and not is_finished(config)
+    assert not is_finished(dataclasses.replace(config, max_time=6.0)) and is_finished(config)
+    assert not is_finished(dataclasses.replace(config, max_time=0.0))
+    marker.write_text(json.dumps({"step": 40, "steps": 40, "max_time": 5.0}))
+    assert not is_finished(dataclasses.replace(config, steps=41, max_time=5.0))
 
 
 @pytest.fixture
@@ -153,6 +156,13 @@ def test_a_mistake_ends_with_2_before_the_rendezvous(python, args, message):
     """One line on stderr says what is wrong."""
     code, out, err = ended(python(EARLY, *args, env=ENV))
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_the_lanes_of_a_run_that_is_continued_are_its_own(python, tmp_path):
+    """They are not given again, and those of the preset would be too many or too few."""
+    (tmp_path / "config.json").write_text('{"config": {"lanes": 3, "batch": 3}}')
+    code, _, err = ended(python(EARLY, "--run-dir", str(tmp_path), env=ENV))
+    assert code == 2 and "4 workers but only 3 lanes" in err
 
 
 def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.trainer_patches import lose_a_peer
 
-from gptddp.config import from_args
+from gptddp.flags import from_args
 from gptddp.launch.rescue import rescue
 from gptddp.run.history import Ledger, history, read_ledger
 

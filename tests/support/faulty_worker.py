@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import torch
 
 from gptddp import train
-from gptddp.config import from_args
 from gptddp.distributed import connect
 from gptddp.distributed.process import run
 from gptddp.files import write_atomic
+from gptddp.flags import from_args
 from gptddp.training import life
 
 connect.TIMEOUT_S, connect.FIRST_TIMEOUT_S = 2.0, 20.0

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as td
 
-from gptddp.config import from_args
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import DataError, Stopped
 from gptddp.files import write_atomic, write_json_atomic
+from gptddp.flags import from_args
 
 STEP_S = 0.05
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gptddp import config
+from gptddp import flags
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.exit_codes import SUCCEEDED
 from gptddp.k8s.local import conditions, locks, pods, reaper
@@ -87,7 +87,7 @@ def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
     if lock is None:
         where = relative_path(folder / "status.json")
         return f"is already running, as process {locks.holder(folder)}; see {where}"
-    run = trial.option(config.flag("run_dir"))
+    run = trial.option(flags.flag("run_dir"))
     kept = run is None or Path(run).exists()
     if kept and conditions.has_succeeded(folder / "status.json"):
         return "has already succeeded, nothing to do; for another run use another --name"
@@ -124,7 +124,7 @@ def _check_claims(job: Object, volumes: Mapping[str, Path]) -> None:
     }
     for claim in volumes:
         if claim not in known:
-            near = config.did_you_mean(claim, sorted(known))
+            near = flags.did_you_mean(claim, sorted(known))
             raise ConfigError(f"--volume {claim}=...: the job has no such claim{near}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gptddp import config
+from gptddp import config, files, flags
 from gptddp.errors import GptddpError
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
 from gptddp.k8s.local import conditions, pods
@@ -154,7 +154,7 @@ class Runner:
             controller.suspended()
         self._write_status()
         screen.progress(self._progress(time.monotonic()), 0.0, force=True)
-        run = self.first.option(config.flag("run_dir"))
+        run = self.first.option(flags.flag("run_dir"))
         screen.close()
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
@@ -170,11 +170,13 @@ class Runner:
 
 def _step_feed(plan: pods.Plan) -> StepFeed | None:
     """What the trainer writes, if the job runs ours: its `--run-dir`, and its number of steps."""
-    run = plan.option(config.flag("run_dir"))
+    run = plan.option(flags.flag("run_dir"))
     if not run:
         return None
     steps = None
-    with contextlib.suppress(GptddpError):
-        settings = config.from_args(plan.replica.container.get("args") or [])
+    with contextlib.suppress(GptddpError, OSError, ValueError, LookupError):
+        settings = flags.from_args(plan.replica.container.get("args") or [])
+        if saved := files.read_json(Path(run) / "config.json"):  # a run that is continued
+            settings = config.continued(settings, flags.from_saved(run, saved["config"]))
         steps = config.with_preset(settings, accelerator=False).steps
     return StepFeed(Path(run), steps)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gptddp import config
+from gptddp import config, flags
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import companions, restricted
 from gptddp.k8s.render.spec import JobSpec
@@ -73,7 +73,7 @@ def trainer_args(spec: JobSpec) -> list[str]:
     # The preset by name: the same manifest is to mean the same model wherever it runs.
     preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny", "metrics_port": METRICS_PORT}
     paths = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.name}"}
-    return config.to_args({**preset, **given, **paths})
+    return flags.to_args({**preset, **given, **paths})
 
 
 def labels(name: str, component: str = "trainer") -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gptddp import config
+from gptddp.advice import advice
 from gptddp.errors import ConfigError
 from gptddp.k8s.render import quantity
 from gptddp.k8s.render.spec import JobSpec, flag
@@ -231,4 +232,5 @@ def warnings(spec: JobSpec) -> list[str]:
         notes.append(f"--image {spec.image} has no fixed tag: pods may run different code")
     if spec.gpus > 0 and spec.train.device == "cpu":
         notes.append("--device cpu leaves the pods' GPUs idle")
-    return notes
+    settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)
+    return notes + advice(settings, spec.replicas * max(1, spec.nproc_per_node or 1))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gptddp import __version__, config
-from gptddp.config import Config, did_you_mean
+from gptddp import __version__, config, flags
+from gptddp.config import Config
 from gptddp.errors import ConfigError
+from gptddp.flags import did_you_mean, read_toml
 from gptddp.k8s.render.quantity import gibibytes
 
 
@@ -136,20 +137,12 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
             f"--config and -f {file} both bring trainer settings: put them into [train] of {file}"
         )
     first = ["--config", str(file)] if file else []
-    return config.from_args([*first, *args], prog="gptddp-k8s submit ... --")
+    return flags.from_args([*first, *args], prog="gptddp-k8s submit ... --")
 
 
 def _job_table(file: Path) -> dict[str, Any]:
     """The `[job]` table with its values' types checked; `env` is a dict."""
-    import tomllib  # two milliseconds of every start
-
-    try:
-        text = file.read_text("utf-8")
-        tables = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the job file {file}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    tables = read_toml(file, "job file")
     for name, table in tables.items():
         if name not in ("job", "train") or not isinstance(table, dict):
             raise ConfigError(f"{file}: {name!r} is not one of the tables [job] and [train]")

@@ -1,0 +1,38 @@
+"""What a configuration may hold, and is seldom meant: a line each, with what would be better."""
+
+from gptddp.config import Config
+
+_WASTE = 0.9  # less of the workers' time in use is worth a line
+
+
+def advice(c: Config, workers: int) -> list[str]:
+    """One line for each thing that is allowed and wasteful, in a closed configuration."""
+    return [line for line in (_warm_up(c), _lanes(c, workers)) if line]
+
+
+def _warm_up(c: Config) -> str:
+    if c.warmup_steps <= c.steps:
+        return ""
+    return (
+        f"warmup_steps {c.warmup_steps} is more than steps {c.steps}: the learning rate ends at "
+        f"{c.lr * c.steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
+        f"--warmup-steps of at most {c.steps}, or more --steps"
+    )
+
+
+def _lanes(c: Config, workers: int) -> str:
+    """A step takes as long as the worker with the most lanes needs."""
+    if not 0 < workers <= c.lanes:  # refused elsewhere
+        return ""
+    most = -(-c.lanes // workers)
+    used = c.lanes / (workers * most)
+    if used >= _WASTE:
+        return ""
+    fewer = -(-c.lanes // most)
+    more = -(-c.lanes // (most - 1))
+    better = f"{fewer} are as fast, and " * (fewer < workers) + f"{more} are faster"
+    return (
+        f"{workers} workers share {c.lanes} lanes: some have {most}, and the others wait for them, "
+        f"so {used:.0%} of the workers' time is used; {better}; a new run may have a multiple of "
+        f"{workers} as --lanes"
+    )

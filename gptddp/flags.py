@@ -1,0 +1,156 @@
+"""A configuration from flags, from TOML and from what a run has saved; standard library only."""
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gptddp.config import FIELDS, Config, shown
+from gptddp.errors import ConfigError
+
+_METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
+
+
+def from_toml(path: str | Path) -> dict[str, Any]:
+    """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
+    table = read_toml(path, "configuration")
+    table = table.get("train", {k: v for k, v in table.items() if k != "job"})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: train is {shown(table)}, but it must be a table: [train]")
+    return {key: _from_value(f"{path}: {key}", _known(path, key), v) for key, v in table.items()}
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file; `what` it is, for the ConfigError where it cannot be read."""
+    import tomllib  # two milliseconds of every start
+
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
+        raise ConfigError(f"cannot read the {what} {path}: {error}") from error
+
+
+def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
+    """The configuration that a run has saved; a field that it lacks, or that is null, is open.
+
+    Fields that this version does not know are left out. Raises ConfigError, naming the file, for
+    values that no version can have written.
+    """
+    given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
+    try:
+        return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be used ({error}): put it back from a backup") from error
+
+
+def _known(path: str | Path, key: str) -> str:
+    if key not in FIELDS:
+        raise ConfigError(f"{path}: unknown key {key!r}{did_you_mean(key, FIELDS)}")
+    return key
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`: did you mean 'x'?`, or the whole list where nothing is near."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
+
+
+def _kind(name: str) -> str:
+    """The name of the field's type: int, float, str or tuple."""
+    return str(getattr(FIELDS[name].type, "__name__", FIELDS[name].type))
+
+
+_PAIR = "two numbers, as in 0.9,0.95"
+
+
+def _from_value(where: str, name: str, value: Any) -> Any:
+    """A TOML or JSON value as the field's type; a whole number will do for a float."""
+    kind = _kind(name)
+    try:
+        if kind == "float" and _is_number(value):
+            return float(value)
+        if kind == "int" and _is_number(value) and isinstance(value, int):
+            return value
+        if kind == "str" and isinstance(value, str):
+            return value
+        pair = list(value) if isinstance(value, list | tuple) else []
+        if kind == "tuple" and len(pair) == 2 and all(map(_is_number, pair)):
+            return (float(pair[0]), float(pair[1]))
+    except OverflowError:  # a whole number beyond every float
+        pass
+    wanted = _PAIR if kind == "tuple" else f"a value of type {kind}"
+    raise ConfigError(f"{where} is {shown(value)}: it must be {wanted}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _from_text(name: str, text: str) -> Any:
+    """A flag's text as the field's type."""
+    kind = _kind(name)
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+        if kind == "tuple":
+            first, second = text.split(",")
+            return (float(first), float(second))
+    except ValueError:
+        wanted = _PAIR if kind == "tuple" else f"of type {kind}"
+        raise ConfigError(f"{flag(name)} is {shown(text)}: it must be {wanted}") from None
+    return text
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `n_layer` is `--n-layer`."""
+    return "--" + name.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
+    """The argument parser of the trainer; errors are raised as ConfigError."""
+    p = _Parser(prog=prog, allow_abbrev=False, description="Train a GPT; see docs/train.md.")
+    p.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
+    for name, f in FIELDS.items():
+        default = f.metadata["default"]
+        note = "" if default in (None, "") else f" (default: {default})"
+        p.add_argument(
+            flag(name),
+            dest=name,
+            metavar=_METAVARS.get(name, _kind(name).upper()),
+            help=f.metadata["help"] + note,
+            default=argparse.SUPPRESS,
+        )
+    return p
+
+
+def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
+    """Flags, over the TOML file that `--config` names, over the defaults."""
+    known, rest = parser(prog).parse_known_args(list(args))
+    if rest:
+        flags = [flag(name) for name in FIELDS]
+        raise ConfigError(f"unknown option {rest[0]!r}{did_you_mean(rest[0].split('=')[0], flags)}")
+    given = vars(known)
+    values = from_toml(path) if (path := given.pop("config")) else {}
+    values |= {name: _from_text(name, text) for name, text in given.items()}
+    return Config(**values)
+
+
+def to_args(values: Mapping[str, Any]) -> list[str]:
+    """Flags that say the same as these fields, in the order of the dataclass."""
+    args = []
+    for name in FIELDS:
+        if (value := values.get(name)) is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            args += [flag(name), text]
+    return args

@@ -1,0 +1,260 @@
+"""A run that is continued: every field of the configuration stays, is recorded, or is refused."""
+
+import dataclasses
+import errno
+import json
+import logging
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.toy import SMALL
+
+from gptddp import train
+from gptddp.config import FIELDS, FIXED, KEPT, NOT_OF_THE_RUN, START, Config, with_preset
+from gptddp.errors import ConfigError
+from gptddp.files import write_json_atomic
+from gptddp.flags import flag, from_args, to_args
+from gptddp.model.optim import lr_at
+from gptddp.run.directory import config_in_force, resolve
+from gptddp.run.history import Ledger, history, read_ledger
+from gptddp.training import begin
+
+# Of every field of the run: two values, neither of them the default of a run with a GPU or without.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "on_bad": ("quarantine", "fail"),
+    "preset": ("gpt2-medium", "gpt2-large"),
+    "n_layer": (1, 2),
+    "n_head": (2, 4),
+    "n_embd": (16, 32),
+    "seq_len": (16, 32),
+    "dropout": (0.1, 0.2),
+    "lanes": (2, 4),
+    "batch": (4, 8),
+    "pack": ("concat", "best-fit"),
+    "mask": ("document", "none"),
+    "micro_batch": (3, 4),
+    "steps": (3, 5),
+    "max_time": (3000.0, 4000.0),
+    "lr": (2e-3, 1e-3),
+    "final_lr": (0.5, 0.25),
+    "warmup_steps": (1, 2),
+    "weight_decay": (0.0, 0.3),
+    "betas": ((0.8, 0.9), (0.7, 0.99)),
+    "grad_clip": (0.25, 0.0),
+    "max_skipped": (5, 6),
+    "seed": (7, 8),
+    "precision": ("fp32", "bf16"),
+    "eval_every": (2, 3),
+    "eval_tokens": (200, 300),
+    "log_every": (7, 8),
+    "checkpoint_every": (50.0, 40.0),
+    "keep": (2, 4),
+}
+FIRST = {name: first for name, (first, _) in VALUES.items()}
+OTHER = {name: other for name, (_, other) in VALUES.items() if FIELDS[name].metadata["of"] == KEPT}
+CPU: Any = SimpleNamespace(device=torch.device("cpu"))
+JSON_FIRST = json.loads(json.dumps(FIRST))
+
+
+def test_every_field_has_a_decision():
+    """A new field says what becomes of it in a run that is continued, or this fails."""
+    kinds = {name: f.metadata.get("of") for name, f in FIELDS.items()}
+    assert set(kinds.values()) == {FIXED, KEPT, START}
+    assert {name for name, of in kinds.items() if of == START} == set(NOT_OF_THE_RUN)
+    assert set(VALUES) == set(FIELDS) - set(NOT_OF_THE_RUN)
+    for accelerator in (False, True):
+        default = with_preset(Config(), accelerator=accelerator)
+        for name in set(VALUES) - {"precision"}:
+            assert getattr(default, name) != FIRST[name], f"{name}: give another first value"
+        for name in VALUES:
+            assert FIELDS[name].default is None, f"{name}: a default would count as given"
+
+
+@pytest.fixture
+def continued(tmp_path):
+    """continued(*flags): the configuration of another life of a run with all first values."""
+    saved = {"data": "", "run_dir": "", "cache_dir": "auto", "device": None, "metrics_port": 0}
+    write_json_atomic(tmp_path / "config.json", {"config": saved | FIRST})
+    return lambda *args: resolve(from_args(["--run-dir", str(tmp_path), *args]), CPU, begun=True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_is_not_given_stays_and_what_is_given_counts_or_is_refused(continued, name):
+    """Each field alone: kept as the run has it; another value is taken, or refused with both."""
+    config, before = continued()
+    assert getattr(config, name) == getattr(before, name) == FIRST[name]
+    assert getattr(continued(*to_args({name: FIRST[name]}))[0], name) == FIRST[name]
+    other = to_args({name: VALUES[name][1]})
+    if FIELDS[name].metadata["of"] == KEPT:
+        assert getattr(continued(*other)[0], name) == VALUES[name][1]
+        return
+    with pytest.raises(ConfigError) as error:
+        continued(*other)
+    assert f"{name}: {FIRST[name]} -> {VALUES[name][1]}" in str(error.value)
+    assert f"leave out {flag(name)} to continue it" in str(error.value)
+
+
+def test_a_default_that_is_given_is_given(continued, tmp_path):
+    """On the command line and in a TOML file: the run's own value does not count then."""
+    toml = tmp_path / "job.toml"
+    toml.write_text("[train]\ngrad_clip = 1\n")
+    config, _ = continued("--weight-decay", "0.1", "--config", str(toml))
+    assert (config.weight_decay, config.grad_clip, config.final_lr) == (0.1, 1.0, 0.5)
+
+
+def test_a_field_that_the_run_has_not_saved_has_its_default(tmp_path):
+    """A run that was begun before there was the field has done what the default does."""
+    write_json_atomic(tmp_path / "config.json", {"config": {"preset": "tiny"}})
+    config, before = resolve(Config(run_dir=str(tmp_path)), CPU, begun=True)
+    assert config == dataclasses.replace(before, run_dir=str(tmp_path))
+    assert (config.seed, config.keep, config.n_layer) == (1337, 3, 4)
+
+
+def test_who_does_not_decide_knows_the_run_as_well(tmp_path):
+    """The launcher and the rescue of a snapshot take what is not given from the run."""
+    config = Config(run_dir=str(tmp_path), lr=1.0)
+    assert config_in_force(config) == config
+    write_json_atomic(tmp_path / "config.json", {"config": FIRST})
+    assert config_in_force(config) == dataclasses.replace(config, **FIRST | {"lr": 1.0})
+    (tmp_path / "config.json").write_text("{")
+    assert config_in_force(config) == config
+
+
+# -- with the trainer ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def life(corpus, tmp_path, train_here):
+    """life(fields): the exit code of a life of the run that is given these."""
+    fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
+    return lambda **fields: train.main([*fixed, "--cache-dir", "none", *to_args(fields)])
+
+
+def saved(run: Path) -> dict[str, Any]:
+    values = json.loads((run / "config.json").read_text())["config"]
+    return {name: values[name] for name in VALUES}
+
+
+def changes(run: Path) -> list[dict[str, Any]]:
+    return [event for event in read_ledger(run) if event["event"] == "changed"]
+
+
+def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_path, caplog):
+    """Begun with all fields given, continued with none, with others, and with the same again."""
+    caplog.set_level(logging.INFO)
+    run = tmp_path / "run"
+    assert life(**FIRST) == 0
+    assert saved(run) == JSON_FIRST and not changes(run)
+    assert life() == 0 and life(**FIRST) == 0
+    assert saved(run) == JSON_FIRST and not changes(run)
+
+    caplog.clear()
+    assert life(**OTHER) == 0
+    wanted = JSON_FIRST | json.loads(json.dumps(OTHER))
+    assert saved(run) == wanted
+    told = {event["field"]: event for event in changes(run)}
+    assert set(told) == set(OTHER) and len(told) == len(changes(run))
+    for name, event in told.items():
+        assert (event["old"], event["new"]) == (JSON_FIRST[name], wanted[name])
+        assert (event["step"], event["generation"]) == (3, 4)
+        assert f"changed after step 3: {name}: {FIRST[name]} -> {OTHER[name]}" in caplog.text
+    before = Config(**FIRST)
+    jump = f"{lr_at(3, dataclasses.replace(before, **OTHER)):.1e} instead of {lr_at(3, before):.1e}"
+    assert f"the learning rate of step 4 is {jump}" in caplog.text
+
+    assert life(**OTHER) == 0 and life() == 0
+    assert saved(run) == wanted and len(changes(run)) == len(OTHER)
+    assert [line["step"] for line in history(run)] == [1, 2, 3, 4, 5]
+
+
+def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_next(
+    life, tmp_path, monkeypatch
+):
+    """The ledger says it first: no change counts that is not there, and none is lost."""
+    run = tmp_path / "run"
+    assert life(**FIRST) == 0
+    write = begin._write_config
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(begin, "_write_config", killed)
+    with pytest.raises(KeyboardInterrupt):
+        life(keep=9, steps=4)
+    monkeypatch.setattr(begin, "_write_config", write)
+    assert saved(run) == JSON_FIRST
+    assert life(keep=9, steps=4) == 0 and life() == 0
+    assert saved(run) == JSON_FIRST | {"keep": 9, "steps": 4}
+    told = [(event["field"], event["generation"]) for event in changes(run)]
+    assert told == [("steps", 2), ("keep", 2), ("steps", 3), ("keep", 3)]
+
+
+def test_a_change_that_cannot_be_recorded_is_refused(life, tmp_path, monkeypatch, capfd):
+    """On a full disk: exit code 2 and what was to change. The run goes on without it."""
+    assert life(**FIRST) == 0
+    with monkeypatch.context() as patch:
+
+        def full(self: Ledger) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+
+        patch.setattr(Ledger, "sync", full)
+        assert life(steps=4) == 2
+        err = capfd.readouterr().err
+        assert "steps: 3 -> 4" in err and "free space" in err and "Traceback" not in err
+        assert saved(tmp_path / "run") == JSON_FIRST
+    assert life() == 0 and saved(tmp_path / "run") == JSON_FIRST
+
+
+def test_a_field_of_a_newer_version_is_kept_for_it(life, tmp_path, caplog):
+    """This version trains without it, says so, and does not take it out of config.json."""
+    assert life(**FIRST) == 0
+    path = tmp_path / "run/config.json"
+    content = json.loads(path.read_text())
+    write_json_atomic(path, content | {"config": content["config"] | {"newer": [1]}})
+    assert life(steps=4) == 0
+    assert "does not know, and trains without: newer" in caplog.text
+    assert json.loads(path.read_text())["config"]["newer"] == [1]
+
+
+def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
+    corpus, tmp_path, train_here, capfd
+):
+    """Also where it is not given: quarantine goes on without them, fail names them."""
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    for name in ("quarantine", "fail"):
+        where = ["--data", str(data), "--run-dir", str(tmp_path / name)]
+        assert train.main([*SMALL, *where, "--steps", "1", "--on-bad", name]) == 0
+    (shard,) = (data / "train").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-1])
+    where = ["--data", str(data), "--cache-dir", "none", "--run-dir"]
+    assert train.main([*where, str(tmp_path / "quarantine")]) == 0
+    capfd.readouterr()
+    for name in ("fail", "new"):
+        assert train.main([*where, str(tmp_path / name)]) == 2
+        assert "train/00000.parquet" in capfd.readouterr().err
+    assert len(read_ledger(tmp_path / "fail")) == 3
+
+
+def test_time_that_is_used_up_is_said(life, tmp_path, caplog):
+    """A run that its max_time has ended keeps it: another life ends at once and says the fix."""
+    caplog.set_level(logging.INFO)
+    assert life(**FIRST | {"steps": 100000, "max_time": 0.05}) == 0
+    steps = len(list(history(tmp_path / "run")))
+    caplog.clear()
+    assert life() == 0 and len(list(history(tmp_path / "run"))) == steps < 100000
+    assert "max_time of 0.05 s is used up: a larger --max-time goes on" in caplog.text
+    assert life(max_time=0.0, steps=steps + 1) == 0
+    assert len(list(history(tmp_path / "run"))) == steps + 1
+
+
+def test_a_run_that_is_not_extended_has_no_jump(life, caplog):
+    """The learning rate is spoken of where it changes, and not where only its end does."""
+    assert life(**FIRST) == 0
+    assert life(keep=4) == 0
+    assert "learning rate" not in caplog.text and math.isclose(lr_at(3, Config(**FIRST)), 1e-3)

@@ -1,0 +1,169 @@
+"""Whatever a field is given, by a flag, a TOML file or config.json: a value, or one clear error."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.toy import SMALL
+
+from gptddp import train
+from gptddp.advice import advice
+from gptddp.cli import cli
+from gptddp.config import FIELDS, Config, with_preset
+from gptddp.errors import ConfigError
+from gptddp.flags import flag, from_args, from_saved
+from gptddp.k8s.render import rules, spec
+from gptddp.model.gpt import check_size
+from gptddp.run.directory import config_of
+
+LONG = "9" * 5000
+TEXTS = [
+    *("", "x", "true", "None", "[1,2]", "a,b", "nan,0.9", "0.9,", "0.9,0.9,0.9", "0.9,1", "a\0b"),
+    *("nan", "inf", "-inf", "-1", "-0.1", "1e999", "1.5", "2e9", str(2**80), "-" + LONG, LONG),
+]
+TOML = [
+    *('""', '"x"', '"1"', '"a\\u0000b"', "true", "[]", "[1]", "[0.1, 0.2, 0.3]", '["a", "b"]'),
+    *("[true, false]", "[nan, 0.9]", "[0.9, 1e999]", "[[1], [2]]", "{a = 1}", "1979-05-27"),
+    *("nan", "inf", "-inf", "-1", "-0.1", "1e999", "2e9", str(2**80), LONG, "0x" + "f" * 5000),
+]
+JSON = [
+    *(True, "", "x", "1", "a\0b", "\ud800", [], [1], ["a", "b"], [None, 0.9], [True, 0.9], {}),
+    *(math.nan, math.inf, -1, -0.1, 2**80, 10**400, [10**400, 0.9], [math.nan, 0.9], {"a": 1}),
+]
+
+
+def given(name: str, make: Callable[[], Config]) -> None:
+    """`make` gives a value that can be used, or a short ConfigError that names the field."""
+    try:
+        value = getattr(make(), name)
+    except ConfigError as error:
+        text = str(error).replace(flag(name), name)
+        assert name in text and len(text) < 600
+        return
+    numbers = value if isinstance(value, tuple) else [value]
+    assert isinstance(value, str) or all(
+        x >= 0 and (math.isfinite(x) if type(x) is float else type(x) is int and x < 2**63)
+        for x in numbers
+    ), f"{name} is {value!r}"
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_no_value_is_a_traceback(tmp_path, name):
+    """Text, numbers that are none, infinite or huge, lists, tables, null characters."""
+    for text in TEXTS:
+        given(name, lambda text=text: from_args([f"{flag(name)}={text}"]))
+    path = tmp_path / f"{name}.toml"
+    for text in TOML:
+        path.write_text(f"[train]\n{name} = {text}\n")
+        given(name, lambda: from_args(["--config", str(path)]))
+    for value in JSON:
+        given(name, lambda value=value: from_saved("run/config.json", {name: value}))
+    assert from_saved("run/config.json", {name: None}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('betas = ["a", "b"]', "betas is ['a', 'b']: it must be two numbers, as in 0.9,0.95"),
+        ("lr = inf", "lr is inf: it must be a finite number"),
+        (f"steps = {2**40}", f"steps is {2**40}: it must be at most {2**31 - 1}"),
+        ('cache_dir = "a\\u0000"', "cache_dir is 'a\\x00': no file can have this name"),
+    ],
+)
+def test_a_wrong_value_is_exit_code_2(tmp_path, capfd, text, message):
+    """With the field, the value and the rule, and no traceback."""
+    path = tmp_path / "job.toml"
+    path.write_text(f"[train]\n{text}\n")
+    assert train.main(["--config", str(path), "--data", "d", "--run-dir", "r"]) == 2
+    err = capfd.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+def test_a_wrong_value_in_a_run_is_exit_code_2_for_every_command(run, tmp_path, capfd):
+    """Its config.json was edited by hand, or damaged."""
+    assert run("--steps", "1") == 0
+    path = tmp_path / "run/config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"config": content["config"] | {"betas": ["a", "b"]}}))
+    wanted = f"{path} cannot be used (betas is ['a', 'b']"
+    assert run("--steps", "2") == 2
+    err = capfd.readouterr().err
+    assert wanted in err and "Traceback" not in err
+    for command in (["sample", path.parent], ["checkpoints", path.parent, "--prune"]):
+        result = CliRunner().invoke(cli, list(map(str, command)))
+        assert result.exit_code == 2 and wanted in result.output
+    with pytest.raises(ConfigError, match="config.json cannot be used"):
+        config_of(path.parent)
+
+
+def test_a_model_beyond_the_memory_is_refused(run, capfd):
+    """Its size, and that of the memory, before the allocation fails."""
+    assert run("--steps", "1", "--n-embd", str(2**18)) == 2
+    err = capfd.readouterr().err
+    assert "n_embd 262144" in err and "GiB" in err and "Traceback" not in err
+    assert run("--steps", "1") == 0  # it had not begun
+    config = with_preset(Config(preset="gpt2"), accelerator=False)
+    check_size(config, 50257, torch.device("cpu"))
+
+
+# -- what is allowed and seldom meant ------------------------------------------------------------
+
+
+def closed(**fields: int) -> Config:
+    return with_preset(Config(**fields), accelerator=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        (32, ["75 %", "24 are as fast, and 48 are faster", "a multiple of 32"]),
+        (40, ["60 %", "24 are as fast, and 48 are faster"]),
+        (20, ["80 %", "16 are as fast, and 24 are faster"]),
+    ],
+)
+def test_lanes_that_do_not_divide_well_are_told(workers, says):
+    """Which part of the workers' time is used, and the better numbers, which are right."""
+    (line,) = advice(closed(), workers)
+    assert all(text.replace(" %", "%") in line for text in says) and "48 lanes" in line
+
+
+def test_better_numbers_are_better():
+    """Of any lanes and workers: the fewer are as fast, the more are faster."""
+    for lanes in range(1, 60):
+        config = closed(lanes=lanes, batch=lanes)
+        for workers in range(1, lanes + 1):
+            most = -(-lanes // workers)
+            lines = advice(config, workers)
+            assert bool(lines) == (lanes / (workers * most) < 0.9)
+            if lines:
+                better = lines[0].split("; ")[1]
+                *fewer, more = (int(word) for word in better.split() if word.isdigit())
+                assert workers < more <= lanes and -(-lanes // more) < most
+                assert (not fewer) == (-(-lanes // (workers - 1)) > most)
+                assert all(n < workers and -(-lanes // n) == most for n in fewer)
+
+
+def test_a_warm_up_longer_than_the_run_is_told():
+    """Where the learning rate ends, and both ways out."""
+    (line,) = advice(closed(steps=3, warmup_steps=1000, lr=1), 1)
+    assert "warmup_steps 1000 is more than steps 3" in line and "ends at 3.0e-03" in line
+    assert "--warmup-steps of at most 3" in line and not advice(closed(steps=3, warmup_steps=3), 1)
+
+
+def test_a_job_is_told_before_it_is_submitted():
+    """The notes of render and submit have the same lines, for all workers of the job."""
+    job = spec.load(None, {"replicas": 16, "nproc_per_node": 2, "image": "a:1"}, [])
+    (note,) = rules.warnings(job)
+    assert "32 workers share 48 lanes" in note
+
+
+def test_it_is_told_once_on_rank_0(corpus, tmp_path, train_here, caplog, monkeypatch):
+    """By the trainer, at the beginning of a life."""
+    asked = []
+    monkeypatch.setattr(train, "advice", lambda c, world: asked.append(world) or ["too many"])
+    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    assert train.main([*SMALL, *places]) == 0
+    assert asked == [1] and caplog.text.count("too many") == 1
