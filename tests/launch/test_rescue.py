@@ -5,7 +5,9 @@ import json
 import pytest
 from support.trainer_patches import lose_a_peer
 
+from gptddp.checkpoint.writer import Writer
 from gptddp.flags import from_args
+from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
 from gptddp.run.history import Ledger, history, read_ledger
 
@@ -49,6 +51,19 @@ def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     config = tmp_path / "run/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
     assert left() is None
+
+
+def test_as_many_checkpoints_stay_as_the_run_keeps(left, tmp_path, monkeypatch):
+    """Where `keep` is not given again."""
+    path, kept = tmp_path / "run/config.json", []
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"config": content["config"] | {"keep": 7}}))
+    monkeypatch.setattr(
+        rescue_module,
+        "Writer",
+        lambda *args, **how: kept.append(how["keep"]) or Writer(*args, **how),
+    )
+    assert left() == "step-000000000003.1" and kept == [7]
 
 
 def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import math
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.paths import ROOT
 from support.toy import SMALL
 
 from gptddp import train
@@ -73,6 +75,16 @@ def test_every_field_has_a_decision():
             assert getattr(default, name) != FIRST[name], f"{name}: give another first value"
         for name in VALUES:
             assert FIELDS[name].default is None, f"{name}: a default would count as given"
+
+
+def test_the_guide_says_what_is_fixed_and_what_is_not_of_the_run():
+    """docs/train.md has the same two lists of fields."""
+    text = " ".join((ROOT / "docs/train.md").read_text().split())
+    fixed = text.split("on which rows, are fixed: ")[1].split(".")[0]
+    here = text.split(" belong to a start and its machine")[0].rpartition(" - ")[2]
+    kinds = {name: f.metadata["of"] for name, f in FIELDS.items()}
+    for of, words in ((FIXED, fixed), (START, here)):
+        assert re.findall(r"`(\w+)`", words) == [name for name in FIELDS if kinds[name] == of]
 
 
 @pytest.fixture
@@ -238,6 +250,7 @@ def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
     for name in ("fail", "new"):
         assert train.main([*where, str(tmp_path / name)]) == 2
         assert "train/00000.parquet" in capfd.readouterr().err
+    assert not list((tmp_path / "new").iterdir())
     assert len(read_ledger(tmp_path / "fail")) == 3
 
 
