@@ -113,7 +113,7 @@ class Config:
         FIXED,
         "seed of the weights, the order of the data and dropout",
         least=0,
-        most=2**63 - 1,
+        most=2**64 - 1,
     )
     precision: str = _f(None, FIXED, "fp32 or bf16; by default bf16 where the hardware has it")
     device: str = _f(None, START, "cpu or cuda; by default cuda where there is one")

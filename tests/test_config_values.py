@@ -45,7 +45,7 @@ def given(name: str, make: Callable[[], Config]) -> None:
         return
     numbers = value if isinstance(value, tuple) else [value]
     assert isinstance(value, str) or all(
-        x >= 0 and (math.isfinite(x) if type(x) is float else type(x) is int and x < 2**63)
+        x >= 0 and (math.isfinite(x) if type(x) is float else type(x) is int and x < 2**64)
         for x in numbers
     ), f"{name} is {value!r}"
 
