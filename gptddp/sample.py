@@ -50,7 +50,8 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
     for _ in range(tokens):
-        logits = net(torch.tensor([ids[-net.seq_len :]]))[0, -1, : tokenizer.vocab_size].float()
+        last = net.hidden(torch.tensor([ids[-net.seq_len :]]))[0, -1]
+        logits = F.linear(last, net.wte.weight[: tokenizer.vocab_size]).float()
         if temperature > 0:
             best, index = logits.topk(min(top_k or len(logits), len(logits)))
             chances = F.softmax(best / temperature, dim=-1)

@@ -10,7 +10,8 @@ from support.local_jobs import job
 from support.manifests import pod_spec
 
 from gptddp.errors import ConfigError, DataError
-from gptddp.k8s.local import run
+from gptddp.k8s.local import pods, run, runner
+from gptddp.k8s.local.replica import Network
 from gptddp.k8s.local.screen import StepFeed
 from gptddp.k8s.render import manifest, spec
 
@@ -55,6 +56,19 @@ def test_the_progress_line_reads_the_newest_generation(tmp_path):
         newest.write_text(json.dumps({"step": step, "loss": None}) + "\n")
         line = feed.line(now)
     assert line == "step 40/100  ETA 0:30"
+
+
+def test_the_progress_of_a_run_that_is_continued_ends_at_its_own_steps(tmp_path):
+    """Those that are given, else those of the run, else the preset's."""
+    steps = []
+    for args in ([], ["--steps", "9"]):
+        built = manifest.objects(spec.load(None, {}, args))[-1]
+        (plan,) = pods.plan(built, Network("127.99.1", 1), tmp_path, {"runs": tmp_path}, tmp_path)
+        for content in ("null", "{", '{"config": {"steps": 77}}'):
+            (tmp_path / "gptddp").mkdir(exist_ok=True)
+            (tmp_path / "gptddp/config.json").write_text(content)
+            steps.append(runner._step_feed(plan).steps)
+    assert steps == [400, 400, 77, 9, 9, 9]
 
 
 # -- refusals ----------------------------------------------------------------------------------

@@ -174,9 +174,10 @@ def _step_feed(plan: pods.Plan) -> StepFeed | None:
     if not run:
         return None
     steps = None
-    with contextlib.suppress(GptddpError, OSError, ValueError, LookupError):
+    with contextlib.suppress(GptddpError):
         settings = flags.from_args(plan.replica.container.get("args") or [])
-        if saved := files.read_json(Path(run) / "config.json"):  # a run that is continued
+        with contextlib.suppress(GptddpError, OSError, ValueError, LookupError, TypeError):
+            saved = files.read_json(Path(run) / "config.json") or {}  # a run that is continued
             settings = config.continued(settings, flags.from_saved(run, saved["config"]))
         steps = config.with_preset(settings, accelerator=False).steps
     return StepFeed(Path(run), steps)
