@@ -76,7 +76,8 @@ def lines(
 def any_json(stream: IO[bytes], field: str, bad: Bad) -> Iterator[tuple[str, int, bytes]]:
     """(place, number, text) of each record of a `.json` file that can be used.
 
-    What is in the file tells its form: JSON lines where the first line is an object of its own.
+    What is in the file tells its form: JSON lines where the first or the second line is an object
+    of its own (one of them may be damaged).
     """
 
     def bad_here(place: str, number: int, problem: str, fix: str) -> None:
@@ -93,9 +94,17 @@ def any_json(stream: IO[bytes], field: str, bad: Bad) -> Iterator[tuple[str, int
     if head.lstrip().startswith(b"{"):
         if not head.endswith(b"\n"):
             head += stream.readline(_MAX_VALUE)
-        if _is_whole(head):
-            yield from lines(chain([head], stream), field, bad_here, number)
+        second = stream.readline(_MAX_VALUE)
+        if _is_whole(head) or _is_whole(second):
+            yield from lines(chain([head, second], stream), field, bad_here, number)
             return
+        head += second
+    yield from _from_values(head, stream, field, bad_here)
+
+
+def _from_values(
+    head: bytes, stream: IO[bytes], field: str, bad: Bad
+) -> Iterator[tuple[str, int, bytes]]:
     values = None
     for number in count(1):
         try:
@@ -105,21 +114,20 @@ def any_json(stream: IO[bytes], field: str, bad: Bad) -> Iterator[tuple[str, int
             record = values.take()
         except (ValueError, RecursionError) as error:  # where the next record begins is not known
             problem = f"{_NOT_JSON} ({error}), so that the rest of the file cannot be read"
-            return bad("record", number, problem, _FIX_FILE)
+            return bad("record", number, problem, "mend it")
         try:
             text = text_of(record, field)
         except BadValue as error:
-            bad_here("record", number, error.problem, error.fix)
+            bad("record", number, error.problem, error.fix)
         else:
             yield "record", number, text
 
 
 def _is_whole(line: bytes) -> bool:
     try:
-        _parsed(line)
+        return isinstance(_parsed(line), dict)
     except BadValue:
         return False
-    return True
 
 
 def _parsed(line: bytes) -> Any:

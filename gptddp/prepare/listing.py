@@ -33,7 +33,7 @@ class Listing:
 
     files: list[SourceFile] = field(default_factory=list)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)  # ordered sets
-    unpaired: list[str] = field(default_factory=list)  # named as other splits, without a train one
+    other_splits: list[str] = field(default_factory=list)  # by their names, and trained on
 
     def leave_out(self, reason: str, path: str) -> None:
         """Note a path that is not read."""
@@ -46,10 +46,11 @@ class Listing:
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
         lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
-        if self.unpaired:
+        if self.other_splits:
             lines.append(
-                f"read as training text, as no file is named train: {some(self.unpaired)}; "
-                "use --val for validation, --exclude for a test"
+                f"trained on, though named as another split: {some(self.other_splits)}; name them "
+                "with --val for validation, leave them out for a test (in a folder that has files "
+                "named train as well, this is done)"
             )
         return lines
 
@@ -78,16 +79,11 @@ def find(
     given += [(source, f"{number}") for number, source in enumerate(sources)]
     for source, label in given:
         root = os.fspath(source)
-        try:
-            status = os.stat(root)
-        except OSError as error:
-            raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+        status = _status(root)
         if stat.S_ISDIR(status.st_mode):
             files = list(walk(root, include, exclude, skip, found.leave_out))
-        elif stat.S_ISREG(status.st_mode):
-            files = [("", os.path.realpath(root), status)]
         else:
-            raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
+            files = [("", os.path.realpath(root), status)]
         files = [file for file in files if file[1] not in seen]
         side_of = _sides([name for name, *_ in files], root, label[0] == "v", bool(val), found)
         for name, real_path, file_status in files:
@@ -96,6 +92,16 @@ def find(
                 seen.add(real_path)
                 found.files.append(_source_file(root, name, label, file_status, side == "val"))
     return found
+
+
+def _status(root: str) -> os.stat_result:
+    try:
+        status = os.stat(root)
+    except OSError as error:
+        raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
+    return status
 
 
 def sha256(files: Sequence[SourceFile]) -> str:
@@ -120,17 +126,17 @@ def _sides(
 ) -> dict[str, str | None]:
     """Is each file of a source for "train" or "val"? None for one that is left out.
 
-    The names tell it only where some of them are named train and others are of another split:
-    alone, `test/` may be anything.
+    The names in a folder tell it only where some of them are named train and others are of another
+    split: alone, `test/` may be anything.
     """
-    splits = {name: split_of(name) for name in names}
+    splits = {name: split_of(name or os.path.basename(root)) for name in names}
     named = {split for split in splits.values() if split}
-    if "train" not in named or len(named) == 1 or (for_val and "val" not in named):
-        if not for_val:
-            found.unpaired += [
-                show(os.path.join(root, name)) for name, split in splits.items() if split
-            ] * ("train" not in named)
-        return dict.fromkeys(names, "val" if for_val else "train")
+    if for_val and not {"train", "val"} <= named:
+        return dict.fromkeys(names, "val")
+    if "train" not in named:
+        others = [name for name, split in splits.items() if split]
+        found.other_splits += [show(os.path.join(root, name) if name else root) for name in others]
+        return dict.fromkeys(names, "train")
     sides: dict[str, str | None] = {}
     for name, split in splits.items():
         reason = None

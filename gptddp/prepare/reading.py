@@ -47,6 +47,7 @@ class Reading:
     ) -> None:
         """`made_by`: the tokenizer of the ids, where the sources are lists of ids."""
         self._scratch, self._settings, self._made_by, self._bar = scratch, settings, made_by, bar
+        self._max_bad = MAX_BAD if settings.max_bad is None else settings.max_bad
         self._journal = Journal(scratch, _head(settings, made_by))
         self._unsaved = Done()  # the files since the journal's last line, and all lengths by then
 
@@ -72,11 +73,11 @@ class Reading:
     def _take_over(self, files: Sequence[SourceFile]) -> set[str]:
         """Open what an earlier process has left, if it can be used; identities of its files."""
         done, why_not = self._journal.load(files)
-        tally, settings = Tally(**done.tally), self._settings
-        if settings.on_bad == "fail" and tally.bad:
+        tally = Tally(**done.tally)
+        if self._settings.on_bad == "fail" and tally.bad:
             why_not = f"--on-bad skip -> fail, and {tally.bad} bad records were left out"
-        elif tally.bad > (MAX_BAD if settings.max_bad is None else settings.max_bad):
-            why_not = f"--max-bad {settings.max_bad}, and {tally.bad} bad records were left out"
+        elif tally.bad > self._max_bad:
+            why_not = f"--max-bad is {self._max_bad}, and {tally.bad} bad records were left out"
         if why_not is None:
             try:
                 self._open(done.lengths, tally)
@@ -95,9 +96,8 @@ class Reading:
             self._scratch / "shuffle", settings.seed, settings.keep_copies, lengths
         )
         self.tally = tally
-        max_bad = MAX_BAD if settings.max_bad is None else settings.max_bad
         made = tally.bad, tally.bad_bytes
-        self.bad = BadRecords(self._scratch, settings.on_bad, max_bad, made)
+        self.bad = BadRecords(self._scratch, settings.on_bad, self._max_bad, made)
 
     def _read_file(self, file: SourceFile) -> None:
         tally = self.tally

@@ -86,6 +86,17 @@ def test_other_json_is_refused_and_never_text(
     assert str(books / "x.json") in (tmp_path / "skipped" / "bad.jsonl").read_text()
 
 
+@pytest.mark.parametrize("number", [0, 1, 25, 49])
+def test_a_bad_line_costs_no_other(tmp_path: Path, number: int) -> None:
+    """JSON lines with one bad line, be it the first, are known as such."""
+    rows = [json.dumps(record) for record in RECORDS]
+    rows[number] = rows[number][:-3]
+    (tmp_path / "x.json").write_text("\n".join(rows))
+    dataset = prepare([tmp_path / "x.json"], tmp_path / "out", Settings(on_bad="skip", seed=1))
+    assert len(all_texts(dataset)) == 49
+    assert json.loads((tmp_path / "out/bad.jsonl").read_text())["line"] == number + 1
+
+
 def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_path: Path) -> None:
     """Cards, infos, licenses and hidden files: not read, counted and named; by name they are."""
     for name in ("README.md", "LICENSE", "LICENSE-MIT.txt", "more/readme_de.md", "COPYING"):

@@ -62,7 +62,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / f"{n:02}.json").write_text(json.dumps([{"text": f"{n} {i}"} for i in "abc"]))
         else:
             random.seed(n)
-            texts = [f"{i} " * i + random.randbytes(1000).hex() for i in range(40)]
+            texts = [f"{i} " * i + random.randbytes(4000).hex() for i in range(12)]
             texts += ["a copy"] * n
             rows = [json.dumps({"text": text}) for text in texts] + ["bad " * n]
             (folder / f"{n:02}.jsonl").write_text("\n".join(rows))
@@ -113,13 +113,13 @@ READ = "gptddp.prepare.reading.Reading._read_file"
 @pytest.mark.parametrize(
     ("moment", "calls", "done"),
     [
-        ("gptddp.prepare.shuffle.Shuffle.add", 230, None),
+        ("gptddp.prepare.shuffle.Shuffle.add", 70, None),
         ("gptddp.prepare.shuffle.Shuffle.save", 5, 4),
-        ("gptddp.prepare.journal.os.fsync", 200, None),
+        ("gptddp.prepare.journal.os.fsync", 60, None),
         ("gptddp.prepare.journal.fsync", 5, None),
         ("gptddp.prepare.bad_records.fsync", 3, None),
         ("gptddp.prepare.build.choose", 1, FILES),
-        ("gptddp.prepare.shard_writer.ShardWriter.add", 100, FILES),
+        ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
         ("gptddp.prepare.bad_records.BadRecords.copy", 1, FILES),
         ("gptddp.prepare.output.fsync", 1, FILES),
     ],
