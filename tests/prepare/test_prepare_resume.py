@@ -118,7 +118,6 @@ READ = "gptddp.prepare.reading.Reading._read_file"
         ("gptddp.prepare.journal.os.fsync", 60, None),
         ("gptddp.prepare.journal.fsync", 5, None),
         ("gptddp.prepare.bad_records.fsync", 3, None),
-        ("gptddp.prepare.build.choose", 1, FILES),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
         ("gptddp.prepare.bad_records.BadRecords.copy", 1, FILES),
         ("gptddp.prepare.output.fsync", 1, FILES),
