@@ -45,7 +45,7 @@ class BadRecords:
         if self.count > self._max_bad:
             raise DataError(
                 f"{where}: {problem}; that is bad record {self.count}, and --max-bad is "
-                f"{self._max_bad}: {fix}, or raise --max-bad"
+                f"{self._max_bad}: {fix}, or raise --max-bad; all of them are in {self._path}"
             )
 
     def save(self) -> None:

@@ -81,6 +81,7 @@ def _entries(path: str, leave_out: LeaveOut) -> list[str]:
 
 def _check_one_snapshot(path: str) -> None:
     names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    names = [name for name in names if not name.startswith(".")]
     if len(names) > 1:
         raise DataError(
             f"{show(path)} holds {len(names)} snapshots of one dataset: give one of them, as in "

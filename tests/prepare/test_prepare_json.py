@@ -136,6 +136,7 @@ def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> N
     (cache / "refs/main").write_text("abc")
     pq.write_table(pa.table({"text": ["one", "two"]}), cache / "blobs/0a")
     (cache / "blobs/0b").write_text('{"text": "three"}\n{"text": "four"}\n')
+    (cache / "blobs/0c").write_text("of a snapshot that is gone")
     (data / "train-0.parquet").symlink_to("../../../blobs/0a")
     (data / "more.jsonl").symlink_to("../../../blobs/0b")
     (data / "again.jsonl").symlink_to("../../../blobs/0b")

@@ -1,5 +1,6 @@
 """`gptddp prepare` goes on where another process was stopped, and reads no finished file again."""
 
+import errno
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.prepared import child, contents, refused, run
 
+from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
 from gptddp.prepare import journal
 from gptddp.prepare.build import prepare
@@ -21,6 +23,7 @@ from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.repack import repack
+from gptddp.prepare.shuffle import Shuffle
 
 FILES = 12
 SETTINGS = Settings(vocab_size=300, val_fraction=0.1, on_bad="skip", seed=5)
@@ -153,6 +156,7 @@ def test_torn_lines_and_missing_files_of_the_scratch_folder(
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-1]) + lines[-1][:30])
     assert len(killed("gptddp.prepare.build.choose", 1)) == FILES - 5
+    assert [json.loads(line) for line in file.read_text().splitlines()]
     bucket = max((scratch / "shuffle").iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(bucket, bucket.stat().st_size - 1)
     assert finished() == FILES
@@ -210,6 +214,30 @@ def test_a_full_disk_keeps_what_was_read(
     assert contents(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize(("method", "calls"), [("_write", 60), ("save", 5)])
+def test_a_disk_that_is_full_while_reading(
+    finished, sources: Path, tmp_path: Path, whole, monkeypatch, method: str, calls: int
+) -> None:
+    """Neither the shuffle nor the journal can grow: what was durable before is gone on from."""
+    real, left = getattr(Shuffle, method), iter(range(10**6))
+
+    def full(*args: object) -> object:
+        if next(left) >= calls:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*args)
+
+    monkeypatch.setattr(journal, "_EVERY_S", 0)
+    monkeypatch.setattr(journal, "_COST", 0)
+    monkeypatch.setattr(Shuffle, method, full)
+    with pytest.raises(DataError, match=r"no space left .* What was read is kept in .*/\.prepare"):
+        prepare([sources], tmp_path / "out", SETTINGS)
+    with pytest.raises(DataError, match="preparation has not finished"):
+        open_dataset(tmp_path / "out")
+    monkeypatch.undo()
+    assert 0 < finished() < FILES
+    assert contents(tmp_path / "out") == whole
+
+
 def test_interrupted_it_goes_on(
     finished, sources: Path, tmp_path: Path, whole: dict[str, bytes], monkeypatch
 ) -> None:
@@ -227,6 +255,24 @@ def test_interrupted_it_goes_on(
     monkeypatch.undo()
     assert finished() == FILES - 6
     assert contents(tmp_path / "out") == whole
+
+
+def test_a_shuffle_that_is_taken_over_is_the_same(tmp_path: Path) -> None:
+    """Its documents, their number and their bytes; what was added after the lengths is gone."""
+    texts = [b"%d" % n * (n % 9) for n in range(1, 300)] * 2
+    shuffles = [Shuffle(tmp_path / "one", 3), Shuffle(tmp_path / "two", 3)]
+    for text in texts:
+        key = shuffles[0].add(text, val=text < b"2", first=b"k" * 16)
+        assert key == shuffles[1].add(text, val=text < b"2", first=b"k" * 16)
+    lengths = shuffles[0].lengths()
+    shuffles[0].add(b"more")
+    shuffles[0].close()
+    shuffles[0] = Shuffle(tmp_path / "one", 3, lengths=lengths)
+    assert shuffles[0].finish() == shuffles[1].finish()
+    assert shuffles[0].bytes == shuffles[1].bytes == sum(map(len, texts))
+    assert list(shuffles[0].counts()) == list(shuffles[1].counts())
+    assert list(shuffles[0].pieces()) == list(shuffles[1].pieces())
+    assert list(shuffles[0]) == list(shuffles[1])
 
 
 def test_too_little_text_leaves_nothing(tmp_path: Path) -> None:

@@ -216,6 +216,11 @@ def test_copies_are_kept_on_one_side(books: Path, tmp_path: Path, fraction: floa
     files = sorted(path.read_text() for path in books.rglob("*.txt"))
     assert all_texts(kept) == files and "0 copies" in result.stdout
     assert set(texts(kept, "train")).isdisjoint(texts(kept, "val"))
+    wanted = round(fraction * len(files))
+    for seed in range(4):
+        settings = Settings(tokenizer="bytes", keep_copies=True, val_fraction=fraction, seed=seed)
+        val = texts(prepare([books], tmp_path / f"{seed}", settings), "val")
+        assert 0 < len(val) <= wanted
     result = run(books, *args, tmp_path / "once")
     assert all_texts(open_dataset(tmp_path / "once")) == sorted(set(files))
     assert f"{len(files) - len(set(files))} copies" in result.stdout
