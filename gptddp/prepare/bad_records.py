@@ -1,7 +1,6 @@
 """Records of the sources that cannot be used: an error, or a line each in a list and a limit."""
 
 import json
-import os
 from pathlib import Path
 
 from gptddp.errors import DataError
@@ -17,18 +16,18 @@ class BadRecords:
 
     def __init__(self, folder: Path, on_bad: str, max_bad: int, done: tuple[int, int]) -> None:
         """The list is `folder`/bad.jsonl, of which an earlier process has made `done`: the number
-        of records, and of bytes. Raises OSError.
+        of records, and of bytes.
         """
         self._path = folder / LIST
         self._skip, self._max_bad = on_bad == "skip", max_bad
         self.count, self.bytes = done
-        if self._path.exists():
-            os.truncate(self._path, self.bytes)
+        self._written, self._lines = self.bytes, b""
 
     def add(self, path: str, place: str, number: int, problem: str, fix: str) -> None:
         """Note a bad record, `number` of the `place` ("line", "row", "record") of a file.
 
-        Raises DataError, naming all of it, unless it may be skipped; OSError.
+        Raises DataError, naming all of it, unless it may be skipped. It writes nothing: its caller
+        would take a full disk for a source that cannot be read.
         """
         between = ":" if place == "line" else f", {place} "
         where = f"{show(path)}{between}{number}"
@@ -39,8 +38,7 @@ class BadRecords:
         self.count += 1
         line = {"file": show(path), place: number, "reason": problem}
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-        with open(self._path, "ab") as file:
-            file.write(data)
+        self._lines += data
         self.bytes += len(data)
         if self.count > self._max_bad:
             raise DataError(
@@ -49,12 +47,18 @@ class BadRecords:
             )
 
     def save(self) -> None:
-        """Make the list durable."""
-        if self.count:
-            fsync(self._path)
+        """Make the list durable; raises OSError."""
+        if not self.count:
+            return
+        with open(self._path, "ab") as file:
+            file.truncate(self._written)
+            file.write(self._lines)
+        fsync(self._path)
+        self._written, self._lines = self.bytes, b""
 
     def copy(self, out: Path) -> None:
-        """Put the list into the dataset, where there is any."""
+        """Put the list into the dataset, where there is any; raises OSError."""
         if self.count:
+            self.save()
             (out / LIST).write_bytes(self._path.read_bytes())
             fsync(out / LIST)

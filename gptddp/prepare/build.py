@@ -101,7 +101,8 @@ def _build(
         totals = shuffle.finish()
         said = _said(reading, totals)
         given = any(file.val for file in files)
-        if problem := refusals.too_few(totals, given, said["dropped"]):
+        lost = {**said["dropped"], "bad_records": reading.bad.count}
+        if problem := refusals.too_few(totals, given, lost):
             give_up(scratch)
             raise problem
         if said["dropped"]["binary_files"]:

@@ -54,18 +54,20 @@ class Reading:
     def read(self, files: Sequence[SourceFile]) -> None:
         """Read what has not been read; raises DataError, OSError, and what is done is kept."""
         done = self._take_over(files)
+        self._finished = len(done)
         rest = [file for file in files if file.identity not in done]
         before = f" ({len(done)} have been read before)" if done else ""
         self._bar.begin(f"reading {len(rest)} files{before}", sum(file.bytes for file in rest))
         try:
             for file in rest:
                 self._read_file(file)
+                self._finished += 1
                 self._unsaved.files.add(file.identity)
                 self._unsaved.lengths, self._unsaved.tally = self.shuffle.lengths(), self._counts()
                 if self._journal.due():
                     self._save()
         except BaseException:
-            self._keep(done)
+            self._keep()
             raise
         if self._journal.due():
             self._save()
@@ -142,15 +144,15 @@ class Reading:
         self._unsaved = Done(lengths=self._unsaved.lengths, tally=self._unsaved.tally)
         self._journal.took(time.monotonic() - begin)
 
-    def _keep(self, done: set[str]) -> None:
+    def _keep(self) -> None:
         """After an error: save the files that are whole, and say so."""
-        finished = len(done) + len(self._unsaved.files)
         with contextlib.suppress(OSError):
+            self.bad.save()  # all of it, to be read
             self._save()
-            if finished:
+            if self._finished:
                 self._bar.say(
-                    f"{finished} files that have been read are kept in {self._scratch}; the same "
-                    "command goes on after them"
+                    f"{self._finished} files that have been read are kept in {self._scratch}; the "
+                    "same command goes on after them"
                 )
         with contextlib.suppress(OSError):
             self.shuffle.close()

@@ -126,6 +126,29 @@ def test_an_error_of_the_volume_is_no_bad_record(
     refused(result, "cannot read", "x.jsonl: Input/output error")
 
 
+def test_a_full_disk_is_not_a_source_that_cannot_be_read(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the list cannot grow, the message is of the output."""
+    real = open
+
+    def full(path: object, *args: object, **how: object) -> object:
+        if str(path).endswith("bad.jsonl"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", full)
+    result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, f"no space left for {tmp_path / 'out'}")
+
+
+def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
+    """That all of them are bad is why there are none."""
+    (tmp_path / "x.jsonl").write_text("bad\n" * 7)
+    result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+
+
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
     """A limit without --on-bad skip, and one below zero."""
     out = tmp_path / "out"

@@ -120,7 +120,7 @@ READ = "gptddp.prepare.reading.Reading._read_file"
         ("gptddp.prepare.shuffle.Shuffle.save", 5, 4),
         ("gptddp.prepare.journal.os.fsync", 60, None),
         ("gptddp.prepare.journal.fsync", 5, None),
-        ("gptddp.prepare.bad_records.fsync", 3, None),
+        ("gptddp.prepare.bad_records.fsync", 4, None),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
         ("gptddp.prepare.bad_records.BadRecords.copy", 1, FILES),
         ("gptddp.prepare.output.fsync", 1, FILES),
@@ -250,6 +250,7 @@ def test_interrupted_it_goes_on(
         real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Reading, "_read_file", interrupt)
+    monkeypatch.setattr(journal.Journal, "due", lambda _: True)
     result = run(sources, "--out", tmp_path / "out", "--on-bad", "skip", "--seed", 5)
     assert "6 files that have been read are kept" in result.stderr
     monkeypatch.undo()
