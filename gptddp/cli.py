@@ -72,6 +72,12 @@ def _run_dir(run: Path) -> Path:
     help="Part of the documents that is held apart for validation; at least one document.",
 )
 @click.option(
+    "--val",
+    multiple=True,
+    metavar="SOURCE",
+    help="File or folder of the validation split, in place of a part of all. May be repeated.",
+)
+@click.option(
     "--seed",
     type=int,
     default=1337,
@@ -91,12 +97,26 @@ def _run_dir(run: Path) -> Path:
     metavar="GLOB",
     help="Leave out these files and folders of a folder. May be repeated.",
 )
-def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
+@click.option("--keep-copies", is_flag=True, help="Keep all copies of a document, not one.")
+@click.option(
+    "--on-bad",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="At a record that cannot be used: end, or list it in bad.jsonl and go on.",
+)
+@click.option(
+    "--max-bad", type=int, metavar="N", help="With --on-bad skip, end after so many. [default: 100]"
+)
+def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
     """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
 
-    SOURCE is a text file, a .jsonl file (also .gz, .zst, .bz2), a .parquet file, or a folder of
-    them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden ones are
-    passed over. Empty documents and exact copies are dropped.
+    SOURCE is a text file, a .jsonl or .json file (also .gz, .zst, .bz2), a .parquet file, or a
+    folder of them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden
+    files, READMEs and licenses are left out. Where its files are named train, validation and test,
+    these are the splits, and test is left out. Empty documents and exact copies are dropped.
+
+    The same command goes on where a killed one was.
 
     \b
     gptddp prepare books/ more.jsonl.zst --out data
@@ -108,7 +128,7 @@ def prepare(sources: tuple[str, ...], out: str, **options: Any) -> None:
     from gptddp.prepare.recipe import Settings
 
     with ProgressBar(sys.stderr) as bar:
-        dataset = run(sources, out, Settings(**options), bar)
+        dataset = run(sources, out, Settings(**options), bar, val)
     click.echo(summary.prepared(dataset))
 
 

@@ -4,6 +4,7 @@ dataset.json            written last and by rename: a folder without it is no da
 tokenizer.json          where the tokenizer is a BPE
 train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
 val/00000.parquet...    documents that are not in train
+bad.jsonl               records that `gptddp prepare --on-bad skip` has left out; not read
 .prepare/               only while `gptddp prepare` is at work, or where it was killed
 """
 

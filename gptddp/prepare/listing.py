@@ -3,14 +3,15 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gptddp.errors import DataError
+from gptddp.prepare.kinds import kind_of, split_of
+from gptddp.prepare.walk import show, walk
 
-_COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_JSONL = (".jsonl", ".ndjson")
+PathLike = str | os.PathLike[str]
+NAMED = 3  # files of a group that a message names
 
 
 @dataclass(frozen=True)
@@ -18,44 +19,89 @@ class SourceFile:
     """One file to read; `identity`: its name, size and time of change."""
 
     path: str
-    kind: str  # "text", "jsonl" or "parquet"
+    kind: str  # one of kinds.KINDS
     compression: str | None
     bytes: int
     given: bool  # named on the command line, not found in a folder
     identity: str
+    val: bool  # for validation, as a whole
+
+
+@dataclass
+class Listing:
+    """The files to read, and what of the folders was left out, by the reason in words."""
+
+    files: list[SourceFile] = field(default_factory=list)
+    left_out: dict[str, dict[str, None]] = field(default_factory=dict)  # ordered sets
+    other_splits: list[str] = field(default_factory=list)  # by their names, and trained on
+
+    def leave_out(self, reason: str, path: str) -> None:
+        """Note a path that is not read."""
+        self.left_out.setdefault(reason, {})[show(path)] = None
+
+    def counts(self) -> dict[str, int]:
+        """How many were left out, by reason."""
+        return {reason: len(paths) for reason, paths in self.left_out.items()}
+
+    def notes(self) -> list[str]:
+        """What a user should know, a line each."""
+        lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
+        if self.other_splits:
+            lines.append(
+                f"trained on, though named as another split: {some(self.other_splits)}; name them "
+                "with --val for validation, leave them out for a test (in a folder that has files "
+                "named train as well, this is done)"
+            )
+        return lines
 
 
 def find(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[PathLike],
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    skip: str | os.PathLike[str] | None = None,
-) -> list[SourceFile]:
+    skip: PathLike | None = None,
+    val: Sequence[PathLike] = (),
+) -> Listing:
     """The files of all sources, each once; raises DataError for a source that is not there.
 
-    Folders are read with their subfolders; hidden names, broken links, devices and the folder
-    `skip` are passed over. `include` keeps only matching files of a folder, `exclude` leaves out
-    files and whole folders. A pattern with a slash is compared with the path below the source
-    (`*` takes slashes too), any other with the name alone.
+    Folders are read with their subfolders; hidden names, dataset cards, broken links, devices and
+    the folder `skip` are left out. `include` keeps only matching files of a folder, `exclude`
+    leaves out files and whole folders. A pattern with a slash is compared with the path below the
+    source (`*` takes slashes too), any other with the name alone. Files of `val` are for
+    validation, also those that lie in one of `sources`.
     """
     # real paths, not inode numbers: some network file systems give two files the same number
-    seen = set() if skip is None else {os.path.realpath(skip)}
-    found: list[SourceFile] = []
-    for number, source in enumerate(sources):
+    seen: set[str] = set()
+    skip = None if skip is None else os.path.realpath(skip)
+    exclude = [pattern.rstrip("/") for pattern in exclude]
+    found = Listing()
+    given = [(source, f"v{number}") for number, source in enumerate(val)]
+    given += [(source, f"{number}") for number, source in enumerate(sources)]
+    for source, label in given:
         root = os.fspath(source)
-        try:
-            status = os.stat(root)
-        except OSError as error:
-            raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+        status = _status(root)
         if stat.S_ISDIR(status.st_mode):
-            names = _walk(root, include, [p.rstrip("/") for p in exclude], seen)
-        elif stat.S_ISREG(status.st_mode):
-            names = iter([("", status)] if _enter(os.path.realpath(root), seen) else [])
+            files = list(walk(root, include, exclude, skip, found.leave_out))
         else:
-            raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
-        for name, file_status in names:
-            found.append(_source_file(root, name, number, file_status))
+            files = [("", os.path.realpath(root), status)]
+        files = [file for file in files if file[1] not in seen]
+        side_of = _sides([name for name, *_ in files], root, label[0] == "v", bool(val), found)
+        for name, real_path, file_status in files:
+            side = side_of[name]
+            if side and real_path not in seen:  # several links may lead to it
+                seen.add(real_path)
+                found.files.append(_source_file(root, name, label, file_status, side == "val"))
     return found
+
+
+def _status(root: str) -> os.stat_result:
+    try:
+        status = os.stat(root)
+    except OSError as error:
+        raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
+    return status
 
 
 def sha256(files: Sequence[SourceFile]) -> str:
@@ -64,73 +110,58 @@ def sha256(files: Sequence[SourceFile]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def show(path: str) -> str:
-    """A path for a message, also where its bytes are not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "replace")
+def name_in(identity: str) -> str:
+    """The name in a file's identity, for a message."""
+    return bytes.fromhex(identity.split(" ")[1]).decode("utf-8", "replace")
 
 
-def _enter(real_path: str, seen: set[str]) -> bool:
-    """Note the path; False if it has been seen before."""
-    new = real_path not in seen
-    seen.add(real_path)
-    return new
+def some(names: Sequence[str], number: int | None = None) -> str:
+    """How many, and the first of them; `number` where not all are named."""
+    number = len(names) if number is None else number
+    return f"{number} ({', '.join(names[:NAMED])}{', ...' * (number > NAMED)})"
 
 
-def _walk(
-    root: str, include: Sequence[str], exclude: Sequence[str], seen: set[str]
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Names below root of the files to read; links are followed, but no folder is entered twice."""
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        path = os.path.join(root, folder)
-        real_path = os.path.realpath(path)
-        if not _enter(real_path, seen):
-            continue
-        try:
-            entries = sorted(os.listdir(path), key=os.fsencode)
-        except OSError as error:
-            raise DataError(unreadable(path, error)) from None
-        for entry in entries:
-            name = os.path.join(folder, entry)
-            if entry.startswith(".") or _matches(name, exclude):
-                continue
-            try:
-                status = os.stat(os.path.join(root, name))
-            except OSError:  # a broken link, or a file that has just gone
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                pending.append(name)
-            elif not stat.S_ISREG(status.st_mode) or (include and not _matches(name, include)):
-                continue
-            elif _enter(os.path.join(real_path, entry), seen):
-                yield name, status
+def _sides(
+    names: Sequence[str], root: str, for_val: bool, val_given: bool, found: Listing
+) -> dict[str, str | None]:
+    """Is each file of a source for "train" or "val"? None for one that is left out.
+
+    The names in a folder tell it only where some of them are named train and others are of another
+    split: alone, `test/` may be anything.
+    """
+    splits = {name: split_of(name or os.path.basename(root)) for name in names}
+    named = {split for split in splits.values() if split}
+    if for_val and not {"train", "val"} <= named:
+        return dict.fromkeys(names, "val")
+    if "train" not in named:
+        others = [name for name, split in splits.items() if split]
+        found.other_splits += [show(os.path.join(root, name) if name else root) for name in others]
+        return dict.fromkeys(names, "train")
+    sides: dict[str, str | None] = {}
+    for name, split in splits.items():
+        reason = None
+        if for_val and split != "val":
+            reason = "of --val, not of its validation split"
+        elif split == "test":
+            reason = "a test split"
+        elif split == "val" and val_given and not for_val:
+            reason = "a validation split, in place of which --val is taken"
+        if reason:
+            found.leave_out(reason, os.path.join(root, name))
+        sides[name] = None if reason else split or "train"
+    return sides
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    base = os.path.basename(name)
-    return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)
-
-
-def _source_file(root: str, name: str, number: int, status: os.stat_result) -> SourceFile:
-    stem, suffix = os.path.splitext((name or root).lower())
-    compression = _COMPRESSION.get(suffix)
-    if compression:
-        suffix = os.path.splitext(stem)[1]
-    label = os.fsencode(name or os.path.basename(root)).hex()
-    lines = suffix in _JSONL or (suffix == ".json" and compression is not None)
-    parquet = suffix == ".parquet" and compression is None
+def _source_file(root: str, name: str, label: str, status: os.stat_result, val: bool) -> SourceFile:
+    kind, compression = kind_of(name or root)
+    said = os.fsencode(name or os.path.basename(root)).hex()
+    side = "v" if val and label[0] != "v" else ""
     return SourceFile(
         path=os.path.join(root, name) if name else root,
-        kind="parquet" if parquet else "jsonl" if lines else "text",
+        kind=kind,
         compression=compression,
         bytes=status.st_size,
         given=not name,
-        identity=f"{number} {label} {status.st_size} {status.st_mtime_ns}",
+        identity=f"{side}{label} {said} {status.st_size} {status.st_mtime_ns}",
+        val=val,
     )
-
-
-def unreadable(path: str, error: Exception) -> str:
-    """The message for a source that fails while it is read."""
-    reason = (isinstance(error, OSError) and error.strerror) or str(error)
-    return f"cannot read {show(path)}: {reason}; mend it, or leave it out with --exclude"

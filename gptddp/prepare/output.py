@@ -1,4 +1,7 @@
-"""The folder of a dataset while one process makes it: all of the dataset or nothing of it."""
+"""The folder of a dataset while one process makes it: all of the dataset or nothing of it.
+
+What a process needs to go on from where another was stopped is in the scratch folder, `.prepare`.
+"""
 
 import contextlib
 import errno
@@ -14,10 +17,11 @@ from gptddp import __version__
 from gptddp.data.dataset import FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
 from gptddp.files import fsync, lock
-from gptddp.prepare.listing import show
+from gptddp.prepare import bad_records, journal
+from gptddp.prepare.walk import show
 
 TOKENIZER_FILE = "tokenizer.json"
-_OUTPUTS = (MANIFEST, TOKENIZER_FILE, *SPLITS)  # all that a dataset consists of
+_OUTPUTS = (MANIFEST, TOKENIZER_FILE, bad_records.LIST, *SPLITS)  # all that a dataset consists of
 _LOCK = ".prepare.lock"  # locked by the process that makes the dataset
 _NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # the root of a volume may have the last one
 
@@ -33,20 +37,33 @@ def check_apart(given: Sequence[str | os.PathLike[str]], out: Path) -> None:
 
 
 @contextlib.contextmanager
-def building(out: Path) -> Iterator[Path]:
+def building(out: Path, resume: bool = False) -> Iterator[Path]:
     """Lock the folder `out`, made if need be, and yield a scratch folder in it.
 
-    What a killed process left in `out` is removed first. All that is made in it is removed again
-    if an error ends the `with` block. Raises DataError if another process makes a dataset in `out`,
-    if it holds other files, or if it cannot be written.
+    What a killed process left in `out` is removed first, but for the scratch folder with `resume`.
+    All that is made in `out` is removed again if an error ends the `with` block, but for a scratch
+    folder that another process can go on from. Raises DataError if another process makes a dataset
+    in `out`, if it holds other files, or if it cannot be written.
     """
     with _write_errors(out), _folder(out):
         fd = _lock(out)
         try:
-            yield from _scratch(out)
+            yield from _scratch(out, resume)
         finally:
-            _remove(out, [SCRATCH, _LOCK])
+            if (out / MANIFEST).exists() or not _worth_keeping(out / SCRATCH):
+                _remove(out, [SCRATCH])
+            _remove(out, [_LOCK])
             os.close(fd)
+
+
+def give_up(scratch: Path) -> None:
+    """Keep nothing of the scratch folder when the block of `building` ends."""
+    for name in (journal.NAME, bad_records.LIST):
+        (scratch / name).unlink(missing_ok=True)
+
+
+def _worth_keeping(scratch: Path) -> bool:
+    return any((scratch / name).exists() for name in (journal.NAME, bad_records.LIST))
 
 
 def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
@@ -94,19 +111,22 @@ def _lock(out: Path) -> int:
         ) from None
 
 
-def _scratch(out: Path) -> Iterator[Path]:
+def _scratch(out: Path, resume: bool) -> Iterator[Path]:
     """The part of `building` under the lock."""
     if (out / MANIFEST).exists():
         raise DataError(f"{out} has just been finished by another process: run this once more")
     scratch = out / SCRATCH
     if scratch.exists():
-        _remove(out, [*_OUTPUTS, SCRATCH])
+        _remove(out, _OUTPUTS)
+        if not resume:
+            give_up(scratch)  # first, so that nobody goes on from a part of it
+            _remove(out, [SCRATCH])
     if foreign := sorted(set(os.listdir(out)) - _NOT_FOREIGN):
         names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise DataError(f"{out} holds other files ({names}): choose a new folder with --out")
     unfinished = True
     try:
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
         yield scratch
         unfinished = False
     finally:
@@ -131,10 +151,12 @@ def _write_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            left = "Nothing was left behind"
+            if (out / SCRATCH).exists():
+                left = f"What was read is kept in {out / SCRATCH}: the same command goes on from it"
             raise DataError(
                 f"no space left for {out} ({error.strerror}): preparing needs about one and a half "
-                "times the size of the text there; free some, or choose another --out. "
-                "Nothing was left behind"
+                f"times the size of the text there; free some, or choose another --out. {left}"
             ) from error
         raise DataError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"

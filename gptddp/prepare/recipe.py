@@ -11,6 +11,7 @@ from gptddp.data.tokenizer import MIN_VOCAB, load_tokenizer
 from gptddp.data.tokenizer_json import BOS
 from gptddp.errors import DataError
 from gptddp.prepare import listing
+from gptddp.prepare.walk import show
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,22 @@ class Settings:
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    keep_copies: bool = False
+    on_bad: str = "fail"  # or "skip": bad records are listed and left out
+    max_bad: int | None = None  # of those; None: bad_records.MAX_BAD
 
     def __post_init__(self) -> None:
-        if not 0 < self.val_fraction < 1:
-            raise DataError(f"--val-fraction is {self.val_fraction}: use a value between 0 and 1")
+        if not 0 < self.val_fraction <= 0.5:
+            raise DataError(
+                f"--val-fraction is {self.val_fraction}: use a value between 0 and 1, 0.5 at most, "
+                "so that most of the text is trained on; an own source is given with --val"
+            )
+        if self.on_bad not in ("fail", "skip"):
+            raise DataError(f"--on-bad is {self.on_bad}: use fail or skip")
+        if self.max_bad is not None and (self.on_bad != "skip" or self.max_bad < 0):
+            raise DataError(
+                f"--max-bad is {self.max_bad}: use a number from 0, and --on-bad skip with it"
+            )
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
         if self.tokens_field is not None and self.tokenizer == "bpe":
@@ -84,8 +97,9 @@ def made_from(
     if definition is not None:
         said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
     sources = {
-        "given": [listing.show(os.fspath(source)) for source in given],
+        "given": [show(os.fspath(source)) for source in given],
         "files": len(files),
+        "val_files": sum(file.val for file in files),
         "bytes": sum(file.bytes for file in files),
         "listing_sha256": listing.sha256(files),
     }
@@ -93,17 +107,22 @@ def made_from(
 
 
 def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between the `origin` in a manifest and that of this call; [] if nothing."""
-    old, new = (made.get("settings", {}) for made in (manifest, now))
+    """What differs between the `origin` in a manifest and that of this call; [] if nothing.
+
+    How bad records are treated decides nothing where there were none; the limit never does.
+    """
+    same = {"max_bad"} | ({"on_bad"} if not manifest.get("bad_records") else set())
+    old = {**asdict(DEFAULTS), **manifest.get("settings", {})}
     words = [
-        f"--{name.replace('_', '-')} {old.get(name)} -> {value}"
-        for name, value in new.items()
-        if _plain(old.get(name)) != _plain(value)
+        f"--{name.replace('_', '-')} {old[name]} -> {value}"
+        for name, value in now["settings"].items()
+        if _plain(old[name]) != _plain(value) and name not in same
     ]
     old, new = (made.get("sources", {}) for made in (manifest, now))
     if old.get("listing_sha256") != new["listing_sha256"]:
         words.append(
             f"the source files ({old.get('files')} -> {new['files']} files, "
+            f"{old.get('val_files', 0)} -> {new['val_files']} of them for validation, "
             f"{old.get('bytes')} -> {new['bytes']} bytes; names, sizes and times are compared)"
         )
     return words

@@ -1,14 +1,15 @@
 """Sources that no dataset can be made of: the messages, with the fix."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
-from gptddp.prepare.listing import show
 from gptddp.prepare.recipe import Settings
+from gptddp.prepare.shuffle import Totals
 from gptddp.prepare.sources import DOCUMENT_BYTES
+from gptddp.prepare.walk import show
 
 
 def check_no_dataset(given: Sequence[str | os.PathLike[str]]) -> None:
@@ -22,20 +23,35 @@ def check_no_dataset(given: Sequence[str | os.PathLike[str]]) -> None:
             )
 
 
-def no_files(given: Sequence[str | os.PathLike[str]], settings: Settings) -> DataError:
-    """The sources have no file to read."""
+def no_files(
+    given: Sequence[str | os.PathLike[str]],
+    settings: Settings,
+    left_out: Mapping[str, Collection[str]],
+) -> DataError:
+    """The sources have no file to read; `left_out`: paths by reason."""
     names = ", ".join(show(os.fspath(source)) for source in given)
-    fix = "give text, .jsonl or .parquet files, or a folder of them"
+    fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
     if settings.include or settings.exclude:
         fix = "check --include and --exclude, which are compared with names"
-    return DataError(f"{names}: no files to read; {fix}")
+    lost = ", ".join(f"{len(paths)} {why}" for why, paths in left_out.items())
+    return DataError(f"{names}: no files to read{f' (left out: {lost})' if lost else ''}; {fix}")
 
 
-def too_few(documents: int, dropped: Mapping[str, int]) -> DataError:
-    """The sources have too few documents; `dropped`: how many were dropped, by reason."""
+def too_few(totals: Totals, val_given: bool, dropped: Mapping[str, int]) -> DataError | None:
+    """The error where there are too few documents; `dropped`: how many, by reason."""
     lost = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in dropped.items() if n)
+    lost = f" (dropped: {lost})" if lost else ""
+    if val_given and not totals.val:
+        return DataError(f"the validation sources hold no document{lost}; give others with --val")
+    if val_given and totals.val == totals.documents:
+        return DataError(
+            f"no document is left for training{lost}: those of the validation sources are not "
+            "trained on; give other sources"
+        )
+    if val_given or totals.different > 1:
+        return None
     return DataError(
-        f"the sources hold {documents} documents{f' (dropped: {lost})' if lost else ''}: at least "
-        "2 different ones are needed, one of them for validation; give more text (a text file "
-        f"is cut into documents of {DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one)"
+        f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "
+        "needed, one of them for validation; give more text (a text file is cut into documents of "
+        f"{DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one)"
     )

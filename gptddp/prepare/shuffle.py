@@ -1,12 +1,15 @@
 """One global shuffle of documents, on disk: they come back in the order of a keyed content hash.
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
-were found nor the machine matters. Copies have the same key, so they come side by side and all but
-one are dropped. Memory: one bucket, which is 1/128 of the text, and 16 bytes a document.
+were found nor the machine matters. Copies have the same key, so they come side by side. Memory:
+one bucket, which is 1/128 of the text, and 17 bytes a document.
 """
 
-from collections.abc import Iterator
+import mmap
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,63 +18,172 @@ from typing import IO
 import numpy as np
 import xxhash
 
+from gptddp.files import fsync
+
 _BUCKETS = 128  # by the key's first bits, so that the order does not depend on their number
 _KEY_BYTES, _LENGTH_BYTES = 16, 8
+_VAL = 1 << 63  # in the length of a document that a source gives for validation
+_PIECES = "pieces"  # pairs of keys: of a file's first piece, and of another one
+_ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("val", "u1")])  # in memory, of each document
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Documents in the shuffle; `val`: those of them that are given for validation."""
+
+    documents: int
+    different: int
+    val: int
+    dropped: int
 
 
 class Shuffle:
-    """Takes documents with `add`; after `finish`, iterate over it, any number of times."""
+    """Takes documents with `add`; after `finish`, iterate over it, any number of times.
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        """`folder`: to be made, for the documents; raises OSError, as all methods do."""
-        self._folder = folder
-        self._seed = seed
-        self._files: dict[int, IO[bytes]] = {}
+    Of copies one is kept, or all with `keep_copies`. What is given for validation is never in
+    training as well: its copies there are dropped.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        keep_copies: bool = False,
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        """`folder`: for the documents, made if need be; `lengths`: of the files in it that an
+        earlier process left, to go on from; what is beyond them is removed.
+
+        Raises OSError, as all methods do; ValueError where a file is shorter than that.
+        """
+        self._folder, self._seed, self.keep_copies = folder, seed, keep_copies
+        self._files: dict[str, IO[bytes]] = {}
+        self._unsaved: set[str] = set()
         self._open = ExitStack()
         self._keys = [bytearray() for _ in range(_BUCKETS)]
+        self._lengths = dict(lengths or {})
         self.bytes = 0  # of all documents that were added
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
+        self._restore()
 
-    def add(self, text: bytes) -> None:
-        """Add a document."""
+    def add(self, text: bytes, val: bool = False, first: bytes | None = None) -> bytes:
+        """Add a document; returns its key. `first`: the key of the first piece of its file."""
         key = xxhash.xxh3_128_digest(text, seed=self._seed)
         bucket = key[0] * _BUCKETS // 256
-        if bucket not in self._files:
-            file = open(self._path(bucket), "wb", buffering=1 << 16)  # noqa: SIM115, see close
-            self._files[bucket] = self._open.enter_context(file)
-        self._files[bucket].write(key + len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-        self._keys[bucket] += key
+        length = len(text) | (_VAL if val else 0)
+        self._write(f"{bucket:03}", key + length.to_bytes(_LENGTH_BYTES, "little") + text)
+        if first is not None:
+            self._write(_PIECES, first + key)
+        self._keys[bucket] += key + bytes([val])
         self.bytes += len(text)
+        return key
 
-    def finish(self) -> tuple[int, int]:
-        """End the input; returns the numbers of different documents and of dropped copies."""
+    def lengths(self) -> dict[str, int]:
+        """The lengths of all files after what has been added so far."""
+        return dict(self._lengths)
+
+    def save(self) -> None:
+        """Make all that was added durable."""
+        for name in sorted(self._unsaved):
+            self._files[name].flush()
+            os.fsync(self._files[name].fileno())
+        self._unsaved.clear()
+        fsync(self._folder)
+
+    def finish(self) -> Totals:
+        """End the input; returns what there is."""
         self.close()
-        added = sum(map(len, self._keys)) // _KEY_BYTES
-        different = sum(len(np.unique(np.frombuffer(keys, "S16"))) for keys in self._keys)
+        documents = different = val = 0
+        for bucket in range(_BUCKETS):
+            keys, kept, given = self._counted(bucket)
+            different += len(keys)
+            documents += int(kept.sum())
+            val += int(kept[given].sum())
+        added = sum(map(len, self._keys)) // _ENTRY.itemsize
+        return Totals(documents, different, val, added - documents)
+
+    def counts(self) -> Iterator[tuple[bytes, int]]:
+        """(key, documents) of each different document, in order; not after `forget_keys`."""
+        for bucket in range(_BUCKETS):
+            keys, kept, _ = self._counted(bucket)
+            for key, number in zip(keys.tolist(), kept.tolist(), strict=True):
+                yield key.ljust(_KEY_BYTES, b"\0"), number  # numpy takes zeros off the end
+
+    def pieces(self) -> Iterator[tuple[bytes, bytes]]:
+        """(key of a file's first piece, key of another piece of it), in the order of reading."""
+        if _PIECES in self._lengths:
+            data = self._path(_PIECES).read_bytes()
+            for at in range(0, len(data), 2 * _KEY_BYTES):
+                yield data[at : at + _KEY_BYTES], data[at + _KEY_BYTES : at + 2 * _KEY_BYTES]
+
+    def forget_keys(self) -> None:
+        """Free their memory."""
         self._keys.clear()
-        return different, added - different
 
     def close(self) -> None:
         """Close the files; the folder is left to the caller."""
         self._open.close()
 
-    def __iter__(self) -> Iterator[bytes]:
-        """The documents in the order of their keys, each once."""
-        for bucket in sorted(self._files):
-            data = self._path(bucket).read_bytes()
-            for _, copies in groupby(sorted(_records(data)), key=itemgetter(0)):
-                _, start, end = next(copies)
-                yield data[start:end]
+    def __iter__(self) -> Iterator[tuple[bytes, bytes, bool]]:
+        """(key, document, is it given for validation?) in the order of the keys."""
+        for bucket in range(_BUCKETS):
+            name = f"{bucket:03}"
+            if name not in self._lengths:
+                continue
+            data = self._path(name).read_bytes()
+            for key, group in groupby(sorted(_records(data)), key=itemgetter(0)):
+                copies = list(group)
+                kept = [copy for copy in copies if copy[3]] or copies
+                for _, start, end, val in kept if self.keep_copies else kept[:1]:
+                    yield key, data[start:end], val
 
-    def _path(self, bucket: int) -> Path:
-        return self._folder / f"{bucket:03}"
+    def _counted(self, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of a bucket: the different keys, sorted; how many of each are kept; are they for
+        validation?
+        """
+        entries = np.frombuffer(self._keys[bucket], _ENTRY)
+        keys, which, copies = np.unique(entries["key"], return_inverse=True, return_counts=True)
+        given = np.bincount(which, weights=entries["val"], minlength=len(keys)).astype(np.int64)
+        kept = np.where(given, given, copies) if self.keep_copies else np.ones_like(copies)
+        return keys, kept, given > 0
+
+    def _write(self, name: str, data: bytes) -> None:
+        if name not in self._files:
+            file = open(self._path(name), "ab", buffering=1 << 16)  # noqa: SIM115, see close
+            self._files[name] = self._open.enter_context(file)
+        self._files[name].write(data)
+        self._lengths[name] = self._lengths.get(name, 0) + len(data)
+        self._unsaved.add(name)
+
+    def _restore(self) -> None:
+        """Cut the files to their lengths, and take the keys from them."""
+        for path in self._folder.iterdir():
+            length = self._lengths.get(path.name, 0)
+            if path.stat().st_size > length:
+                os.truncate(path, length)
+        for name, length in self._lengths.items():
+            if self._path(name).stat().st_size < length:
+                raise ValueError(f"{self._path(name)} is shorter than {length} bytes")
+            if name == _PIECES or not length:
+                continue
+            with (
+                open(self._path(name), "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
+                for key, start, end, val in _records(data):
+                    self._keys[int(name)] += key + bytes([val])
+                    self.bytes += end - start
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
 
 
-def _records(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(key, start, end) of each document of a bucket."""
-    at = 0
-    while at < len(data):
+def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, bool]]:
+    """(key, start, end, is it given for validation?) of each document of a bucket."""
+    at, size = 0, len(data)
+    while at < size:
         start = at + _KEY_BYTES + _LENGTH_BYTES
-        end = start + int.from_bytes(data[at + _KEY_BYTES : start], "little")
-        yield data[at : at + _KEY_BYTES], start, end
+        length = int.from_bytes(data[at + _KEY_BYTES : start], "little")
+        end = start + (length & ~_VAL)
+        yield data[at : at + _KEY_BYTES], start, end, length >= _VAL
         at = end

@@ -1,40 +1,44 @@
 """The documents of a source file.
 
-A text file is a document, or several of about DOCUMENT_BYTES where it is longer. A line of a JSONL
-file and a row of a parquet file are a document each. Their order here does not matter: see
+A text file is a document, or several pieces of about DOCUMENT_BYTES where it is longer. A record of
+a JSON file and a row of a parquet file are a document each. Their order here does not matter: see
 shuffle.py.
 """
 
 import codecs
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from functools import partial
+from typing import IO
 
 import pyarrow as pa
 
 from gptddp.data.parquet import open_parquet
 from gptddp.errors import DataError
-from gptddp.prepare.listing import SourceFile, show, unreadable
+from gptddp.prepare.bad_records import BadRecords
+from gptddp.prepare.json_files import any_json, lines
+from gptddp.prepare.listing import SourceFile
+from gptddp.prepare.walk import show, unreadable
 
 # Longer text files are cut at line ends, so that even one book gives a validation split, and row
 # groups have about the same size. A training row is a few KB: the model loses no context by that.
 DOCUMENT_BYTES = 64 << 10
 _MAX_DOCUMENT_BYTES = 1 << 30  # of a line or a parquet row; Arrow's strings end at 2 GiB a column
 _CHUNK_BYTES = 1 << 20  # read at once
+_LFS_POINTER, _LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 
 
-def documents(file: SourceFile, text_field: str) -> Iterator[bytes] | None:
+def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes] | None:
     """The documents of a file as UTF-8, empty ones included; None for a file that is not text.
 
-    Raises DataError, naming file and line, for what cannot be read, and for a file without text
-    that was given by name.
+    Raises DataError, naming file and line, for what cannot be read and may not be skipped, and for
+    a file without text that was given by name.
     """
-    if file.kind == "jsonl":
-        return _jsonl(file, text_field)
+    if file.kind in ("jsonl", "json"):
+        return _json(file, text_field, bad)
     if file.kind == "parquet":
-        return _parquet(file, text_field)
+        return _parquet(file, text_field, bad)
     try:
         reason = _why_not_text(file)
     except OSError as error:
@@ -66,6 +70,11 @@ def _why_not_text(file: SourceFile) -> str | None:
         chunk = b"-"
         while chunk:
             chunk = stream.read(_CHUNK_BYTES)
+            if chunk.startswith(_LFS_POINTER) and file.bytes < _LFS_POINTER_BYTES:
+                raise DataError(
+                    f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
+                    "with `git lfs pull`, or leave it out with --exclude"
+                )
             if b"\0" in chunk:
                 return "has NUL bytes"
             try:
@@ -101,86 +110,52 @@ def _end_of_document(text: bytes) -> int:
     return end
 
 
-def _jsonl(file: SourceFile, text_field: str) -> Iterator[bytes]:
-    name = show(file.path)
+def _json(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes]:
+    read = any_json if file.kind == "json" else lines
+    place, number = "line", 0
     try:
         with _open(file) as stream:
-            for number, line in enumerate(stream, 1):
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield _json_text(line, text_field, f"{name}:{number}")
+            for place, number, text in read(stream, text_field, partial(bad.add, file.path)):
+                if _is_bounded(text, file, place, number, bad):
+                    yield text
     except OSError as error:
-        raise DataError(unreadable(file.path, error)) from error
+        damaged(file, place, number + 1, error, bad)
 
 
-def _json_text(line: bytes, text_field: str, where: str) -> bytes:
-    try:
-        record = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where}: not valid JSON ({error}); each line must be one JSON object in UTF-8: "
-            "mend or remove the line"
-        ) from None
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: JSON of type {type(record).__name__}: each line must be one object with the "
-            f"field {text_field!r}: mend or remove the line"
-        )
-    if text_field not in record:
-        raise DataError(
-            f"{where}: no field {text_field!r}, but the fields {', '.join(map(repr, record))}; "
-            "name the field that holds the text with --text-field"
-        )
-    return _encoded(record[text_field], text_field, where)
+def _is_bounded(text: bytes, file: SourceFile, place: str, number: int, bad: BadRecords) -> bool:
+    if len(text) <= _MAX_DOCUMENT_BYTES:
+        return True
+    bad.add(file.path, place, number, f"a document of {len(text)} bytes", "split it below 1 GiB")
+    return False
 
 
-def _encoded(text: Any, text_field: str, where: str) -> bytes:
-    if text is None:
-        return b""
-    if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {text_field!r} is of type {type(text).__name__}: it must be a string; "
-            "name the field that holds the text with --text-field"
-        )
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
-        encoded = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-    return _bounded(encoded, where)
-
-
-def _bounded(encoded: bytes, where: str) -> bytes:
-    if len(encoded) > _MAX_DOCUMENT_BYTES:
-        raise DataError(f"{where}: a document of {len(encoded)} bytes; split it below 1 GiB")
-    return encoded
-
-
-def _parquet(file: SourceFile, text_field: str) -> Iterator[bytes]:
-    where = show(file.path)
+def _parquet(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes]:
     row = 0
     try:
         with open_parquet(file.path) as reader:
-            _check_column(reader.schema_arrow, text_field, where)
+            _check_column(reader.schema_arrow, text_field, show(file.path))
             for records in reader.iter_batches(1024, columns=[text_field], use_threads=False):
                 column = records.column(0).cast(pa.large_binary())
                 column.validate(full=True)
                 for text in column.to_pylist():
                     row += 1
-                    yield _checked(text or b"", text_field, f"{where}, row {row}")
+                    text = text or b""
+                    if problem := _why_not_utf8(text):
+                        problem = f"column {text_field!r} {problem}"
+                        bad.add(file.path, "row", row, problem, "convert or remove the row")
+                    elif _is_bounded(text, file, "row", row, bad):
+                        yield text
     except (OSError, pa.ArrowException) as error:
-        after = f" after row {row}" if row else ""
-        raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
+        damaged(file, "row", row + 1, error, bad)
 
 
-def _checked(text: bytes, text_field: str, where: str) -> bytes:
+def _why_not_utf8(text: bytes) -> str | None:
+    """A column of type string may have bytes that are not UTF-8."""
     try:
-        text.decode()  # a column of type string may have bytes that are not UTF-8
+        text.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: column {text_field!r} is not UTF-8 ({error}): convert or remove the row"
-        ) from None
-    return _bounded(text, where)
+        return f"is not UTF-8 ({error})"
+    return None
 
 
 def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
@@ -203,3 +178,12 @@ def check_unique(schema: pa.Schema, column: str, where: str) -> None:
     """Raise DataError where several columns have this name."""
     if (count := schema.names.count(column)) > 1:
         raise DataError(f"{where}: {count} columns are called {column!r}: rename all but one")
+
+
+def damaged(file: SourceFile, place: str, number: int, error: Exception, bad: BadRecords) -> None:
+    """A file that cannot be read from a record on; an error of the volume may pass: no record."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise DataError(unreadable(file.path, error)) from error
+    what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
+    problem = f"{what} ({error}), so that the rest of the file cannot be read"
+    bad.add(file.path, place, number, problem, "mend it, or leave it out with --exclude")

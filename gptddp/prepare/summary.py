@@ -1,8 +1,10 @@
 """What a command has made, in a few lines for people, and what to type next."""
 
 import math
+from typing import Any
 
 from gptddp.data.dataset import SPLITS, Dataset
+from gptddp.prepare.bad_records import LIST
 
 
 def prepared(dataset: Dataset) -> str:
@@ -12,6 +14,7 @@ def prepared(dataset: Dataset) -> str:
     bytes_a_token = val["text_bytes"] / val["tokens"]
     bits_a_byte = val["unigram_entropy_nats"] / math.log(2) / bytes_a_token
     return f"""\
+{_sources(m)}\
 documents   {train["documents"]:,} train, {val["documents"]:,} validation
 dropped     {lost["empty"]:,} empty, {lost["duplicate"]:,} copies, {lost["binary_files"]:,} binary
 text        {train["text_bytes"] / 1e6:,.1f} MB train, {val["text_bytes"] / 1e6:,.1f} MB validation
@@ -20,6 +23,20 @@ tokenizer   {m["tokenizer"]["kind"]}, vocabulary {m["tokenizer"]["vocab_size"]:,
 entropy     {val["unigram_entropy_nats"]:.3f} nats a token, {bits_a_byte:.3f} bits a byte: \
 the loss of a model that knows only how frequent tokens are
 {_next(dataset)}"""
+
+
+def _sources(manifest: dict[str, Any]) -> str:
+    """What was read and left out; nothing where an older version has made the dataset."""
+    if "read" not in manifest:
+        return ""
+    read = [f"{kind} {n:,} files, {d:,} documents" for kind, (n, d) in manifest["read"].items()]
+    lines = [f"read        {'; '.join(read)}\n"]
+    if manifest["left_out"]:
+        left = [f"{number:,} {reason}" for reason, number in manifest["left_out"].items()]
+        lines.append(f"left out    {'; '.join(left)}\n")
+    if manifest["bad_records"]:
+        lines.append(f"bad         {manifest['bad_records']:,} records, see {LIST}\n")
+    return "".join(lines)
 
 
 def repacked(dataset: Dataset) -> str:

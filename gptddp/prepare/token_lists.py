@@ -12,14 +12,18 @@ import pyarrow as pa
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.prepare.listing import SourceFile, show
-from gptddp.prepare.sources import check_unique
+from gptddp.prepare.bad_records import BadRecords
+from gptddp.prepare.listing import SourceFile
+from gptddp.prepare.sources import check_unique, damaged
+from gptddp.prepare.walk import show
 
 
-def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[bytes]:
+def documents(
+    file: SourceFile, field: str, tokenizer: Tokenizer, bad: BadRecords
+) -> Iterator[bytes]:
     """The documents of a parquet file as the bytes of their ids, empty ones included.
 
-    Raises DataError, naming the file and where possible the row.
+    Raises DataError, naming the file and where possible the row, for what may not be skipped.
     """
     where, row = show(file.path), 0
     if file.kind != "parquet":
@@ -33,10 +37,12 @@ def documents(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[by
             for records in reader.iter_batches(1024, columns=[field], use_threads=False):
                 for ids in records.column(0):
                     row += 1
-                    yield from _split(ids.values, tokenizer, f"{where}, row {row}")
+                    if wrong := _wrong(ids.values, tokenizer):
+                        bad.add(file.path, "row", row, *wrong)
+                    else:
+                        yield from _split(ids.values, tokenizer)
     except (OSError, pa.ArrowException) as error:
-        after = f" after row {row}" if row else ""
-        raise DataError(f"{where}{after}: not a readable parquet file ({error})") from error
+        damaged(file, "row", row + 1, error, bad)
 
 
 def _check_column(schema: pa.Schema, field: str, where: str) -> None:
@@ -54,21 +60,28 @@ def _check_column(schema: pa.Schema, field: str, where: str) -> None:
         )
 
 
-def _split(values: pa.Array | None, tokenizer: Tokenizer, where: str) -> Iterator[bytes]:
+def _wrong(values: pa.Array | None, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """What is wrong with a list of ids, and the fix."""
+    if values is None:
+        return None
+    if values.null_count:
+        return f"{values.null_count} of its ids are null", "mend or remove the row"
+    ids = values.to_numpy(zero_copy_only=False)
+    outside = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if not len(outside):
+        return None
+    return (
+        f"id {outside[0]} is not in the vocabulary, which ends at {tokenizer.vocab_size - 1}",
+        "give the tokenizer.json that made these tokens with --tokenizer",
+    )
+
+
+def _split(values: pa.Array | None, tokenizer: Tokenizer) -> Iterator[bytes]:
     """The documents of one list of ids, without their BOS."""
     if values is None:
         yield b""
         return
-    if values.null_count:
-        raise DataError(f"{where}: {values.null_count} of its ids are null: mend or remove the row")
     ids = values.to_numpy(zero_copy_only=False)
-    outside = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
-    if len(outside):
-        raise DataError(
-            f"{where}: id {outside[0]} is not in the vocabulary, which ends at "
-            f"{tokenizer.vocab_size - 1}: give the tokenizer.json that made these tokens with "
-            "--tokenizer"
-        )
     opens = np.flatnonzero(ids == tokenizer.bos)
     starts, ends = [0, *(opens + 1).tolist()], [*opens.tolist(), len(ids)]
     parts = [ids[i:j] for i, j in zip(starts, ends, strict=True) if i < j]

@@ -95,6 +95,17 @@ def test_source_and_data_in_one_claim_are_mounted_once():
     assert len(pod_of(job)["volumes"]) == 2  # and the scratch folder
 
 
+def test_a_validation_source_is_in_the_volume_of_the_texts():
+    """All options of `gptddp prepare` go through; --val has to be a path that the pod has."""
+    options = ["--on-bad", "skip", "--max-bad", "5", "--keep-copies", "--val"]
+    for args, val in (
+        (["--source", "texts/a"], "/source/val.jsonl"),
+        (["--source", "v/raw", "--data", "v/set"], "/data/raw/val"),
+    ):
+        (container,) = pod_of(dry_run(*args, "--", *options, val))["containers"]
+        assert container["command"][-len(options) - 1 :] == [*options, val]
+
+
 def test_short_jobs_meet_the_restricted_standard():
     """As the trainer's pods: the very same parts."""
     trainer, pod = pod_spec(render_job()), pod_of(dry_run("--source", "texts"))
@@ -118,6 +129,9 @@ def test_short_jobs_meet_the_restricted_standard():
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
         (["--source", "v", "--", "more"], "with --source"),
+        (["--source", "v/a", "--", "--val", "b"], "such as /source/a/val.jsonl"),
+        (["--source", "v/a", "--data", "v/b", "--", "--val", "/source/b"], "at /data: give a path"),
+        (["--source", "v", "--", "--on-bad", "quarantine"], "after --: Invalid value"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):

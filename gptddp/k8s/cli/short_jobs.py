@@ -58,10 +58,10 @@ def prepare(
     gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
     """
     from gptddp.k8s.render.manifest import to_yaml
-    from gptddp.k8s.render.short_job import ClaimPath, prepare_job
+    from gptddp.k8s.render.short_job import ClaimPath, prepare_job, prepare_source
 
-    _check_options(options)
     texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
+    _check_options(options, prepare_source(texts, dataset))
     job = prepare_job(name, texts, dataset, options, image=image, cpu=cpu, memory=memory)
     if dry_run:
         if namespace:
@@ -110,8 +110,8 @@ def _wait_for_prepare(cluster: "Cluster", name: str, follow: bool, timeout_s: fl
         raise JobFailed(f"the Job {name} failed: {reason}")
 
 
-def _check_options(options: tuple[str, ...]) -> None:
-    """Refuse here what `gptddp prepare` would refuse in the pod."""
+def _check_options(options: tuple[str, ...], source: str) -> None:
+    """Refuse here what `gptddp prepare` would refuse in the pod; `source`: the texts there."""
     from gptddp.cli import prepare as command
 
     if any(option.partition("=")[0] == "--out" for option in options):
@@ -123,6 +123,13 @@ def _check_options(options: tuple[str, ...]) -> None:
     sources = made.params["sources"][1:]
     if sources:
         raise click.UsageError(f"{sources[0]!r} after --: name the texts with --source")
+    mount = "/" + source.split("/")[1]
+    for val in made.params["val"]:
+        if not val.startswith(f"{mount}/"):
+            raise click.UsageError(
+                f"--val {val} after --: the pod has the volume of --source at {mount}: give a path "
+                f"there, such as {source}/val.jsonl"
+            )
 
 
 @click.command()

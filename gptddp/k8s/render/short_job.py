@@ -41,6 +41,14 @@ class ClaimPath:
         return self.at(self.claim)
 
 
+def prepare_source(source: ClaimPath, data: ClaimPath) -> str:
+    """Where the pod of `prepare` has the texts.
+
+    One claim is mounted once: by their paths, prepare can see that one folder is in the other.
+    """
+    return source.at(DATA if source.claim == data.claim else SOURCE)
+
+
 def prepare_job(
     name: str,
     source: ClaimPath,
@@ -53,7 +61,6 @@ def prepare_job(
 ) -> Object:
     """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS` in a pod."""
     _check(name, image, cpu, memory)
-    # One claim is mounted once: by their paths, prepare can see that one folder is in the other.
     one = source.claim == data.claim
     if one and f"{source.path}/".startswith(f"{data.path}/" if data.path else ""):
         raise ConfigError(
@@ -65,7 +72,7 @@ def prepare_job(
     if not one:
         volumes.append(restricted.claim_volume("source", source.claim))
         mounts.append({"name": "source", "mountPath": SOURCE, "readOnly": True})
-    command = ["gptddp", "prepare", source.at(DATA if one else SOURCE), "--out", data.at(DATA)]
+    command = ["gptddp", "prepare", prepare_source(source, data), "--out", data.at(DATA)]
     resources = {"cpu": cpu, "memory": memory}
     container = _container("prepare", image, [*command, *options], mounts)
     container["resources"] = {"requests": resources, "limits": dict(resources)}

@@ -1,0 +1,100 @@
+"""The files of a folder that is given as a source, and what of it is no text to train on."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from gptddp.errors import DataError
+from gptddp.prepare.kinds import is_about
+
+LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
+
+
+def show(path: str) -> str:
+    """A path for a message, also where its bytes are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def unreadable(path: str, error: Exception) -> str:
+    """The message for a source that fails while it is read."""
+    reason = (isinstance(error, OSError) and error.strerror) or str(error)
+    return f"cannot read {show(path)}: {reason}; mend it, or leave it out with --exclude"
+
+
+def walk(
+    root: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    skip: str | None,
+    leave_out: LeaveOut,
+) -> Iterator[tuple[str, str, os.stat_result]]:
+    """(name below root, real path, status) of each file to read; `skip` is the real path of a
+    folder to pass over. Links are followed, but no folder is entered twice. Raises DataError for a
+    folder that cannot be read.
+    """
+    entered = {skip}
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        path = os.path.join(root, folder)
+        real_path = os.path.realpath(path)
+        if real_path in entered:
+            continue
+        entered.add(real_path)
+        for entry in _entries(path, leave_out):
+            name = os.path.join(folder, entry)
+            if _matches(name, exclude):
+                continue
+            full = os.path.join(root, name)
+            try:
+                status = os.stat(full)
+            except OSError:  # a broken link, or a file that has just gone
+                leave_out("a broken link", full)
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(name)
+            elif not stat.S_ISREG(status.st_mode) or (include and not _matches(name, include)):
+                continue
+            elif is_about(entry) and entry not in include:
+                leave_out("about a dataset or a program", full)
+            else:
+                yield name, _real(full, real_path), status
+
+
+def _entries(path: str, leave_out: LeaveOut) -> list[str]:
+    """The names in a folder, sorted bytewise, without hidden ones."""
+    try:
+        entries = sorted(os.listdir(path), key=os.fsencode)
+    except OSError as error:
+        raise DataError(unreadable(path, error)) from None
+    for entry in entries:
+        if entry.startswith("."):
+            leave_out("hidden", os.path.join(path, entry))
+    entries = [entry for entry in entries if not entry.startswith(".")]
+    if {"blobs", "snapshots"} <= set(entries):  # a cache of downloads: links to nameless files
+        _check_one_snapshot(os.path.join(path, "snapshots"))
+        for entry in {"blobs", "refs"} & set(entries):
+            entries.remove(entry)
+    return entries
+
+
+def _check_one_snapshot(path: str) -> None:
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    names = [name for name in names if not name.startswith(".")]
+    if len(names) > 1:
+        raise DataError(
+            f"{show(path)} holds {len(names)} snapshots of one dataset: give one of them, as in "
+            f"{show(os.path.join(path, names[0]))}"
+        )
+
+
+def _real(path: str, real_folder: str) -> str:
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    return os.path.join(real_folder, os.path.basename(path))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    base = os.path.basename(name)
+    return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)

@@ -1,0 +1,158 @@
+"""`gptddp prepare --on-bad`: records that cannot be used."""
+
+import errno
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.prepared import BYTES, all_texts, contents, refused, run
+
+from gptddp.data.dataset import open_dataset
+from gptddp.prepare import sources
+from gptddp.prepare.build import prepare
+
+BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """JSON lines, every tenth of them bad, and the last one cut."""
+    path = tmp_path / "x.jsonl"
+    rows = [json.dumps({"text": f"number {n}"}) for n in range(45)]
+    for number, bad in enumerate(BAD, 1):
+        rows.insert(10 * number - 1, bad)
+    path.write_text("\n".join(rows))
+    return path
+
+
+def listed(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "bad.jsonl").read_text().splitlines()]
+
+
+def test_a_bad_record_ends_it_and_finished_files_are_kept(
+    lines: Path, books: Path, tmp_path: Path
+) -> None:
+    """File, line, reason and fix; the same command goes on behind the files that are done."""
+    out = tmp_path / "out"
+    result = run(books, lines, "--out", out, "--tokenizer", "bytes")
+    refused(result, "x.jsonl:10: not valid JSON", "mend or remove the line", "--on-bad skip")
+    assert f"40 files that have been read are kept in {out}/.prepare" in result.stderr
+    lines.write_text("\n".join(row for row in lines.read_text().splitlines() if row not in BAD))
+    result = run(books, lines, "--out", out, "--tokenizer", "bytes")
+    assert result.exit_code == 0 and "reading 1 files (40 have been read before)" in result.stderr
+    prepare([books, lines], tmp_path / "whole", BYTES)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> None:
+    """Each with file, line and reason, in a file of the dataset."""
+    out = tmp_path / "out"
+    result = run(lines, "--on-bad", "skip", "--out", out, "--tokenizer", "bytes")
+    assert result.exit_code == 0, result.output
+    assert all_texts(open_dataset(out)) == sorted(f"number {n}" for n in range(45))
+    assert [(bad["file"], bad["line"]) for bad in listed(out)] == [
+        (str(lines), 10 * number) for number in range(1, 6)
+    ]
+    reasons = ["not valid JSON", "type list", "no field 'text'", "type int", "Unterminated"]
+    for bad, reason in zip(listed(out), reasons, strict=True):
+        assert reason in bad["reason"]
+    assert "bad         5 records, see bad.jsonl" in result.stdout
+    again = run(lines, "--on-bad", "skip", "--max-bad", 7, "--out", out, "--tokenizer", "bytes")
+    assert "already prepared" in again.stderr  # the limit decides nothing
+    again = run(lines, "--out", out, "--tokenizer", "bytes")
+    refused(again, "made otherwise: --on-bad skip -> fail")
+
+
+def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_path: Path) -> None:
+    """One more than --max-bad ends it, with what to do; the list so far stays to be read."""
+    out, other = tmp_path / "out", tmp_path / "y.jsonl"
+    other.write_text("bad\n")
+    args = [books, lines, other, "--on-bad", "skip", "--tokenizer", "bytes", "--out", out]
+    result = run(*args, "--max-bad", 5)
+    refused(result, "y.jsonl:1: not valid JSON", "bad record 6", "--max-bad is 5", "raise")
+    assert len(listed(out / ".prepare")) == 6
+    assert run(*args, "--max-bad", 6).exit_code == 0
+    assert [Path(bad["file"]).name for bad in listed(out)] == ["x.jsonl"] * 5 + ["y.jsonl"]
+    assert run(*args[:-1], tmp_path / "whole", "--max-bad", 6).exit_code == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_it_is_not_gone_on_from_another_policy(lines: Path, books: Path, tmp_path: Path) -> None:
+    """What was skipped is not taken over where nothing may be skipped, or less."""
+    out, other = tmp_path / "out", tmp_path / "y.jsonl"
+    other.write_text("bad\n")
+    args = [lines, other, "--tokenizer", "bytes", "--out", out]
+    refused(run(*args, "--on-bad", "skip", "--max-bad", 5), "bad record 6")
+    refused(run(*args), "starting again: --on-bad skip -> fail", "x.jsonl:10: not valid JSON")
+    refused(run(*args, "--on-bad", "skip", "--max-bad", 5), "bad record 6")
+    refused(run(*args, "--on-bad", "skip", "--max-bad", 3), "starting again", "bad record 4")
+
+
+def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
+    """A row that is not UTF-8, and the rest of a file that is cut: one record each."""
+    rows = pa.array([b"a", b"\xff", b"b"])
+    pq.write_table(pa.table({"text": rows}), tmp_path / "rows.parquet")
+    random.seed(0)
+    text = b"".join(b'{"text": "%d"}\n' % random.getrandbits(8000) for _ in range(1000))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(text)[:-100])
+    pq.write_table(pa.table({"text": ["c"] * 9}), tmp_path / "cut.parquet")
+    cut = (tmp_path / "cut.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(cut[: len(cut) // 2])
+    sources = [tmp_path / name for name in ("rows.parquet", "cut.jsonl.gz", "cut.parquet")]
+    args = ["--on-bad", "skip", "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    assert run(*sources, *args).exit_code == 0
+    row, gz, parquet = listed(tmp_path / "out")
+    assert row["row"] == 2 and "column 'text' is not UTF-8" in row["reason"]
+    kept = all_texts(open_dataset(tmp_path / "out"))
+    assert len(kept) > 300 and {"a", "b"} < set(kept)
+    assert gz["line"] == len(kept) - 2 + 1 and "the rest of the file" in gz["reason"]
+    assert parquet["row"] == 1 and "not a readable parquet file" in parquet["reason"]
+
+
+def test_an_error_of_the_volume_is_no_bad_record(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may pass: the same sources would give another dataset the next time."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sources, "lines", broken)
+    result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, "cannot read", "x.jsonl: Input/output error")
+
+
+def test_a_full_disk_is_not_a_source_that_cannot_be_read(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the list cannot grow, the message is of the output."""
+    real = open
+
+    def full(path: object, *args: object, **how: object) -> object:
+        if str(path).endswith("bad.jsonl"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", full)
+    result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, f"no space left for {tmp_path / 'out'}")
+
+
+def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
+    """That all of them are bad is why there are none."""
+    (tmp_path / "x.jsonl").write_text("bad\n" * 7)
+    result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+
+
+def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
+    """A limit without --on-bad skip, and one below zero."""
+    out = tmp_path / "out"
+    refused(run(lines, "--max-bad", 5, "--out", out), "--max-bad is 5", "--on-bad skip")
+    refused(run(lines, "--max-bad", -1, "--on-bad", "skip", "--out", out), "a number from 0")
+    refused(run(lines, "--on-bad", "ignore", "--out", out), "'fail', 'skip'")
+    refused(run(lines, "--val-fraction", 0.6, "--out", out), "0.5 at most", "--val")

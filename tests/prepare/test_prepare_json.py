@@ -1,0 +1,165 @@
+"""`gptddp prepare`: a `.json` file is read by what is in it, and what is about data is no data."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.prepared import BYTES, all_texts, refused, run
+
+from gptddp.data.dataset import open_dataset
+from gptddp.prepare import json_files
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+
+RECORDS = [{"id": n, "text": f'number {n}: é "quoted" \\ {"x" * n}'} for n in range(50)]
+TEXTS = sorted(record["text"] for record in RECORDS)
+FORMS = {
+    "lines": "".join(json.dumps(record) + "\n" for record in RECORDS),
+    "lines, unicode": "\ufeff\n" + "\n\n".join(json.dumps(r, ensure_ascii=False) for r in RECORDS),
+    "array": json.dumps(RECORDS),
+    "array, indented": json.dumps(RECORDS, indent=2),
+    "array, a line each": "[\n" + ",\n".join(json.dumps(r) for r in RECORDS) + "\n]\n",
+    "objects, indented": "\n".join(json.dumps(record, indent=1) for record in RECORDS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_the_three_forms_give_the_same_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, chunk: int
+) -> None:
+    """JSON lines, an array, objects: read piece by piece, wherever the pieces end."""
+    monkeypatch.setattr(json_files, "_CHUNK", chunk)
+    (tmp_path / "x.json").write_text(FORMS[form], "utf-8")
+    (tmp_path / "y.json.gz").write_bytes(gzip.compress(FORMS[form].encode()))
+    for name in ("x.json", "y.json.gz"):
+        dataset = prepare([tmp_path / name], tmp_path / f"of-{name}", BYTES)
+        assert all_texts(dataset) == TEXTS
+        assert dataset.manifest["read"] == {"json": [1, 50]}
+
+
+def test_one_object_is_a_document(tmp_path: Path, books: Path) -> None:
+    """On a line or on several; an empty file has none."""
+    (tmp_path / "a.json").write_text('{"text": "one line"}')
+    (tmp_path / "b.json").write_text('{\n  "text": "several\\nlines"\n}\n')
+    (tmp_path / "c.json").write_text("\n")
+    sources = [tmp_path / f"{name}.json" for name in "abc"]
+    dataset = prepare(sources, tmp_path / "out", BYTES)
+    assert all_texts(dataset) == ["one line", "several\nlines"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"name": "a package"}', ["x.json:1: no field 'text', but the fields 'name'"]),
+        ('{\n"name": "a package"\n}', ["x.json, record 1: no field 'text'"]),
+        ('["a", "b"]', ["record 1: JSON of type str", "one object with the field 'text'"]),
+        ('[{"text": "a"}, {"text": 5}]', ["record 2: field 'text' is of type int"]),
+        ('[{"text": "a"} {"text": "b"}]', ["record 2: not valid JSON", "in place of a comma"]),
+        ('[{"text": "a"}, {"text": "b', ["record 2: not valid JSON", "Unterminated string"]),
+        ('[{"text": "a"}', ["record 2: not valid JSON", "the array is cut"]),
+        ('[{"text": "a"}] tail', ["record 2: not valid JSON", "after the end of the array"]),
+        ('{"text": tru}', ["record 1: not valid JSON"]),
+        ("plain words", ["record 1: not valid JSON; a .json file must be an array of objects"]),
+        ('[{"text": "\xff"}]', ["record 1: not valid JSON", "utf-8"]),
+        ('[{"text": ' + "[" * 100_000, ["record 1: not valid JSON"]),
+    ],
+)
+def test_other_json_is_refused_and_never_text(
+    tmp_path: Path, books: Path, content: str, words: list[str]
+) -> None:
+    """The file, what it must be, and the fix; with --on-bad skip it is left out and listed."""
+    (books / "x.json").write_bytes(content.encode("latin-1"))
+    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    refused(result, *words, "leave the file out with --exclude", "a .txt file")
+    args = ["--tokenizer", "bytes", "--on-bad", "skip", "--out", tmp_path / "skipped"]
+    result = run(books, *args)
+    assert result.exit_code == 0, result.output
+    kept = [text for text in all_texts(open_dataset(tmp_path / "skipped")) if text != "a"]
+    assert kept == sorted(path.read_text("utf-8") for path in books.rglob("*.txt"))
+    assert str(books / "x.json") in (tmp_path / "skipped" / "bad.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [0, 1, 25, 49])
+def test_a_bad_line_costs_no_other(tmp_path: Path, number: int) -> None:
+    """JSON lines with one bad line, be it the first, are known as such."""
+    rows = [json.dumps(record) for record in RECORDS]
+    rows[number] = rows[number][:-3]
+    (tmp_path / "x.json").write_text("\n".join(rows))
+    dataset = prepare([tmp_path / "x.json"], tmp_path / "out", Settings(on_bad="skip", seed=1))
+    assert len(all_texts(dataset)) == 49
+    assert json.loads((tmp_path / "out/bad.jsonl").read_text())["line"] == number + 1
+
+
+def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_path: Path) -> None:
+    """Cards, infos, licenses and hidden files: not read, counted and named; by name they are."""
+    for name in ("README.md", "LICENSE", "LICENSE-MIT.txt", "more/readme_de.md", "COPYING"):
+        (books / name).write_text("about")
+    for name in ("dataset_infos.json", "more/dataset_info.json", "state.json"):
+        (books / name).write_text('{"text": "about"}')
+    for name in (".gitattributes", ".gitignore"):
+        (books / name).write_text("hidden")
+    (books / "licensed plays.txt").write_text("a text like any other")
+    (books / "readme.jsonl").write_text('{"text": "a data set of READMEs"}')
+    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert result.exit_code == 0, result.output
+    found = all_texts(open_dataset(tmp_path / "out"))
+    assert len(found) == 42 and {"about", "hidden"}.isdisjoint(found)
+    assert "left out, about a dataset or a program: 8 (" in result.stderr
+    assert "left out, hidden: 2 (" in result.stderr and ".gitattributes" in result.stderr
+    assert "left out    2 hidden; 8 about a dataset or a program" in result.stdout
+    assert "read        jsonl 1 files, 1 documents; text 41 files, 41 documents" in result.stdout
+    for number, how in enumerate([[books / "README.md"], ["--include", "README.md"]]):
+        args = [*how, "--include", "*.txt", "--tokenizer", "bytes", "--out", tmp_path / f"{number}"]
+        assert run(books, *args).exit_code == 0
+        assert "about" in all_texts(open_dataset(tmp_path / f"{number}"))
+
+
+def test_a_git_lfs_pointer_is_no_text(books: Path, tmp_path: Path) -> None:
+    """A clone without its large files is refused, with what gets them."""
+    oid = "oid sha256:" + "0" * 64
+    pointer = f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 123456789\n"
+    (books / "large.txt").write_text(pointer)
+    refused(run(books, "--out", tmp_path / "out"), "large.txt is a Git LFS pointer", "git lfs pull")
+
+
+def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> None:
+    """Of blobs/ and snapshots/ only the latter: a nameless blob would be a text by mistake."""
+    cache, data = tmp_path / "datasets--x", tmp_path / "datasets--x/snapshots/abc/data"
+    data.mkdir(parents=True), (cache / "blobs").mkdir(), (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("abc")
+    pq.write_table(pa.table({"text": ["one", "two"]}), cache / "blobs/0a")
+    (cache / "blobs/0b").write_text('{"text": "three"}\n{"text": "four"}\n')
+    (cache / "blobs/0c").write_text("of a snapshot that is gone")
+    (data / "train-0.parquet").symlink_to("../../../blobs/0a")
+    (data / "more.jsonl").symlink_to("../../../blobs/0b")
+    (data / "again.jsonl").symlink_to("../../../blobs/0b")
+    (data / "loop").symlink_to(cache)
+    for source in (cache, cache / "snapshots/abc", data):
+        out = tmp_path / f"out-{source.name}"
+        dataset = prepare([source], out, Settings(tokenizer="bytes", keep_copies=True))
+        assert all_texts(dataset) == ["four", "one", "three", "two"]
+    shutil.copytree(data, cache / "snapshots/def/data", symlinks=True)
+    refused(run(cache, "--out", tmp_path / "out"), "2 snapshots", "give one", "snapshots/abc")
+
+
+def test_a_large_array_takes_little_memory(tmp_path: Path) -> None:
+    """An array of 60 MB on one line is read in less than twenty of them."""
+    record = json.dumps({"text": "x" * 10_000})
+    (tmp_path / "x.json").write_text("[" + ", ".join([record] * 6000) + "]")
+    code = f"""
+import resource
+from gptddp.prepare.json_files import any_json
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with open({str(tmp_path / "x.json")!r}, "rb") as file:
+    assert sum(1 for _ in any_json(file, "text", print)) == 6000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert int(result.stdout) < 20_000, result.stderr

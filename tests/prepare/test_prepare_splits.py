@@ -1,0 +1,226 @@
+"""`gptddp prepare`: what is for validation, and that no text is on both sides."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.prepared import BYTES, all_texts, refused, run, texts
+
+from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.prepare.build import prepare
+from gptddp.prepare.kinds import split_of
+from gptddp.prepare.recipe import Settings
+
+OF_0_1_0 = "5ddb5e18c7705114783e0b77aa01eec60adf4739d89938788551f9fff941d979"
+
+
+def parquet(path: Path, *documents: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": documents}), path)
+
+
+def book(path: Path, pieces: int, first: str = "") -> Path:
+    """A text file of so many pieces, each line of which names it."""
+    lines = (f"{path.stem} {n}\n".ljust(64, ".") for n in range(pieces * 1024 - 40))
+    path.write_text(first + "".join(lines))
+    return path
+
+
+def sides(dataset: Dataset, name: str) -> set[str]:
+    """The splits that have a line of the book of this name."""
+    return {
+        split
+        for split in ("train", "val")
+        if any(f"\n{name} " in f"\n{text}" for text in texts(dataset, split))
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-00000-of-00002.parquet", "train"),
+        ("data/validation-00000-of-00001.parquet", "val"),
+        ("x-test-00000-of-00001.parquet", "test"),
+        ("wiki.valid.raw", "val"),
+        ("stories-V2-train.txt", "train"),
+        ("train3.jsonl.zst", "train"),
+        ("Test/0.json", "test"),
+        ("train/test.jsonl", "train"),
+        ("dev.jsonl", "val"),
+        ("test.py", None),
+        ("tests/data.jsonl", None),
+        ("val/test.py", None),
+        ("training of dogs.txt", None),
+        ("developers.jsonl", None),
+        ("0.parquet", None),
+    ],
+)
+def test_usual_names_of_splits(name: str, split: str | None) -> None:
+    """A folder or a file's first or last word names the split; source code is not data."""
+    assert split_of(name) == split
+
+
+@pytest.mark.parametrize("in_folders", [False, True])
+def test_splits_of_a_folder_stay_what_they_are(tmp_path: Path, in_folders: bool) -> None:
+    """Train trains, validation is the validation split, test is left out, and it is said."""
+    name = "{}/{}.parquet" if in_folders else "data/{}-0000{}-of-00002.parquet"
+    for split in ("train", "validation", "test"):
+        for n in range(2):
+            parquet(tmp_path / "hub" / name.format(split, n), *(f"{split} {n}.{i}" for i in "abc"))
+    result = run(tmp_path / "hub", "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert result.exit_code == 0, result.output
+    dataset = open_dataset(tmp_path / "out")
+    assert {text.split()[0] for text in texts(dataset, "train")} == {"train"}
+    assert {text.split()[0] for text in texts(dataset, "val")} == {"validation"}
+    assert len(all_texts(dataset)) == 12
+    assert "left out, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
+
+
+def test_names_alone_are_no_splits(books: Path, tmp_path: Path) -> None:
+    """Without files named train, or given by name, a `test.txt` is trained on, and it is said."""
+    (books / "test.txt").write_text("a text about tests")
+    (books / "more" / "train.py").write_text("source code")
+    said = "trained on, though named as another split: "
+    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert f"{said}1 ({books / 'test.txt'})" in result.stderr
+    assert len(all_texts(open_dataset(tmp_path / "out"))) == 42
+    for split in ("train", "validation"):
+        parquet(tmp_path / f"{split}-0.parquet", f"{split} 1", f"{split} 2")
+    given = sorted(tmp_path.glob("*.parquet"))
+    result = run(*given, "--out", tmp_path / "given", "--tokenizer", "bytes")
+    assert f"{said}1 ({given[1]})" in result.stderr
+
+
+def test_val_is_a_source_of_its_own(books: Path, tmp_path: Path) -> None:
+    """Its documents are the validation split, also those that training sources have as well."""
+    val = tmp_path / "val.jsonl"
+    same = (books / "0.txt").read_text()
+    val.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", same)))
+    args = ["--val", val, "--tokenizer", "bytes"]
+    for how in ([], ["--keep-copies"]):
+        out = tmp_path / f"out{len(how)}"
+        result = run(books, *args, *how, "--out", out)
+        assert result.exit_code == 0, result.output
+        dataset = open_dataset(out)
+        assert sorted(texts(dataset, "val")) == sorted(["one", "two", same])
+        assert len(texts(dataset, "train")) == 39 and same not in texts(dataset, "train")
+        assert dataset.manifest["dropped"]["duplicate"] == 1
+    again = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out0")
+    refused(again, "already holds a dataset made otherwise", "1 -> 0 of them for validation")
+
+
+def test_val_may_lie_in_a_source(books: Path, tmp_path: Path) -> None:
+    """A file, a folder, or the split of the very folder: not trained on."""
+    dataset = prepare([books], tmp_path / "file", BYTES, val=[books / "3.txt"])
+    assert texts(dataset, "val") == [(books / "3.txt").read_text()]
+    assert len(texts(dataset, "train")) == 39
+    dataset = prepare([books], tmp_path / "folder", BYTES, val=[books / "more"])
+    assert len(texts(dataset, "val")) == 26 and len(texts(dataset, "train")) == 14
+    for split in ("train", "dev", "test"):
+        parquet(tmp_path / "hub" / f"{split}.parquet", f"{split} 1", f"{split} 2")
+    hub = tmp_path / "hub"
+    dataset = prepare([hub], tmp_path / "same", BYTES, val=[hub])
+    assert texts(dataset, "train") != texts(dataset, "val")
+    assert sorted(texts(dataset, "train")) == ["train 1", "train 2"]
+    assert sorted(texts(dataset, "val")) == ["dev 1", "dev 2"]
+    dataset = prepare([hub], tmp_path / "other", BYTES, val=[books / "0.txt"])
+    assert sorted(texts(dataset, "train")) == ["train 1", "train 2"]
+    assert texts(dataset, "val") == [(books / "0.txt").read_text()]
+
+
+def test_val_without_documents_is_refused(books: Path, tmp_path: Path) -> None:
+    """Neither side may be empty."""
+    (tmp_path / "empty.txt").write_text(" \n")
+    out = tmp_path / "out"
+    result = run(books, "--val", tmp_path / "empty.txt", "--out", out)
+    refused(result, "the validation sources hold no document", "--val")
+    shutil.copytree(books, tmp_path / "copy")
+    result = run(books, "--val", tmp_path / "copy", "--out", out)
+    refused(result, "no document is left for training", "40 duplicate")
+    refused(run(books, "--val", tmp_path / "absent", "--out", out), "absent: No such file")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_pieces_of_a_file_are_on_one_side(tmp_path: Path, seed: int) -> None:
+    """Whatever the sizes and the fraction: each long file trains or validates as a whole."""
+    random.seed(seed)
+    folder = tmp_path / "long"
+    folder.mkdir()
+    names = [f"b{n}" for n in range(random.randint(2, 9))]
+    for name in names:
+        book(folder / f"{name}.txt", random.randint(1, 5))
+    fraction = random.choice([0.01, 0.1, 0.5])
+    settings = Settings(tokenizer="bytes", val_fraction=fraction, keep_copies=seed % 2 == 0)
+    dataset = prepare([folder], tmp_path / "out", settings)
+    found = [sides(dataset, name) for name in names]
+    assert all(len(side) == 1 for side in found) and {"train"} in found and {"val"} in found
+
+
+def test_files_that_share_a_piece_are_on_one_side(tmp_path: Path) -> None:
+    """Two versions of a text: what they share would be on both sides else."""
+    folder = tmp_path / "long"
+    folder.mkdir()
+    shared = "".join(f"shared {n}\n" for n in range(20_000))
+    for n in range(8):
+        book(folder / f"other{n}.txt", 2)
+    for seed in range(5):
+        book(folder / "old.txt", 1, shared)
+        book(folder / "new.txt", 2, shared)
+        dataset = prepare([folder], tmp_path / f"{seed}", Settings(tokenizer="bytes", seed=seed))
+        assert len(sides(dataset, "old") | sides(dataset, "new") | sides(dataset, "shared")) == 1
+
+
+def test_one_file_is_cut_at_its_end(tmp_path: Path) -> None:
+    """The only file has to be on both sides: its end is the validation split, and it is said."""
+    book(tmp_path / "only.txt", 40)
+    args = ["--tokenizer", "bytes", "--val-fraction", "0.1", "--out", tmp_path / "out"]
+    result = run(tmp_path / "only.txt", *args)
+    assert "the last 4 of its 40 pieces are the validation split" in result.stderr
+    whole, val = (tmp_path / "only.txt").read_text(), texts(open_dataset(tmp_path / "out"), "val")
+    assert len(val) == 4 and whole.endswith("".join(sorted(val, key=whole.index)))
+
+
+def test_a_part_far_from_the_wanted_one_is_said(tmp_path: Path) -> None:
+    """Two long books: one of them is far more than one percent."""
+    (tmp_path / "two").mkdir()
+    for name, pieces in (("a", 20), ("b", 30)):
+        book(tmp_path / "two" / f"{name}.txt", pieces)
+    result = run(tmp_path / "two", "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert "validation has 20 of 50 documents in place of 1" in result.stderr
+    assert sides(open_dataset(tmp_path / "out"), "a") == {"val"}
+
+
+def test_whole_documents_are_split_as_ever(books: Path, tmp_path: Path) -> None:
+    """Where no file is cut the split, and the data's identity, are those of version 0.1.0."""
+    settings = Settings(tokenizer="bytes", val_fraction=0.2, seed=7)
+    dataset = prepare([books], tmp_path / "out", settings)
+    assert dataset.sha256 == OF_0_1_0
+
+
+@pytest.mark.parametrize("fraction", [0.03, 0.5])
+def test_copies_are_kept_on_one_side(books: Path, tmp_path: Path, fraction: float) -> None:
+    """--keep-copies keeps all of them, never a text on both sides; without it one, and a count."""
+    for n in range(10):
+        for copy in range(n):
+            shutil.copy(books / "more" / "1.txt", books / f"copy {n} {copy}.txt")
+            (books / f"other {n} {copy}.txt").write_text(f"other {n}")
+    args = ["--val-fraction", fraction, "--tokenizer", "bytes", "--out"]
+    result = run(books, "--keep-copies", *args, tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    kept = open_dataset(tmp_path / "kept")
+    files = sorted(path.read_text() for path in books.rglob("*.txt"))
+    assert all_texts(kept) == files and "0 copies" in result.stdout
+    assert set(texts(kept, "train")).isdisjoint(texts(kept, "val"))
+    wanted = round(fraction * len(files))
+    for seed in range(4):
+        settings = Settings(tokenizer="bytes", keep_copies=True, val_fraction=fraction, seed=seed)
+        val = texts(prepare([books], tmp_path / f"{seed}", settings), "val")
+        assert 0 < len(val) <= wanted
+    result = run(books, *args, tmp_path / "once")
+    assert all_texts(open_dataset(tmp_path / "once")) == sorted(set(files))
+    assert f"{len(files) - len(set(files))} copies" in result.stdout
