@@ -117,14 +117,38 @@ def prune_by_hand(run_dir: Path, keep: int) -> list[str]:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
-def remove_stale(run_dir: str | Path, generation: int) -> None:
+def remove_stale(run_dir: str | Path, generation: int, spare: Collection[str] = ()) -> None:
     """Remove the unfinished checkpoints of dead writers of this and older generations.
 
-    For the only writer of the run, while it is not writing. Those of a newer generation stay:
-    then the caller's generation is over.
+    For the run's writer, while it is not writing. Those of a newer generation stay: then the
+    caller's generation is over. `spare`: checkpoints that another process writes.
     """
-    building = Path(run_dir) / CHECKPOINTS / store.TMP
-    _remove_inside(building, lambda name: _generation(name) <= generation)
+    root = Path(run_dir) / CHECKPOINTS
+    _remove_inside(root / store.TMP, lambda name: _is_stale(name, generation, spare))
+    _remove_inside(root / store.TRASH)
+
+
+def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
+    """When a life begins: no unfinished checkpoint of older lives gets a name any more.
+
+    But those in `spare`. Whoever is writing one, cut off or stopped, finds it gone. A rename takes
+    no time; `remove_stale` removes the files.
+    """
+    root = Path(run_dir) / CHECKPOINTS
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root / store.TMP):
+            if name.startswith("step-") and not _is_one_of(name, spare):
+                (root / store.TRASH).mkdir(exist_ok=True)
+                os.rename(root / store.TMP / name, root / store.TRASH / name)
+
+
+def _is_stale(name: str, generation: int, spare: Collection[str]) -> bool:
+    return _generation(name) <= generation and not _is_one_of(name, spare)
+
+
+def _is_one_of(name: str, spare: Collection[str]) -> bool:
+    """Is this unfinished checkpoint one of these?"""
+    return name.rpartition(".")[0] in spare
 
 
 def _generation(name: str) -> int:

@@ -79,6 +79,11 @@ def is_candidate(name: str) -> bool:
     return order(name) is not None and ".bad." not in name
 
 
+def newest(run_dir: str | Path) -> str | None:
+    """The name of the newest checkpoint that is not set aside. Raises OSError, as `names` does."""
+    return next(filter(is_candidate, names(run_dir)), None)
+
+
 # -- manifest ----------------------------------------------------------------------------------
 
 

@@ -3,18 +3,19 @@
 import dataclasses
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gptddp import __version__
-from gptddp.checkpoint import snapshot, store
+from gptddp.checkpoint import late, retention, snapshot, store
 from gptddp.checkpoint.load import Loaded, load_newest
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
@@ -23,6 +24,7 @@ from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
+from gptddp.run.recovery import unsaved_s
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -55,6 +57,8 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(path) if path else None
     brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
+    verdict = environment.verdict()  # beside it this rank and its launcher meet
+    saving = world.gather(late.in_progress(verdict and verdict.parent))
     loaded: Any = None
     lease: Lease | None = None
 
@@ -62,7 +66,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         nonlocal loaded, lease
         lease = take_run(config, world)
         try:
-            origin, loaded = open_run(config, dataset, world, brought)
+            origin, loaded = open_run(config, dataset, world, brought, saving)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:
@@ -73,6 +77,8 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         return origin
 
     origin = world.from_rank_0(on_rank_0)
+    if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
+        _ask_for_late_save(verdict.parent, world)
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
@@ -82,6 +88,14 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     meta, lines, fault = world.broadcast_value(mine, source)
     origin = dataclasses.replace(origin, meta=meta)
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
+
+
+def _ask_for_late_save(folder: Path, world: World) -> None:
+    """The rank whose snapshot this life goes on from: its launcher is to save it meanwhile."""
+    try:
+        late.ask(folder, world.job)
+    except OSError as error:
+        log.warning("no checkpoint is made of the state left in memory: %s", error)
 
 
 def take_run(config: Config, world: World) -> Lease:
@@ -99,13 +113,18 @@ def take_run(config: Config, world: World) -> Lease:
 
 
 def open_run(
-    config: Config, dataset: Dataset, world: World, brought: Sequence[Brought] = ()
+    config: Config,
+    dataset: Dataset,
+    world: World,
+    brought: Sequence[Brought] = (),
+    saving: Sequence[str | None] = (),
 ) -> tuple[Origin, Loaded | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). Raises
-    ConfigError when the run directory belongs to another configuration, DataError when it belongs
-    to other data, CheckpointError when it has checkpoints and none is valid.
+    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). `saving`:
+    the late saves in progress in the pods of this world, by rank. Raises ConfigError when the run
+    directory belongs to another configuration, DataError when it belongs to other data,
+    CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
     run_id, events = id_of(run), read_ledger(run)
@@ -115,9 +134,12 @@ def open_run(
     config = resolve(config, world, continued=generation > 1)
     check_world_size(config, world.world_size)
     _check_data(run, dataset)
-    newest = next(filter(store.is_candidate, store.names(run)), None)
+    newest = store.newest(run)
     snapshots = trusted(snapshots, events, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    chosen = None if from_rank is None else snapshots[from_rank]
+    late_save = _late_save(config, events, chosen, set(filter(None, saving)))
+    retention.fence(run, [late_save] if late_save else [])
     loaded = load_newest(run) if from_rank is None else None
     _write_config(run, run_id, config, dataset, new=generation == 1)
     if from_rank is not None:
@@ -139,9 +161,25 @@ def open_run(
         run_id=run_id,
         parent=parent,
         snapshot_rank=from_rank,
+        late=late_save,
         quarantine=decided(events, step),
     )
     return origin, loaded
+
+
+def _late_save(
+    config: Config,
+    events: Sequence[dict[str, Any]],
+    chosen: tuple[int, int, int] | None,
+    saves: Collection[str],
+) -> str | None:
+    """The checkpoint that a launcher makes meanwhile, of `chosen` or already; None for none."""
+    if chosen is None or environment.verdict() is None:
+        return None
+    if saves:
+        return max(saves, key=lambda name: store.order(name) or (0, 0))
+    overdue = unsaved_s(events) >= config.checkpoint_every
+    return store.name_of(chosen[1], chosen[0]) if overdue else None
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
