@@ -88,6 +88,9 @@ class Config:
     )
     checkpoint_every: float = _f(60.0, "seconds between checkpoints", least=0)
     keep: int = _f(3, "newest verified checkpoints to keep", least=1)
+    from_scratch: bool = _f(
+        False, "begin at step 0 again where all checkpoints of the run are gone"
+    )
     metrics_port: int = _f(0, "port of rank 0's Prometheus metrics; 0: none")
 
     def __post_init__(self) -> None:
@@ -233,7 +236,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """The name of the field's type: int, float, str or tuple."""
+    """The name of the field's type: int, float, str, bool or tuple."""
     return str(getattr(FIELDS[name].type, "__name__", FIELDS[name].type))
 
 
@@ -245,15 +248,15 @@ def _from_value(where: str, name: str, value: Any) -> Any:
         return float(value)
     if kind == "int" and isinstance(value, int) and number:
         return value
-    if kind == "str" and isinstance(value, str):
+    if (kind == "str" and isinstance(value, str)) or (kind == "bool" and isinstance(value, bool)):
         return value
     if kind.startswith("tuple") and isinstance(value, list | tuple) and len(value) == 2:
         return (float(value[0]), float(value[1]))
     raise ConfigError(f"{where} is {value!r}: it must be a value of type {kind}")
 
 
-def _from_text(name: str, text: str) -> Any:
-    """A flag's text as the field's type."""
+def _from_text(name: str, text: Any) -> Any:
+    """A flag's text as the field's type; one without text is True already."""
     kind = _kind(name)
     try:
         if kind == "int":
@@ -283,6 +286,15 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     p = _Parser(prog=prog, allow_abbrev=False, description="Train a GPT; see docs/train.md.")
     p.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
     for name, f in FIELDS.items():
+        if _kind(name) == "bool":
+            p.add_argument(
+                flag(name),
+                dest=name,
+                action="store_true",
+                help=f.metadata["help"],
+                default=argparse.SUPPRESS,
+            )
+            continue
         default = "" if f.default in (None, "") else f" (default: {f.default})"
         p.add_argument(
             flag(name),
@@ -310,7 +322,10 @@ def to_args(values: Mapping[str, Any]) -> list[str]:
     """Flags that say the same as these fields, in the order of the dataclass."""
     args = []
     for name in FIELDS:
-        if (value := values.get(name)) is not None:
+        value = values.get(name)
+        if value is True:
+            args.append(flag(name))
+        elif value is not None and value is not False:
             text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
             args += [flag(name), text]
     return args

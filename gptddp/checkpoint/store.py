@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +56,22 @@ def order(name: str) -> tuple[int, int] | None:
     return (int(match[2]), int(match[1])) if match else None
 
 
-def names(run_dir: str | Path) -> list[str]:
+def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
-    Raises OSError where the directory is there but cannot be listed.
+    `known`: names that are there where they exist, though they may not be listed. Raises OSError
+    where the directory is there but cannot be listed.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
         found.update(name for name in os.listdir(root) if order(name))
     # A network file system may list a directory as it was a minute ago, but a single name as it is
-    # now: so the name in LATEST is asked for too.
+    # now: so those that are known, and the name in LATEST, are asked for too.
+    hints = set(known)
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        hint = (root / LATEST).read_text().strip()
-        if order(hint) and (root / hint).is_dir():
-            found.add(hint)
+        hints.add((root / LATEST).read_text().strip())
+    found.update(hint for hint in hints - found if order(hint) and (root / hint).is_dir())
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 

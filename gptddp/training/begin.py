@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gptddp import __version__
-from gptddp.checkpoint import late, retention, snapshot, store
-from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.checkpoint import known, late, retention, snapshot, store
+from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
@@ -140,7 +140,11 @@ def open_run(
     chosen = None if from_rank is None else snapshots[from_rank]
     late_save = _late_save(config, events, chosen, set(filter(None, saving)))
     retention.fence(run, [late_save] if late_save else [])
-    loaded = load_newest(run) if from_rank is None else None
+    loaded = None
+    if from_rank is None:
+        loaded = known.load(run, events, config.from_scratch)
+    else:
+        known.warn(run, events, f"memory, step {snapshots[from_rank][1]}")
     _write_config(run, run_id, config, dataset, new=generation == 1)
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
@@ -149,6 +153,8 @@ def open_run(
     else:
         step, source, parent = 0, "scratch", None
     redo, last_line, line = _in_history(run, step)
+    if redo and source == "scratch":
+        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     origin = Origin(
         config=config,
         generation=generation,
@@ -195,7 +201,9 @@ def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new:
     """Write down what this life runs with; a run that is not new goes on where that fails."""
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config)})
+        fields = dataclasses.asdict(config)
+        del fields["from_scratch"]  # of one start, and not of the run
+        write_json_atomic(run / CONFIG, saved | {"config": fields})
         if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

@@ -52,7 +52,7 @@ HARM = [
 ]
 
 
-@pytest.mark.fault(7)
+@pytest.mark.fault(9)
 @pytest.mark.parametrize(("harm", "whom"), HARM)
 def test_lives_that_are_shorter_than_a_save(jobs, undisturbed, measured, tmp_path, harm, whom):
     """Then all pods are killed: no more is done again than the steps of two saves."""

@@ -1,0 +1,99 @@
+"""Checkpoints that the run's books know, and its directory lacks.
+
+A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
+has every commit, and so a run does not begin at step 0 again, nor go back further than it must,
+without a word. What retention deletes is older than what it keeps: only where the newest commit is
+missing, something is.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.errors import CheckpointError
+from gptddp.files import read_json
+from gptddp.run.directory import CHECKPOINTS, FINISHED
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
+_Events = Sequence[Mapping[str, Any]]
+
+
+def load(run: Path, events: _Events, from_scratch: bool) -> Loaded | None:
+    """The newest valid checkpoint; None where the run has never had one, or begins anew.
+
+    `events`: the ledger. `from_scratch`: the user means it that the run begins at step 0 again,
+    where none of its checkpoints is left. Raises CheckpointError where that is not said, and what
+    `load_newest` does.
+    """
+    for seconds in RETRY_S:
+        if not missing(run, events):
+            break
+        time.sleep(seconds)
+    loaded = load_newest(run, known=_committed(events))
+    if loaded is not None:
+        warn(run, events, f"{loaded.name}, step {loaded.step}")
+    elif gone := missing(run, events) or _by_marker(run, events):
+        root = run / CHECKPOINTS
+        what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
+        if not from_scratch:
+            raise CheckpointError(
+                f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
+                "--from-scratch to begin at step 0 again"
+            )
+        log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
+    return loaded
+
+
+def warn(run: Path, events: _Events, origin: str) -> None:
+    """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
+    if gone := missing(run, events):
+        log.warning(
+            "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
+            "missing, stop the run and put it back before another checkpoint is written",
+            run / CHECKPOINTS,
+            _listed(gone),
+            origin,
+        )
+
+
+def missing(run: Path, events: _Events) -> list[str]:
+    """The newest commit that the ledger knows and those before it, newest first, up to one that is
+    there; [] where the newest is there, or has been set aside as damaged. Raises OSError.
+
+    What was committed before the run last began at step 0 has been given up.
+    """
+    known = _committed(events)
+    there = {name.partition(".bad.")[0] for name in store.names(run, known)}
+    newest_first = sorted(known, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    return list(itertools.takewhile(lambda name: name not in there, newest_first))
+
+
+def _committed(events: _Events) -> set[str]:
+    """The names of all commits since the run last began at step 0."""
+    known: set[str] = set()
+    for event in events:
+        if event["event"] == "start" and event.get("source") == "scratch":
+            known.clear()
+        elif event["event"] == "checkpoint" and store.order(str(event.get("name"))):
+            known.add(event["name"])
+    return known
+
+
+def _by_marker(run: Path, events: _Events) -> list[str]:
+    """The checkpoint that the marker of a finished run speaks of, where the ledger is gone too."""
+    try:
+        marker = None if events else read_json(run / FINISHED)
+        return [f"one of step {marker['step']} ({FINISHED})"] if marker else []
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def _listed(gone: Sequence[str]) -> str:
+    return ", ".join(gone[:3]) + (f" and {len(gone) - 3} before" if len(gone) > 3 else "")
