@@ -226,8 +226,8 @@ def checkpoints(
     if prune:
         from gptddp.run.directory import saved_config
 
-        keep = keep or int((saved_config(_run_dir(run)) or {})["keep"])
-        for name in prune_by_hand(run, keep):
+        saved = saved_config(_run_dir(run)) or {}
+        for name in prune_by_hand(run, keep or int(saved["keep"]), saved.get("keep_every", 0)):
             click.echo(f"deleted {name}", err=True)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:

@@ -88,6 +88,9 @@ class Config:
     )
     checkpoint_every: float = _f(60.0, "seconds between checkpoints", least=0)
     keep: int = _f(3, "newest verified checkpoints to keep", least=1)
+    keep_every: int = _f(
+        0, "steps: the first checkpoint in each so many steps stays for good; 0: none", least=0
+    )
     from_scratch: bool = _f(
         False, "begin at step 0 again where all checkpoints of the run are gone"
     )

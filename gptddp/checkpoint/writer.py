@@ -66,6 +66,7 @@ class Writer:
         *,
         parent: str | None = None,
         keep: int = 3,
+        keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
         spare: Collection[str] = (),
@@ -74,7 +75,8 @@ class Writer:
         self.run_dir = Path(run_dir)
         self.generation = generation
         self.parent = parent
-        self.keep = keep
+        self.keep, self.keep_every = keep, keep_every
+        self.read_back = True  # not where a grace period is running out
         self.before_commit, self.fence = before_commit, fence
         self.spare, self.late = spare, late
         self._staging: Staging | None = None
@@ -183,7 +185,7 @@ class Writer:
             except OSError as full:
                 if full.errno not in _FULL:
                     raise
-                retention.prune(self.run_dir, min(self.keep, 2))
+                retention.prune(self.run_dir, min(self.keep, 2), keep_every=self.keep_every)
                 self._commit(manifest, data)
         except Exception as exception:
             failure = exception
@@ -198,13 +200,18 @@ class Writer:
         stale = self.generation - 1 if self.late else self.generation
         retention.remove_stale(self.run_dir, stale, self.spare)
         name = store.commit(
-            self.run_dir, manifest, [data], lambda: self._before_rename(manifest["step"])
+            self.run_dir,
+            manifest,
+            [data],
+            lambda: self._before_rename(manifest["step"]),
+            read_back=self.read_back,
         )
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
         try:
             store.write_hint(self.run_dir, name)
-            retention.prune(self.run_dir, self.keep)
+            if self.read_back:
+                retention.prune(self.run_dir, self.keep, keep_every=self.keep_every)
         except OSError as error:  # the checkpoint stands
             log.warning("after the commit of %s: %s", name, error)
 

@@ -41,7 +41,7 @@ def rescue(config: Config, memory: Path) -> str | None:
     found = _newer_than_any_checkpoint(config, memory)
     if found is None or found.generation < highest_generation(config.run_dir):
         return None
-    return _commit(config, found, lambda: None)
+    return _commit(config, found, lambda: None, read_back=False)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
@@ -58,7 +58,9 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
     return found
 
 
-def _commit(config: Config, found: snapshot.Snapshot, fence: Callable[[], None]) -> str | None:
+def _commit(
+    config: Config, found: snapshot.Snapshot, fence: Callable[[], None], read_back: bool
+) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name."""
     run = Path(config.run_dir)
     with closing(RunLog(run, found.generation)) as lines, closing(Ledger(run)) as ledger:
@@ -68,10 +70,12 @@ def _commit(config: Config, found: snapshot.Snapshot, fence: Callable[[], None])
             found.generation,
             parent=store.newest(run),
             keep=config.keep,
+            keep_every=config.keep_every,
             before_commit=lines.sync,
             fence=fence,
             late=True,
         )
+        writer.read_back = read_back
         saved = writer.save_bytes(found.step, found.layout, found.data, found.meta)
         if saved.error is None:
             last = next((it for it in found.lines if it["step"] == found.step), {})
@@ -111,7 +115,7 @@ class LateSaves:
         if self._process is not None and not self._process.is_alive():
             self._process.close()
             self._process = None
-        with suppress(OSError):  # the next life asks again
+        with suppress(OSError, EOFError):  # the next life asks again
             request = late.asked(self._args[2])
             if request is not None and self._process is None:
                 context: Any = multiprocessing.get_context("forkserver")
@@ -144,7 +148,7 @@ def save_late(config: Config, memory: Path, folder: Path, job: str | None) -> No
             began = time.monotonic()
             while found := _newer_than_any_checkpoint(config, memory):
                 note.write(store.name_of(found.step, found.generation))
-                name = _commit(config, found, fence)
+                name = _commit(config, found, fence, read_back=True)
                 if name is None:
                     break
                 _say(f"checkpoint {name} is saved, of a life that is over")

@@ -3,7 +3,7 @@
 import dataclasses
 import errno
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
+from gptddp.files import TRANSIENT, explain, make_folder, read_json, write_json_atomic
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
 from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
@@ -102,8 +102,9 @@ def take_run(config: Config, world: World) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
     run = Path(config.run_dir)
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, world.job, known=(run / CONFIG).exists())
+        if not (begun := (run / CONFIG).exists()):
+            make_folder(run)
+        return acquire(run, world.job, known=begun)
     except OSError as error:
         if error.errno in TRANSIENT:
             raise
@@ -138,13 +139,7 @@ def open_run(
     snapshots = trusted(snapshots, events, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    late_save = _late_save(config, events, chosen, set(filter(None, saving)))
-    retention.fence(run, [late_save] if late_save else [])
-    loaded = None
-    if from_rank is None:
-        loaded = known.load(run, events, config.from_scratch)
-    else:
-        known.warn(run, events, f"memory, step {snapshots[from_rank][1]}")
+    loaded, late_save = _take_up(config, events, chosen, saving)
     _write_config(run, run_id, config, dataset, new=generation == 1)
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
@@ -173,19 +168,28 @@ def open_run(
     return origin, loaded
 
 
-def _late_save(
+def _take_up(
     config: Config,
     events: Sequence[dict[str, Any]],
     chosen: tuple[int, int, int] | None,
-    saves: Collection[str],
-) -> str | None:
-    """The checkpoint that a launcher makes meanwhile, of `chosen` or already; None for none."""
-    if chosen is None or environment.verdict() is None:
-        return None
-    if saves:
-        return max(saves, key=lambda name: store.order(name) or (0, 0))
+    saving: Sequence[str | None],
+) -> tuple[Loaded | None, str | None]:
+    """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
+
+    That is the one in progress, or one of the snapshot where a checkpoint is overdue.
+    """
+    run = Path(config.run_dir)
+    if chosen is None:
+        retention.fence(run)
+        return known.load(run, events, config.from_scratch), None
+    generation, step, _ = chosen
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
     overdue = unsaved_s(events) >= config.checkpoint_every
-    return store.name_of(chosen[1], chosen[0]) if overdue else None
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        save = store.name_of(step, generation)
+    retention.fence(run, [save] if save else [])
+    known.warn(run, events, f"memory, step {step}")
+    return None, save
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:

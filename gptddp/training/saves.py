@@ -41,6 +41,7 @@ class Saves:
             origin.generation,
             parent=origin.parent,
             keep=c.keep,
+            keep_every=c.keep_every,
             before_commit=log.sync,
             fence=lease.check,
             spare=[origin.late] if origin.late else [],
@@ -75,9 +76,17 @@ class Saves:
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
     def save_last(
-        self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints
+        self,
+        tensors: Mapping[str, Tensor],
+        progress: Progress,
+        fingerprints: Fingerprints,
+        read_back: bool,
     ) -> None:
-        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk."""
+        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk.
+
+        A stop has no time to have it read back: what it saves counts as verified later.
+        """
+        self.writer.read_back = read_back
         self.writer.wait()
         if not self.writer.has(progress.step):
             self.save(tensors, progress, fingerprints)

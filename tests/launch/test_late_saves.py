@@ -5,11 +5,13 @@ import os
 import time
 
 import pytest
+from support.local_jobs import until
 from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import late, store
+from gptddp.checkpoint.writer import Writer
 from gptddp.config import from_args
-from gptddp.launch.rescue import save_late
+from gptddp.launch.rescue import STOP_S, save_late
 from gptddp.run import lease
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
@@ -96,6 +98,7 @@ def test_a_life_that_the_ledger_does_not_know_is_no_proof(left, save):
 
 def test_nothing_is_saved_in_a_run_of_another_job(left, save, caplog):
     """The lease is looked at last."""
+    (left / "lease.json").unlink()
     held = lease.acquire(left, "the other")
     try:
         assert save(job="mine") == []
@@ -129,27 +132,35 @@ def overdue(run_dir):
     ledger.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def checkpoints_of(generation, run_dir):
-    names = [e["name"] for e in read_ledger(run_dir) if e["event"] == "checkpoint"]
-    return [name for name in names if store.order(name)[0] == generation]
+@pytest.fixture
+def own(monkeypatch):
+    """The steps that lives begin to save by themselves."""
+    steps, submit = [], Writer.submit
+
+    def noting(writer, step, *args):
+        steps.append(step)
+        return submit(writer, step, *args)
+
+    monkeypatch.setattr(Writer, "submit", noting)
+    return steps
 
 
 @pytest.mark.parametrize("late_one", [True, False])
-def test_a_life_asks_for_a_late_save_only_when_a_checkpoint_is_overdue(run, left, pod, late_one):
+def test_a_life_asks_for_a_late_save_only_when_one_is_overdue(run, left, pod, own, late_one):
     """Then it does not begin with one of its own, which would do the work twice."""
     if late_one:
         overdue(left)
     lose_a_peer(run, "--steps", "9")
     request = late.asked(pod)
     assert (request is not None) == late_one and late.asked(pod) is None
-    assert checkpoints_of(2, left) == []
+    assert own == []
 
 
-def test_without_a_launcher_the_life_saves_at_once(run, left):
+def test_without_a_launcher_the_life_saves_at_once(run, left, own):
     """Nobody else would."""
     overdue(left)
     lose_a_peer(run, "--steps", "9")
-    assert len(checkpoints_of(2, left)) == 1
+    assert own == [4]
 
 
 def test_one_late_save_at_a_time(run, left, pod):
@@ -181,3 +192,83 @@ def test_a_late_save_that_hangs_is_not_waited_for_for_ever(pod, monkeypatch):
         assert late.in_progress(pod) is None
         with pytest.raises(BlockingIOError), late.saving(pod):
             pass
+
+
+# -- the process that saves ------------------------------------------------------------------------
+
+LAUNCHER = """
+import os, signal, sys, time
+from pathlib import Path
+from gptddp.checkpoint import late, store
+from gptddp.config import from_args
+from gptddp.launch import forkserver
+from gptddp.launch.rescue import LateSaves
+
+run, memory, pod, how = map(Path, sys.argv[1:])
+forkserver.PRELOAD[:] = []
+if how.name != "soon":
+    def hang(*args):
+        if how.name == "deaf":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Path(pod, "hangs").touch()
+        time.sleep(600)
+    store._rename_new = hang
+forkserver.start_server(pod)
+saves = LateSaves(from_args(["--run-dir", str(run)]), memory, pod)
+late.ask(pod, None)
+saves.poll()
+wanted = Path(pod, "hangs") if how.name != "soon" else run / "checkpoints/LATEST"
+while not wanted.exists() or (how.name == "soon" and late.in_progress(pod)):
+    time.sleep(0.02)
+if how.name == "waits":
+    time.sleep(600)
+began = time.monotonic()
+saves.stop()
+print(time.monotonic() - began, file=sys.stderr, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def launcher(forked, left, pod, tmp_path):
+    """A launcher's process whose worker has just asked; `how` its late save goes."""
+    Ledger(left).event("start", 2, **GOES_ON)
+    return lambda how: forked(LAUNCHER, str(left), str(tmp_path / "memory"), str(pod), how)
+
+
+def unfinished(run_dir):
+    return list((run_dir / "checkpoints/.tmp").glob("step-*"))
+
+
+def test_the_launcher_has_it_saved(left, launcher):
+    """In a process that its fork server forks."""
+    process = launcher("soon")
+    assert process.wait(60) == 0, process.stderr.read()
+    assert store.names(left) == [NAME] and f"checkpoint {NAME} is saved" in process.stderr.read()
+
+
+def test_it_is_taken_back_when_the_pod_ends(left, launcher, pod):
+    """Nothing unfinished is left, and the launcher hardly waits."""
+    process = launcher("hangs")
+    assert process.wait(60) == 0
+    until(lambda: late.in_progress(pod) is None)
+    assert unfinished(left) == [] and store.names(left) == []
+
+
+def test_one_that_hangs_does_not_hold_up_the_launcher(launcher, pod):
+    """As on a volume that does not answer, where no signal is heard."""
+    process = launcher("deaf")
+    assert process.wait(60) == 0
+    assert STOP_S <= float(process.stderr.read().split()[-1]) < 10 * STOP_S
+    until(lambda: late.in_progress(pod) is None)
+
+
+def test_it_ends_with_its_launcher(run, left, launcher, pod):
+    """Killed with the pod: what it leaves unfinished the next save removes."""
+    process = launcher("waits")
+    until(lambda: late.in_progress(pod) == NAME and (pod / "hangs").exists(), 60)
+    process.kill()
+    until(lambda: late.in_progress(pod) is None)
+    assert len(unfinished(left)) == 1
+    assert run("--steps", "5") == 0
+    assert unfinished(left) == []
