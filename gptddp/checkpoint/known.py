@@ -22,24 +22,36 @@ from gptddp.run.directory import CHECKPOINTS, FINISHED
 log = logging.getLogger(__name__)
 
 RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
-_Events = Sequence[Mapping[str, Any]]
 
 
-def load(run: Path, events: _Events, from_scratch: bool) -> Loaded | None:
+def committed(events: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The names of all commits since the run last began at step 0; None where no event is left.
+
+    `events`: the ledger. What was committed before has been given up.
+    """
+    names: list[str] = []
+    for event in events:
+        if event["event"] == "start" and event.get("source") == "scratch":
+            names.clear()
+        elif event["event"] == "checkpoint" and store.order(str(event.get("name"))):
+            names.append(event["name"])
+    return names if events else None
+
+
+def load(run: Path, committed: Sequence[str] | None, from_scratch: bool) -> Loaded | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
-    `events`: the ledger. `from_scratch`: the user means it that the run begins at step 0 again,
-    where none of its checkpoints is left. Raises CheckpointError where that is not said, and what
-    `load_newest` does.
+    `from_scratch`: the user means it that the run begins at step 0 again, where none of its
+    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
     """
     for seconds in RETRY_S:
-        if not missing(run, events):
+        if not missing(run, committed):
             break
         time.sleep(seconds)
-    loaded = load_newest(run, known=_committed(events))
+    loaded = load_newest(run, known=committed or ())
     if loaded is not None:
-        warn(run, events, f"{loaded.name}, step {loaded.step}")
-    elif gone := missing(run, events) or _by_marker(run, events):
+        warn(run, committed, f"{loaded.name}, step {loaded.step}")
+    elif gone := missing(run, committed) or _by_marker(run, committed):
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
         if not from_scratch:
@@ -51,9 +63,9 @@ def load(run: Path, events: _Events, from_scratch: bool) -> Loaded | None:
     return loaded
 
 
-def warn(run: Path, events: _Events, origin: str) -> None:
+def warn(run: Path, committed: Sequence[str] | None, origin: str) -> None:
     """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := missing(run, events):
+    if gone := missing(run, committed):
         log.warning(
             "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
             "missing, stop the run and put it back before another checkpoint is written",
@@ -63,33 +75,21 @@ def warn(run: Path, events: _Events, origin: str) -> None:
         )
 
 
-def missing(run: Path, events: _Events) -> list[str]:
-    """The newest commit that the ledger knows and those before it, newest first, up to one that is
-    there; [] where the newest is there, or has been set aside as damaged. Raises OSError.
+def missing(run: Path, committed: Sequence[str] | None) -> list[str]:
+    """The newest commit and those before it, newest first, up to one that is there.
 
-    What was committed before the run last began at step 0 has been given up.
+    [] where the newest is there, or has been set aside as damaged. Raises OSError.
     """
-    known = _committed(events)
-    there = {name.partition(".bad.")[0] for name in store.names(run, known)}
-    newest_first = sorted(known, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    names = set(committed or ())
+    there = {name.partition(".bad.")[0] for name in store.names(run, names)}
+    newest_first = sorted(names, key=lambda name: store.order(name) or (0, 0), reverse=True)
     return list(itertools.takewhile(lambda name: name not in there, newest_first))
 
 
-def _committed(events: _Events) -> set[str]:
-    """The names of all commits since the run last began at step 0."""
-    known: set[str] = set()
-    for event in events:
-        if event["event"] == "start" and event.get("source") == "scratch":
-            known.clear()
-        elif event["event"] == "checkpoint" and store.order(str(event.get("name"))):
-            known.add(event["name"])
-    return known
-
-
-def _by_marker(run: Path, events: _Events) -> list[str]:
+def _by_marker(run: Path, committed: Sequence[str] | None) -> list[str]:
     """The checkpoint that the marker of a finished run speaks of, where the ledger is gone too."""
     try:
-        marker = None if events else read_json(run / FINISHED)
+        marker = read_json(run / FINISHED) if committed is None else None
         return [f"one of step {marker['step']} ({FINISHED})"] if marker else []
     except (OSError, ValueError, LookupError, TypeError):
         return []

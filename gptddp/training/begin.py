@@ -181,14 +181,14 @@ def _take_up(
     run = Path(config.run_dir)
     if chosen is None:
         retention.fence(run)
-        return known.load(run, events, config.from_scratch), None
+        return known.load(run, known.committed(events), config.from_scratch), None
     generation, step, _ = chosen
     save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
     overdue = unsaved_s(events) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         save = store.name_of(step, generation)
     retention.fence(run, [save] if save else [])
-    known.warn(run, events, f"memory, step {step}")
+    known.warn(run, known.committed(events), f"memory, step {step}")
     return None, save
 
 
