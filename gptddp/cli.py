@@ -247,9 +247,8 @@ def checkpoints(
         from gptddp.config import Config, with_preset
         from gptddp.run.directory import config_of
 
-        config = config_of(_run_dir(run)) or Config()
-        keep = keep or with_preset(config, accelerator=False).keep
-        for name in prune_by_hand(run, keep):
+        config = with_preset(config_of(_run_dir(run)) or Config(), accelerator=False)
+        for name in prune_by_hand(run, keep or config.keep, config.keep_every):
             click.echo(f"deleted {name}", err=True)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:

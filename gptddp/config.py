@@ -26,6 +26,7 @@ NOT_OF_THE_RUN = {
     "run_dir": "a path, which may change; it is the run",
     "cache_dir": "a folder of the machine; it changes no row",
     "device": "what the machine has; what it computes with is fixed, as `precision`",
+    "from_scratch": "a word for one start",
     "metrics_port": "a port of the machine, or of the pod",
 }
 
@@ -129,6 +130,15 @@ class Config:
     )
     checkpoint_every: float = _f(60.0, KEPT, "seconds between checkpoints", least=0)
     keep: int = _f(3, KEPT, "newest verified checkpoints to keep", least=1)
+    keep_every: int = _f(
+        0,
+        KEPT,
+        "steps: the first checkpoint in each so many steps stays for good; 0: none",
+        least=0,
+    )
+    from_scratch: bool = _f(
+        False, START, "begin at step 0 again where all checkpoints of the run are gone"
+    )
     metrics_port: int = _f(0, START, "port of rank 0's Prometheus metrics; 0: none")
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ GptddpError               2   any mistake in what the user gave
 ├── DataError             2   a source, a dataset or a tokenizer
 │   └── BadRowGroup       2   a row group that cannot be read
 ├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
-├── CheckpointError       4   checkpoints exist and none of them is valid
+├── CheckpointError       4   checkpoints exist and none is valid, or all are gone
 ├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
 ├── Stopped             143   a signal asked for the stop; the run can be continued
 ├── Superseded            1   a later life of the run, or another job, goes on with it
@@ -46,7 +46,7 @@ class NonFiniteError(GptddpError):
 
 
 class CheckpointError(GptddpError):
-    """Checkpoints exist, and none of them is valid."""
+    """Checkpoints exist, and none of them is valid; or there were some, and none is left."""
 
     exit_code = 4
 

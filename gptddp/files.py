@@ -40,6 +40,18 @@ def fsync(path: str | Path) -> None:
         os.close(fd)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless they are there, and its name durable.
+
+    Raises OSError.
+    """
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder that may be written and not read
+        fsync(path.parent)
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write every byte: one `write` may take only a part, on a nearly full disk for instance."""
     rest = memoryview(data)

@@ -60,7 +60,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """The name of the field's type: int, float, str or tuple."""
+    """The name of the field's type: int, float, str, bool or tuple."""
     return str(getattr(FIELDS[name].type, "__name__", FIELDS[name].type))
 
 
@@ -75,7 +75,7 @@ def _from_value(where: str, name: str, value: Any) -> Any:
             return float(value)
         if kind == "int" and _is_number(value) and isinstance(value, int):
             return value
-        if kind == "str" and isinstance(value, str):
+        if (kind, type(value)) in (("str", str), ("bool", bool)):
             return value
         pair = list(value) if isinstance(value, list | tuple) else []
         if kind == "tuple" and len(pair) == 2 and all(map(_is_number, pair)):
@@ -90,8 +90,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_text(name: str, text: str) -> Any:
-    """A flag's text as the field's type."""
+def _from_text(name: str, text: Any) -> Any:
+    """A flag's text as the field's type; one without text is True already."""
     kind = _kind(name)
     try:
         if kind == "int":
@@ -122,13 +122,18 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
     p = _Parser(prog=prog, allow_abbrev=False, description="Train a GPT; see docs/train.md.")
     p.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
     for name, f in FIELDS.items():
-        default = f.metadata["default"]
+        text, default = f.metadata["help"], f.metadata["default"]
+        if _kind(name) == "bool":
+            p.add_argument(
+                flag(name), dest=name, action="store_true", help=text, default=argparse.SUPPRESS
+            )
+            continue
         note = "" if default in (None, "") else f" (default: {default})"
         p.add_argument(
             flag(name),
             dest=name,
             metavar=_METAVARS.get(name, _kind(name).upper()),
-            help=f.metadata["help"] + note,
+            help=text + note,
             default=argparse.SUPPRESS,
         )
     return p
@@ -150,7 +155,10 @@ def to_args(values: Mapping[str, Any]) -> list[str]:
     """Flags that say the same as these fields, in the order of the dataclass."""
     args = []
     for name in FIELDS:
-        if (value := values.get(name)) is not None:
+        value = values.get(name)
+        if value is True:
+            args.append(flag(name))
+        elif value is not None and value is not False:
             text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
             args += [flag(name), text]
     return args

@@ -41,6 +41,19 @@ def test_flags_written_from_a_configuration_give_it_back():
     assert from_args(to_args(dataclasses.asdict(config))) == config
 
 
+def test_a_flag_without_a_value(tmp_path):
+    """--from-scratch stands alone; in TOML it is true or false."""
+    assert not from_args([]).from_scratch and from_args(["--from-scratch"]).from_scratch
+    assert to_args({"from_scratch": True}) == ["--from-scratch"]
+    assert to_args({"from_scratch": False}) == []
+    for text, value in (("true", True), ("false", False)):
+        (tmp_path / "job.toml").write_text(f"[train]\nfrom_scratch = {text}\n")
+        assert from_args(["--config", str(tmp_path / "job.toml")]).from_scratch is value
+    (tmp_path / "job.toml").write_text("[train]\nfrom_scratch = 1\n")
+    with pytest.raises(ConfigError, match="from_scratch is 1: it must be a value of type bool"):
+        from_args(["--config", str(tmp_path / "job.toml")])
+
+
 def test_lanes_and_batch_follow_each_other():
     """With one of the two given, the preset's other one is fitted to it."""
     assert with_preset(Config(batch=10), accelerator=False).lanes == 10

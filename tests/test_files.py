@@ -29,6 +29,21 @@ def test_absent_is_none_and_garbage_is_named(tmp_path):
             files.read_json(tmp_path / "bad.json")
 
 
+def test_a_new_folder_is_durable_with_its_name(tmp_path, monkeypatch):
+    """Every folder that is made is an entry of one that is fsynced after it; again the next time,
+    as the first may have been killed in between."""
+    done, fsync = [], files.fsync
+    monkeypatch.setattr(files, "fsync", lambda path: (done.append(path), fsync(path)))
+    files.make_folder(tmp_path / "a/b")
+    assert (tmp_path / "a/b").is_dir() and done == [tmp_path, tmp_path / "a"]
+    files.make_folder(tmp_path / "a/b")
+    assert done[2:] == [tmp_path / "a"]
+    (tmp_path / "file").touch()
+    for path in ("file", "file/below"):
+        with pytest.raises(OSError):
+            files.make_folder(tmp_path / path)
+
+
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch, call):
     """An error of any system call leaves the old content and no temporary file."""

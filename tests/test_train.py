@@ -42,6 +42,19 @@ def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
         ]
 
 
+def test_a_new_run_directory_is_durable(run, tmp_path, monkeypatch):
+    """Its entry in the folder above is fsynced before anything is in it."""
+    done, fsync = [], os.fsync
+
+    def noting(fd):
+        fsync(fd)
+        done.append((os.readlink(f"/proc/self/fd/{fd}"), os.listdir(tmp_path / "run")))
+
+    monkeypatch.setattr(os, "fsync", noting)
+    assert run("--steps", "1") == 0
+    assert done[0] == (str(tmp_path), [])
+
+
 def test_the_loss_falls(run, tmp_path):
     """Sixty steps on real text end half a nat below the first loss or better."""
     assert run("--steps", "60", "--lr", "1e-2") == 0

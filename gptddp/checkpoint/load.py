@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,21 @@ def load_newest(
     *,
     accept: Callable[[dict[str, Any]], str | None] = lambda _meta: None,
     set_aside: bool = True,
+    known: Collection[str] = (),
 ) -> Loaded | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
     beside a running job) and the one before is tried; `accept(meta)` may refuse one, which is left
-    as it is, by returning the reason. Each is logged as a warning. Raises CheckpointError where
+    as it is, by returning the reason. Each is logged as a warning. `known`: names that are looked
+    for where the directory does not list them. Raises CheckpointError where
     checkpoints exist and none can be used, so that a run never silently starts over; OSError where
     they may be readable later.
     """
     for _ in range(3):  # again if a running job prunes what has just been listed
         skipped: list[Unusable] = []
         vanished = False
-        for name in filter(store.is_candidate, store.names(run_dir)):
+        for name in filter(store.is_candidate, store.names(run_dir, known)):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
                 return _load(path, accept, skipped)
@@ -102,8 +104,8 @@ def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:
             return OSError(errno.EIO, f"no checkpoint can be read: {why}", str(root))
     return CheckpointError(
         f"{root} has checkpoints, but none is valid: {why}. Put a good one back from a backup "
-        f"(`gptddp checkpoints {run_dir} --verify` checks it), or move {root} away to start "
-        "again from step 0"
+        f"(`gptddp checkpoints {run_dir} --verify` checks it), or move {root} away and give "
+        "--from-scratch to begin at step 0 again"
     )
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Status:
     reason: str  # why it is invalid, else empty
     nbytes: int  # of all shards; 0 where unknown
     time: float  # unix seconds of the save; 0 where unknown
+    read_back: bool  # was every byte read when it was written?
 
     @property
     def ok(self) -> bool:
@@ -39,13 +40,14 @@ def verify(path: str | Path, *, full: bool = True) -> Status:
     """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes."""
     path = Path(path)
     generation, step = store.order(path.name) or (0, 0)
-    state, reason, nbytes, time = "invalid", "", 0, 0.0
+    state, reason, nbytes, time, read_back = "invalid", "", 0, 0.0, False
     if not store.is_candidate(path.name):
         state = "quarantined"
     else:
         try:
             manifest = store.read_manifest(path)
             nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
+            read_back = bool(manifest.get("verified"))
             if full:
                 store.read_shards(path, manifest)
             state = "verified" if full else "complete"
@@ -53,7 +55,7 @@ def verify(path: str | Path, *, full: bool = True) -> Status:
             reason = error.reason
         except CheckpointError as error:
             reason = str(error)
-    return Status(path.name, step, generation, state, reason, nbytes, time)
+    return Status(path.name, step, generation, state, reason, nbytes, time, read_back)
 
 
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
@@ -77,24 +79,35 @@ def set_aside(path: Path) -> None:
 
 
 def prune(
-    run_dir: str | Path, keep: int, *, full: bool = False, spare: Collection[str] = ()
+    run_dir: str | Path,
+    keep: int,
+    *,
+    keep_every: int = 0,
+    full: bool = False,
+    spare: Collection[str] = (),
 ) -> list[str]:
-    """Delete what is older than the `keep` newest complete checkpoints; the names deleted.
+    """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
-    Invalid ones are not counted (with `full` every byte is read for that), so `keep` that can be
-    loaded stay, and nothing newer than the newest of them is touched, nor are the names in
-    `spare`. Safe beside other pruners, readers and the run's writer: a name first moves to
-    `.trash`, so a half deleted checkpoint is never seen as one; a deletion that fails is tried
-    again by the next call. Raises OSError.
+    Verified: every byte was read back when it was written. The oldest of them is read again now,
+    so that one stays that can be loaded whatever has happened since; with `full` all are. What was
+    never read back is read now too. None of these is deleted, nothing newer than the oldest of
+    them, the first one of each `keep_every` steps (0: none), and the names in `spare`. Safe beside
+    other pruners, readers and the run's writer: a name first moves to `.trash`, so a half deleted
+    checkpoint is never seen as one; a deletion that fails is tried again by the next call. Raises
+    OSError.
     """
     assert keep >= 1
     root = Path(run_dir) / CHECKPOINTS
-    complete, deleted = 0, []
-    for name in filter(store.is_candidate, store.names(run_dir)):
-        if complete < keep:
-            complete += verify(root / name, full=full).ok
+    names = list(filter(store.is_candidate, store.names(run_dir)))
+    stay = {*spare, *_milestones(names, keep_every)}
+    verified, deleted = 0, []
+    for i, name in enumerate(names):
+        if verified < keep:
+            if stay.issuperset(names[i + keep - verified :]):
+                break  # nothing to delete: nothing to read
+            verified += _counts(root / name, full or verified == keep - 1)
             continue
-        if name in spare:
+        if name in stay:
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -104,27 +117,70 @@ def prune(
     return deleted
 
 
-def prune_by_hand(run_dir: Path, keep: int) -> list[str]:
-    """`prune` as a user asks for it, beside a running job or not: only verified ones count.
+def _milestones(names: Sequence[str], every: int) -> set[str]:
+    """The oldest of these checkpoints in each so many steps, but of the first so many."""
+    first: dict[int, str] = {}
+    for name in reversed(names if every else []):
+        _, step = store.order(name) or (0, 0)
+        first.setdefault(step // every, name)
+    return {name for number, name in first.items() if number}
+
+
+def _counts(path: Path, full: bool) -> bool:
+    """Is it good? Reads every byte with `full`, and where that was never done."""
+    status = verify(path, full=full)
+    if status.state == "complete" and not status.read_back:
+        status, full = verify(path), True
+    if full and not status.ok:
+        log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
+    return status.ok
+
+
+def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
+    """`prune` as a user asks for it, beside a running job or not: all that count are read.
 
     The checkpoint that the newest life began with stays too: it may be the parent of a save in
     flight. Raises ConfigError where nothing can be deleted.
     """
     begun = [event["source"] for event in read_ledger(run_dir) if "source" in event]
     try:
-        return prune(run_dir, keep, full=True, spare=begun[-1:])
+        return prune(run_dir, keep, keep_every=keep_every, full=True, spare=begun[-1:])
     except OSError as error:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
-def remove_stale(run_dir: str | Path, generation: int) -> None:
+def remove_stale(run_dir: str | Path, generation: int, spare: Collection[str] = ()) -> None:
     """Remove the unfinished checkpoints of dead writers of this and older generations.
 
-    For the only writer of the run, while it is not writing. Those of a newer generation stay:
-    then the caller's generation is over.
+    For the run's writer, while it is not writing. Those of a newer generation stay: then the
+    caller's generation is over. `spare`: checkpoints that another process writes.
     """
-    building = Path(run_dir) / CHECKPOINTS / store.TMP
-    _remove_inside(building, lambda name: _generation(name) <= generation)
+    root = Path(run_dir) / CHECKPOINTS
+    _remove_inside(root / store.TMP, lambda name: _is_stale(name, generation, spare))
+    _remove_inside(root / store.TRASH)
+
+
+def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
+    """When a life begins: no unfinished checkpoint of older lives gets a name any more.
+
+    But those in `spare`. Whoever is writing one, cut off or stopped, finds it gone. A rename takes
+    no time; `remove_stale` removes the files.
+    """
+    root = Path(run_dir) / CHECKPOINTS
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root / store.TMP):
+            if name.startswith("step-") and not _is_one_of(name, spare):
+                (root / store.TRASH).mkdir(exist_ok=True)
+                os.rename(root / store.TMP / name, root / store.TRASH / name)
+
+
+def _is_stale(name: str, generation: int, spare: Collection[str]) -> bool:
+    return _generation(name) <= generation and not _is_one_of(name, spare)
+
+
+def _is_one_of(name: str, spare: Collection[str]) -> bool:
+    """Is this unfinished checkpoint one of these?"""
+    return name.rpartition(".")[0] in spare
 
 
 def _generation(name: str) -> int:

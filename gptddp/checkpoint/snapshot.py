@@ -49,6 +49,8 @@ class Snapshot:
     fault: dict[str, Any]  # why it was written: cause, and time in unix seconds
     tensors: dict[str, torch.Tensor]
     digest: int  # of the tensors' bytes
+    layout: dict[str, Any]  # of the tensors, as in a checkpoint
+    data: memoryview  # their bytes, as in a checkpoint
 
     @property
     def step(self) -> int:
@@ -177,11 +179,12 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     head, digest = _description(memory)
     nbytes = head["nbytes"]
     buffer = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
-    if xxhash.xxh3_64_intdigest(buffer.numpy().data) != digest:
+    data = buffer.numpy().data
+    if xxhash.xxh3_64_intdigest(data) != digest:
         raise ValueError("its tensors do not have their hash")
     tensors = {name: tensor_at([buffer], entry) for name, entry in head["tensors"].items()}
     own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
-    return Snapshot(**own, tensors=tensors, digest=digest)
+    return Snapshot(**own, tensors=tensors, digest=digest, layout=head["tensors"], data=data)
 
 
 def remove(path: Path) -> None:

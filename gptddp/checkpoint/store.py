@@ -19,11 +19,12 @@ the run has left, be it the late commit of a writer cut off from its peers or a 
 import contextlib
 import errno
 import json
+import mmap
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +57,33 @@ def order(name: str) -> tuple[int, int] | None:
     return (int(match[2]), int(match[1])) if match else None
 
 
-def names(run_dir: str | Path) -> list[str]:
+def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
-    Raises OSError where the directory is there but cannot be listed.
+    `known`: names that are there where they exist, though they may not be listed. Raises OSError
+    where the directory is there but cannot be listed.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
         found.update(name for name in os.listdir(root) if order(name))
     # A network file system may list a directory as it was a minute ago, but a single name as it is
-    # now: so the name in LATEST is asked for too.
+    # now: so those that are known, and the name in LATEST, are asked for too.
+    hints = set(known)
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        hint = (root / LATEST).read_text().strip()
-        if order(hint) and (root / hint).is_dir():
-            found.add(hint)
+        hints.add((root / LATEST).read_text().strip())
+    found.update(hint for hint in hints - found if order(hint) and (root / hint).is_dir())
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
 def is_candidate(name: str) -> bool:
     """Is this the name of a checkpoint that has not been set aside as bad."""
     return order(name) is not None and ".bad." not in name
+
+
+def newest(run_dir: str | Path) -> str | None:
+    """The name of the newest checkpoint that is not set aside. Raises OSError, as `names` does."""
+    return next(filter(is_candidate, names(run_dir)), None)
 
 
 # -- manifest ----------------------------------------------------------------------------------
@@ -136,29 +143,51 @@ def read_shards(
 ) -> None:
     """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
 
-    Raises Unusable.
+    With None it is the device that is read, not the page cache, where the volume lets us. Raises
+    Unusable.
     """
     for index, shard in enumerate(manifest["shards"]):
         chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
-        scratch = memoryview(bytearray(0 if buffers else min(chunk_bytes, nbytes)))
         with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
+            scratch = None if buffers else memoryview(_uncached(file, chunk_bytes))
             for begin, expected in zip(
                 range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
             ):
                 end = min(begin + chunk_bytes, nbytes)
-                into = buffers[index][begin:end] if buffers else scratch[: end - begin]
-                if not _fill(into, file) or xxh3_128_hexdigest(into) != expected:
+                into = buffers[index][begin:end] if buffers else scratch
+                assert into is not None
+                if not _fill(into, file, end - begin) or (
+                    xxh3_128_hexdigest(into[: end - begin]) != expected
+                ):
                     raise Unusable(
                         path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
                     )
 
 
-def _fill(into: memoryview, file: Any) -> bool:
-    """Fill a buffer from a file; False where the file ends before."""
-    while into:
-        if not (count := file.readinto(into)):
+def _uncached(file: Any, nbytes: int) -> mmap.mmap:
+    """A buffer to read a file into that is to come from the device.
+
+    Its address and size are multiples of a page, as O_DIRECT wants them.
+    """
+    with contextlib.suppress(OSError):  # for a file system that has no O_DIRECT
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    bypass_cache(file.fileno())
+    return mmap.mmap(-1, -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
+def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
+    """Read so many bytes, or more where the buffer is larger; False where the file ends before."""
+    done = 0
+    while done < nbytes:
+        try:
+            count = file.readinto(into[done:])
+        except OSError as error:  # bytes that are no whole blocks
+            if error.errno != errno.EINVAL or not bypass_cache(file.fileno(), False):
+                raise
+            continue
+        if not count:
             return False
-        into = into[count:]
+        done += count
     return True
 
 
@@ -170,12 +199,15 @@ def commit(
     manifest: dict[str, Any],
     shards: Sequence[memoryview],
     before_rename: Callable[[], None] = lambda: None,
+    *,
+    read_back: bool = True,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
     `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
-    are added here. `before_rename` runs when all is durable but the name: an exception from it
-    undoes the commit. Raises OSError; FileExistsError where this step of this generation is there.
+    are added here. With `read_back` every byte is read again, and the manifest says that it was
+    `verified`. `before_rename` runs when all is durable but the name: an exception from it undoes
+    the commit. Raises OSError; FileExistsError where this step of this generation is there.
     """
     root = Path(run_dir) / CHECKPOINTS
     name = name_of(manifest["step"], manifest["generation"])
@@ -186,7 +218,9 @@ def commit(
             _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data)
             for i, data in enumerate(shards)
         ]
-        raw = _seal({"format": FORMAT, **manifest, "shards": written})
+        if read_back:
+            _read_back(work, written)
+        raw = _seal({"format": FORMAT, **manifest, "shards": written, "verified": read_back})
         write_new(work / MANIFEST, raw)
         fsync(work)
         before_rename()
@@ -196,6 +230,19 @@ def commit(
     finally:
         shutil.rmtree(work, ignore_errors=True)  # gone already after a success
     return name
+
+
+def _read_back(work: Path, shards: list[dict[str, Any]]) -> None:
+    """Read what has been written; OSError where that is not what it should be."""
+    try:
+        read_shards(work, {"shards": shards})
+    except Unusable as unusable:
+        raise OSError(
+            errno.EIO,
+            f"what was written is not what is read back ({unusable.reason}): the volume, or the "
+            "way to it, is broken",
+            str(work),
+        ) from unusable
 
 
 def write_hint(run_dir: str | Path, name: str) -> None:

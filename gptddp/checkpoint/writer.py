@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from gptddp.errors import GptddpError, Superseded, Unusable
 from gptddp.files import explain
 from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import highest_generation
+from gptddp.run.lineage import left
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,10 @@ class Writer:
     `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
     thread when all is written but the name; an OSError from it prevents the commit (the run's
     log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run. Where the writer is not `alone`,
-    others may be committing the same generation, and their unfinished files are not removed.
+    raises Superseded where another process has taken over the run. `spare`: checkpoints that
+    another process is writing, see checkpoint/late.py; unfinished files of all others are removed.
+    A `late` writer is such a process: it commits the state of a life that is over, unless the run
+    has left that state or has a newer checkpoint.
     """
 
     def __init__(
@@ -63,15 +66,19 @@ class Writer:
         *,
         parent: str | None = None,
         keep: int = 3,
+        keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
-        alone: bool = True,
+        spare: Collection[str] = (),
+        late: bool = False,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation = generation
         self.parent = parent
-        self.keep = keep
-        self.before_commit, self.fence, self.alone = before_commit, fence, alone
+        self.keep, self.keep_every = keep, keep_every
+        self.read_back = True  # not where a grace period is running out
+        self.before_commit, self.fence = before_commit, fence
+        self.spare, self.late = spare, late
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -103,14 +110,7 @@ class Writer:
         begin = time.perf_counter()
         staging = self.prepare(tensors)
         data = staging.fill(tensors)
-        manifest = {
-            "step": step,
-            "generation": self.generation,
-            "parent": self.parent,
-            "time": time.time(),
-            "tensors": staging.layout,
-            "meta": json.loads(json.dumps(meta)),
-        }
+        manifest = self._manifest(step, staging.layout, meta)
         stall_s = time.perf_counter() - begin
         # A daemon, so that a volume that hangs cannot hold up the exit; for that the thread may
         # not be inside torch, whose C++ frames do not survive the end of the interpreter.
@@ -144,6 +144,25 @@ class Writer:
         self.wait()
         return self._results.pop()
 
+    def save_bytes(
+        self, step: int, layout: Mapping[str, Any], data: memoryview, meta: Mapping[str, Any]
+    ) -> Saved:
+        """Save tensors that lie in memory as they will in the file, without a copy; waits."""
+        self._write(self._manifest(step, layout, meta), data, 0.0)
+        return self._results.pop()
+
+    def _manifest(
+        self, step: int, layout: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "step": step,
+            "generation": self.generation,
+            "parent": self.parent,
+            "time": time.time(),
+            "tensors": layout,
+            "meta": json.loads(json.dumps(meta)),
+        }
+
     def trouble(self, patience_s: float) -> str | None:
         """Why the last save has failed, or that one is in flight for so long."""
         waited_s = time.monotonic() - self._began
@@ -166,7 +185,7 @@ class Writer:
             except OSError as full:
                 if full.errno not in _FULL:
                     raise
-                retention.prune(self.run_dir, min(self.keep, 2))
+                retention.prune(self.run_dir, min(self.keep, 2), keep_every=self.keep_every)
                 self._commit(manifest, data)
         except Exception as exception:
             failure = exception
@@ -178,26 +197,42 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        stale = self.generation if self.alone else self.generation - 1
-        retention.remove_stale(self.run_dir, stale)
-        name = store.commit(self.run_dir, manifest, [data], self._before_rename)
+        stale = self.generation - 1 if self.late else self.generation
+        retention.remove_stale(self.run_dir, stale, self.spare)
+        name = store.commit(
+            self.run_dir,
+            manifest,
+            [data],
+            lambda: self._before_rename(manifest["step"]),
+            read_back=self.read_back,
+        )
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
         try:
             store.write_hint(self.run_dir, name)
-            retention.prune(self.run_dir, self.keep)
+            if self.read_back:
+                retention.prune(self.run_dir, self.keep, keep_every=self.keep_every)
         except OSError as error:  # the checkpoint stands
             log.warning("after the commit of %s: %s", name, error)
 
-    def _before_rename(self) -> None:
+    def _before_rename(self, step: int) -> None:
         """The last check: a writer that is late after this one has the lower generation."""
         self.before_commit()
-        newest = highest_generation(self.run_dir)
-        if newest > self.generation:
+        if self.late:
+            self._check_lineage(step)
+        elif (newest := highest_generation(self.run_dir)) > self.generation:
             raise Superseded(
                 f"generation {newest} of this run has begun: generation {self.generation} is over"
             )
         self.fence()
+
+    def _check_lineage(self, step: int) -> None:
+        """Raise Superseded where this state, of a life that is over, is of no more use."""
+        newest = store.newest(self.run_dir)
+        if newest and (store.order(newest) or (0, 0)) > (self.generation, step):
+            raise Superseded(f"{newest} has been committed meanwhile, which is newer")
+        if why := left(self.run_dir, self.generation, step):
+            raise Superseded(f"the run has not gone on from this state: {why}")
 
 
 def _explain(error: Exception) -> str:

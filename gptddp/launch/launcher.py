@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
 from gptddp.distributed.torch_private import check_torch
@@ -32,6 +33,9 @@ from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import config_in_force, is_finished
 from gptddp.run.history import highest_generation, history
+
+if TYPE_CHECKING:
+    from gptddp.launch.rendezvous import Rendezvous
 
 WORKER = str(Path(__file__).with_name("worker_script.py"))
 UNEXPECTED = 200
@@ -66,6 +70,7 @@ class Launcher:
         self.in_torchrun = False  # else a signal ends this process at once
         self.config = Config()
         self.verdict = Path(os.devnull)
+        self.poll_late_saves: Callable[[], None] = lambda: None
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.worker_pids: Callable[[], list[int]] = list  # of those that live
         self.limit_s = self.last_worker_s = 0.0  # after the signal
@@ -87,6 +92,7 @@ class Launcher:
     def raise_if_over(self, joining: bool) -> None:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
         self.raise_verdict()
+        self.poll_late_saves()
         if joining and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
             if is_finished(self.config):
@@ -162,15 +168,10 @@ class Launcher:
                 raise
 
     def _loop(self, args: list[str]) -> int:
-        from torch.distributed import DistError
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous import RendezvousError
-        from torch.distributed.run import main as torchrun
-
         from gptddp.distributed.environment import shared_memory
         from gptddp.launch.agent import Workers
         from gptddp.launch.rendezvous import Rendezvous
+        from gptddp.launch.rescue import LateSaves
 
         rendezvous = Rendezvous(self.raise_if_over, _say)
         rendezvous.register()
@@ -178,6 +179,21 @@ class Launcher:
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)
         workers.install()
         self.worker_pids = workers.pids
+        with contextlib.ExitStack() as stack:
+            if memory is not None:
+                saves = LateSaves(self.config, memory, self.verdict.parent)
+                self.poll_late_saves = saves.poll
+                stack.callback(saves.stop)
+            return self._rounds(args, rendezvous, memory)
+
+    def _rounds(self, args: list[str], rendezvous: "Rendezvous", memory: Path | None) -> int:
+        """torchrun again and again, until the job is done or stopped."""
+        from torch.distributed import DistError
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.run import main as torchrun
+
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:

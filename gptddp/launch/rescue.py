@@ -1,20 +1,35 @@
-"""A pod that is stopped between two worlds saves its worker's snapshot as a checkpoint.
+"""Snapshots that a launcher saves as checkpoints, because no life of the run does.
 
 A stop is agreed by all ranks and ends with a checkpoint. But a job that is stopped while its world
-forms again has no ranks, and its snapshots go with the pods.
+forms again has no ranks, and its snapshots go with the pods: then each launcher saves its own
+(`rescue`). And where lives are shorter than a save, none would ever be committed: then one launcher
+saves the snapshot that a life goes on from while that life trains (`LateSaves`).
 """
 
 import logging
-from contextlib import closing
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from gptddp.checkpoint import snapshot, store
+from gptddp.checkpoint import late, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
+from gptddp.distributed.process import die_with_launcher, exit_now
+from gptddp.errors import Superseded
 from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of
-from gptddp.run.history import RunLog, complete, read_ledger, void_generation
+from gptddp.run.history import Ledger, RunLog, complete, highest_generation
+from gptddp.run.lease import is_of
+from gptddp.run.lineage import left
 
 log = logging.getLogger(__name__)
+
+STOP_S = 1.0  # for a late save to take its files away
 
 
 def rescue(config: Config, memory: Path) -> str | None:
@@ -23,29 +38,130 @@ def rescue(config: Config, memory: Path) -> str | None:
     Any pod may do so, and all at once: the first makes the checkpoint. A snapshot that a later life
     has gone on from is not committed, nor one of ranks that differed. Raises OSError.
     """
+    found = _newer_than_any_checkpoint(config, memory)
+    if found is None or found.generation < highest_generation(config.run_dir):
+        return None
+    return _commit(config, found, lambda: None, read_back=False)
+
+
+def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
+    """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
-    found = snapshot.read(snapshot.path_of(memory, run))
-    newest = next(filter(store.is_candidate, store.names(run)), None)
-    order = store.order(newest) if newest else None
+    newest, found = store.newest(run), snapshot.read(snapshot.path_of(memory, run))
     if (
         found is None
         or found.run_id != id_of(run)
-        or (found.generation, found.step) <= (order or (0, 0))
-        or found.generation <= void_generation(read_ledger(run))
+        or (found.generation, found.step) <= (store.order(newest or "") or (0, 0))
+        or left(run, found.generation, found.step)
     ):
         return None
-    with closing(RunLog(run, found.generation)) as lines:
+    return found
+
+
+def _commit(
+    config: Config, found: snapshot.Snapshot, fence: Callable[[], None], read_back: bool
+) -> str | None:
+    """Save it, with its steps in the log before and an event in the ledger after; its name."""
+    run, closed = Path(config.run_dir), with_preset(config_in_force(config), accelerator=False)
+    with closing(RunLog(run, found.generation)) as lines, closing(Ledger(run)) as ledger:
         complete(run, lines, found.lines, found.step)
         writer = Writer(
             run,
             found.generation,
-            parent=newest,
-            keep=with_preset(config_in_force(config), accelerator=False).keep,
+            parent=store.newest(run),
+            keep=closed.keep,
+            keep_every=closed.keep_every,
             before_commit=lines.sync,
-            alone=False,
+            fence=fence,
+            late=True,
         )
-        saved = writer.save(found.step, found.tensors, found.meta)
+        writer.read_back = read_back
+        saved = writer.save_bytes(found.step, found.layout, found.data, found.meta)
+        if saved.error is None:
+            last = next((it for it in found.lines if it["step"] == found.step), {})
+            ledger.event(
+                "checkpoint",
+                found.generation,
+                step=saved.step,
+                name=saved.name,
+                nbytes=saved.nbytes,
+                stall_s=saved.stall_s,
+                write_s=saved.write_s,
+                batch_fp=last.get("batch_fp"),
+                chain_fp=found.meta["chain_fp"],
+            )
+            ledger.settle(STOP_S)
     if saved.error and not (run / CHECKPOINTS / saved.name).exists():
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
+
+
+# -- while the next life trains --------------------------------------------------------------------
+
+
+class LateSaves:
+    """The launcher's end: starts a late save when a worker asks for it; one at a time.
+
+    `folder`: the pod's own, see checkpoint/late.py. Nothing here waits for the run directory.
+    """
+
+    def __init__(self, config: Config, memory: Path, folder: Path) -> None:
+        self._args = (config, memory, folder)
+        self._process: BaseProcess | None = None
+
+    def poll(self) -> None:
+        """Start what has been asked for since the last call."""
+        if self._process is not None and not self._process.is_alive():
+            self._process.close()
+            self._process = None
+        with suppress(OSError, EOFError):  # the next life asks again
+            request = late.asked(self._args[2])
+            if request is not None and self._process is None:
+                context: Any = multiprocessing.get_context("forkserver")
+                args = (*self._args, request["job"])
+                self._process = context.Process(target=save_late, args=args, daemon=True)
+                self._process.start()
+
+    def stop(self) -> None:
+        """The pod ends: what is not finished is taken away, if the volume allows it at once."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join(STOP_S)
+
+
+def save_late(config: Config, memory: Path, folder: Path, job: str | None) -> None:
+    """Save the pod's newest snapshot; then again, as long as a newer one is overdue.
+
+    To be run in a process of its own, which ends with the launcher.
+    """
+    die_with_launcher()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
+    run = Path(config.run_dir)
+    every_s = with_preset(config_in_force(config), accelerator=False).checkpoint_every
+
+    def fence() -> None:
+        if not is_of(run, job):
+            raise Superseded("another job has taken over the run")
+
+    try:
+        with late.saving(folder) as note:
+            began = time.monotonic()
+            while found := _newer_than_any_checkpoint(config, memory):
+                note.write(store.name_of(found.step, found.generation))
+                name = _commit(config, found, fence, read_back=True)
+                if name is None:
+                    break
+                _say(f"checkpoint {name} is saved, of a life that is over")
+                del found  # unmaps it
+                if time.monotonic() - began < every_s:
+                    break
+                began = time.monotonic()
+    except SystemExit:
+        exit_now(0)
+    except (OSError, BlockingIOError) as error:
+        _say(f"the state left in memory is not saved: {error}")
+
+
+def _say(message: str) -> None:
+    print(f"gptddp.launch: {message}", file=sys.stderr, flush=True)

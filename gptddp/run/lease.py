@@ -113,6 +113,13 @@ def acquire(run: Path, job: str | None, known: bool = False) -> Lease:
             return Lease(path, me, seen[0] if seen else b"")
 
 
+def is_of(run: Path, job: str | None) -> bool:
+    """Is the run's lease this job's, or nobody's? Raises OSError."""
+    seen = _read(run / LEASE)
+    lease = _parse(seen[0]) if seen else None
+    return seen is None or (lease is not None and lease.get("job") == job)
+
+
 def _wait_until_free(path: Path, me: dict[str, Any]) -> _Reading | None:
     """Wait until the lease may be taken; what was read then, None where there is none."""
     seen, renewals, end = _read(path), 0, 0.0

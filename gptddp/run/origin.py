@@ -21,6 +21,7 @@ class Origin:
     run_id: str  # of this run directory's content, unique for ever
     parent: str | None  # the checkpoint that this life descends from
     snapshot_rank: int | None  # the one whose snapshot this life goes on from
+    late: str | None  # the checkpoint that a launcher makes of a snapshot meanwhile
     quarantine: dict[
         int, list[int]
     ]  # what earlier lives decided beyond `step`, see run/quarantine.py

@@ -3,6 +3,8 @@
 A life that is killed cannot say so: the next one does, from a survivor's snapshot.
 """
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -41,10 +43,12 @@ def last_life(
     return Last(lives[-1], line["step"], line["time"], cause, time)
 
 
-def last_save_time(events: Sequence[Mapping[str, Any]], now: float) -> float:
-    """When the run was last saved, or when it began, in unix seconds; `now` for a new one."""
-    saved = [e["time"] for e in events if e["event"] == "checkpoint" and not e.get("error")]
-    return float((saved or [e["time"] for e in events[:1]] or [now])[-1])
+def unsaved_s(events: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds since the last save began, or since the run did; infinite if a clock was put back."""
+    saves = [e for e in events if e["event"] == "checkpoint" and not e.get("error")]
+    began = [e["time"] - e.get("write_s", 0.0) for e in saves] or [e["time"] for e in events[:1]]
+    age_s = time.time() - max(began, default=time.time())
+    return age_s if age_s >= 0 else math.inf
 
 
 def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:

@@ -10,19 +10,21 @@ from typing import Any
 import torch
 
 from gptddp import __version__
-from gptddp.checkpoint import snapshot, store
-from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.checkpoint import known, late, retention, snapshot, store
+from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
+from gptddp.files import TRANSIENT, explain, make_folder, read_json, write_json_atomic
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, unknown_fields
 from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
+from gptddp.run.recovery import unsaved_s
 from gptddp.training.changes import record_changes
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
@@ -56,6 +58,8 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(path) if path else None
     brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
+    verdict = environment.verdict()  # beside it this rank and its launcher meet
+    saving = world.gather(late.in_progress(verdict and verdict.parent))
     loaded: Any = None
     lease: Lease | None = None
 
@@ -63,7 +67,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         nonlocal loaded, lease
         lease = take_run(config, world)
         try:
-            origin, loaded = open_run(config, dataset, world, brought)
+            origin, loaded = open_run(config, dataset, world, brought, saving)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:
@@ -76,6 +80,8 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     origin = world.from_rank_0(on_rank_0)
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         dataset.check_whole()
+    if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
+        _ask_for_late_save(verdict.parent, world)
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
@@ -87,12 +93,21 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 
 
+def _ask_for_late_save(folder: Path, world: World) -> None:
+    """The rank whose snapshot this life goes on from: its launcher is to save it meanwhile."""
+    try:
+        late.ask(folder, world.job)
+    except OSError as error:
+        log.warning("no checkpoint is made of the state left in memory: %s", error)
+
+
 def take_run(config: Config, world: World) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
     run = Path(config.run_dir)
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, world.job, known=(run / CONFIG).exists())
+        if not (begun := (run / CONFIG).exists()):
+            make_folder(run)
+        return acquire(run, world.job, known=begun)
     except OSError as error:
         if error.errno in TRANSIENT:
             raise
@@ -102,13 +117,18 @@ def take_run(config: Config, world: World) -> Lease:
 
 
 def open_run(
-    config: Config, dataset: Dataset, world: World, brought: Sequence[Brought] = ()
+    config: Config,
+    dataset: Dataset,
+    world: World,
+    brought: Sequence[Brought] = (),
+    saving: Sequence[str | None] = (),
 ) -> tuple[Origin, Loaded | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). Raises
-    ConfigError when the run directory belongs to another configuration, DataError when it belongs
-    to other data, CheckpointError when it has checkpoints and none is valid.
+    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). `saving`:
+    the late saves in progress in the pods of this world, by rank. Raises ConfigError when the run
+    directory belongs to another configuration, DataError when it belongs to other data,
+    CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
     run_id, events = id_of(run), read_ledger(run)
@@ -120,10 +140,11 @@ def open_run(
     _check_data(run, dataset)
     if config.on_bad == "fail":
         dataset.check_whole()
-    newest = next(filter(store.is_candidate, store.names(run)), None)
+    newest = store.newest(run)
     snapshots = trusted(snapshots, events, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
-    loaded = load_newest(run) if from_rank is None else None
+    chosen = None if from_rank is None else snapshots[from_rank]
+    loaded, late_save = _take_up(config, events, chosen, saving)
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
     elif loaded is not None:
@@ -133,6 +154,8 @@ def open_run(
     changed = record_changes(before, config, generation, step)
     _write_config(run, run_id, config, dataset, new=generation == 1 or changed)
     redo, last_line, line = _in_history(run, step)
+    if redo and source == "scratch":
+        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     origin = Origin(
         config=config,
         generation=generation,
@@ -145,9 +168,34 @@ def open_run(
         run_id=run_id,
         parent=parent,
         snapshot_rank=from_rank,
+        late=late_save,
         quarantine=decided(events, step),
     )
     return origin, loaded
+
+
+def _take_up(
+    config: Config,
+    events: Sequence[dict[str, Any]],
+    chosen: tuple[int, int, int] | None,
+    saving: Sequence[str | None],
+) -> tuple[Loaded | None, str | None]:
+    """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
+
+    That is the one in progress, or one of the snapshot where a checkpoint is overdue.
+    """
+    run = Path(config.run_dir)
+    if chosen is None:
+        retention.fence(run)
+        return known.load(run, known.committed(events), config.from_scratch), None
+    generation, step, _ = chosen
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    overdue = unsaved_s(events) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        save = store.name_of(step, generation)
+    retention.fence(run, [save] if save else [])
+    known.warn(run, known.committed(events), f"memory, step {step}")
+    return None, save
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
@@ -175,7 +223,9 @@ def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new:
         )
     try:
         saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-        write_json_atomic(run / CONFIG, saved | {"config": dataclasses.asdict(config) | unknown})
+        fields = dataclasses.asdict(config)
+        del fields["from_scratch"]  # of one start, and not of the run
+        write_json_atomic(run / CONFIG, saved | {"config": fields | unknown})
         if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

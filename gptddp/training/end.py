@@ -102,7 +102,8 @@ class Ending(threading.Thread):
 
     def _save(self) -> None:
         fingerprints = self._recorder.fingerprints(self._progress)
-        self._recorder.saves.save_last(self._tensors, self._progress, fingerprints)
+        read_back = self._cause != "stopped"
+        self._recorder.saves.save_last(self._tensors, self._progress, fingerprints, read_back)
 
     def _finish(self) -> None:
         self._recorder.log.sync()

@@ -1,6 +1,5 @@
 """Rank 0's checkpoints: when one is due, what became of each, and trouble with the storage."""
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.recovery import last_save_time
+from gptddp.run.recovery import unsaved_s
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
@@ -42,8 +41,10 @@ class Saves:
             origin.generation,
             parent=origin.parent,
             keep=c.keep,
+            keep_every=c.keep_every,
             before_commit=log.sync,
             fence=lease.check,
+            spare=[origin.late] if origin.late else [],
         )
         self._origin, self._lease, self._ledger = origin, lease, ledger
         self._metrics, self._console = metrics, console
@@ -56,10 +57,9 @@ class Saves:
 
     def begin(self, tensors: Mapping[str, Tensor], events: Sequence[Mapping[str, Any]]) -> None:
         """Before the first step; `events`: the ledger so far."""
-        if self._origin.source == "memory":  # lives that are short must not put it off for ever
-            now = time.time()
-            since_s = now - last_save_time(events, now)
-            self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock was put back
+        # Lives that are short must not put it off for ever. A late save stands for this life's.
+        if self._origin.source == "memory" and self._origin.late is None:
+            self._saved_at -= unsaved_s(events)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
     @property
@@ -76,9 +76,17 @@ class Saves:
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
     def save_last(
-        self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints
+        self,
+        tensors: Mapping[str, Tensor],
+        progress: Progress,
+        fingerprints: Fingerprints,
+        read_back: bool,
     ) -> None:
-        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk."""
+        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk.
+
+        A stop has no time to have it read back: what it saves counts as verified later.
+        """
+        self.writer.read_back = read_back
         self.writer.wait()
         if not self.writer.has(progress.step):
             self.save(tensors, progress, fingerprints)

@@ -57,6 +57,90 @@ def test_only_loadable_ones_count(tmp_path):
     assert load_newest(tmp_path).step == 4
 
 
+def flip(path):
+    raw = bytearray((path / "shard-0-of-1.bin").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (path / "shard-0-of-1.bin").write_bytes(raw)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+@pytest.mark.parametrize("when", ["after each commit", "after all"])
+def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
+    """One bit flips in each of three commits: the good one before them is still there, and loads,
+    however many more are committed and flip; who reads the log is told."""
+    keep_meanwhile = keep if when == "after each commit" else 99
+    root = save(tmp_path, 1, keep=keep)
+    for step in (2, 3, 4):
+        flip(save(tmp_path, step, keep=keep_meanwhile) / store.name_of(step, 1))
+    retention.prune(tmp_path, keep)
+    assert (root / store.name_of(1, 1)).exists()
+    assert "is damaged, and older ones stay: shard-0-of-1.bin: bytes 0 to 400" in caplog.text
+    for step in (5, 6, 7):
+        flip(save(tmp_path, step, keep=keep) / store.name_of(step, 1))
+    assert load_newest(tmp_path).step == 1
+
+
+def test_what_a_save_reads(tmp_path, monkeypatch):
+    """Its own bytes, and those of the oldest that stays, when it replaces one; no more."""
+    read, real = [], store.read_shards
+
+    def reading(path, *args):
+        read.append(path.name.split(".")[0])
+        return real(path, *args)
+
+    monkeypatch.setattr(store, "read_shards", reading)
+    save(tmp_path, 1, 2, 3, keep=3)
+    assert read == [f"step-{n:012}" for n in (1, 2, 3)]
+    read.clear()
+    save(tmp_path, 4, keep=3)
+    assert read == [f"step-{n:012}" for n in (4, 2)]
+
+
+def test_a_disk_that_writes_something_else_is_told(tmp_path, monkeypatch):
+    """What is read back is compared before it gets its name: the save has failed, with the reason;
+    the checkpoint before it stays, and the next save works."""
+    save(tmp_path, 1, keep=1)
+    write = os.write
+
+    def lying(fd, data):
+        raw = bytearray(data)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".bin"):
+            raw[len(raw) // 2] ^= 1
+        return write(fd, raw)
+
+    monkeypatch.setattr(os, "write", lying)
+    saved = Writer(tmp_path, 1, keep=1).save(2, {"x": torch.full((100,), 2.0)}, {})
+    assert "what was written is not what is read back (shard-0-of-1.bin: bytes" in saved.error
+    assert steps(tmp_path) == [(1, 1)] and os.listdir(tmp_path / "checkpoints/.tmp") == []
+    monkeypatch.undo()
+    save(tmp_path, 3, keep=1)
+    assert load_newest(tmp_path).step == 3
+
+
+def test_what_was_never_read_back_is_read_before_it_counts(tmp_path):
+    """The save of a stop, or of an older version: good ones count, and damaged ones do not."""
+    save(tmp_path, 1)
+    for step in (2, 3, 4):
+        writer = Writer(tmp_path, 1, keep=2)
+        writer.read_back = False
+        assert writer.save(step, {"x": torch.full((100,), float(step))}, {}).error is None
+    assert steps(tmp_path) == [(1, 4), (1, 3), (1, 2), (1, 1)]  # nor has it time to prune
+    flip(tmp_path / "checkpoints" / store.name_of(4, 1))
+    retention.prune(tmp_path, 2)
+    assert steps(tmp_path) == [(1, 4), (1, 3), (1, 2)]
+
+
+def test_the_first_of_each_so_many_steps_stays(tmp_path):
+    """With keep_every 100: the first at or after 100, 200, 300, but none before, for good."""
+    tensors = {"x": torch.ones(10)}
+    for step in (40, 90, 130, 180, 210, 260, 310, 320, 330):
+        writer = Writer(tmp_path, 1, keep=2, keep_every=100)
+        assert writer.save(step, tensors, {}).error is None
+    assert [step for _, step in steps(tmp_path)] == [330, 320, 310, 210, 130]
+    retention.prune(tmp_path, 1, keep_every=100)
+    assert [step for _, step in steps(tmp_path)] == [330, 310, 210, 130]
+
+
 def test_bad_ones_are_never_deleted(tmp_path):
     """What was set aside stays for inspection."""
     root = save(tmp_path, 1)

@@ -59,10 +59,10 @@ import os, signal, sys, time
 from gptddp import train
 from gptddp.checkpoint import writer
 look = writer.Writer._before_rename
-def stopped(self):
+def stopped(self, step):
     os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
     time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
-    look(self)
+    look(self, step)
 writer.Writer._before_rename = stopped
 sys.exit(train.main(sys.argv[1:]))
 """

@@ -45,7 +45,7 @@ class JobSpec:
     gpus: int = _f(0, "GPUs a pod")
     gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
     shm: str | None = _f(
-        None, "size of /dev/shm, which holds staged checkpoints [default: from the model's size]"
+        None, "size of /dev/shm, which holds two snapshots [default: from the model's size]"
     )
     data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
     runs: str = _f("runs", "claim with the run directories, shared by all pods")
@@ -117,9 +117,9 @@ def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
     """Quantities for /dev/shm and the pod's memory, which contains it.
 
     The training state is weights and two Adam moments in fp32, 12 bytes a parameter, with the
-    vocabulary taken as GPT-2's. /dev/shm: a staged checkpoint, and the snapshot that a survivor
-    leaves for its next life. Memory: that, 1 GiB for the launcher, and for each process its
-    libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state once more.
+    vocabulary taken as GPT-2's. /dev/shm: the snapshot that a survivor leaves for its next life,
+    and an older one that the launcher is saving. Memory: that, 1 GiB for the launcher, and for each
+    process its libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state once more.
     """
     c = config.with_preset(spec.train, accelerator=spec.gpus > 0)
     assert c.n_layer and c.n_embd and c.seq_len

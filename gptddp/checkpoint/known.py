@@ -1,0 +1,99 @@
+"""Checkpoints that the run's books know, and its directory lacks.
+
+A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
+has every commit, and so a run does not begin at step 0 again, nor go back further than it must,
+without a word. What retention deletes is older than what it keeps: only where the newest commit is
+missing, something is.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.errors import CheckpointError
+from gptddp.files import read_json
+from gptddp.run.directory import CHECKPOINTS, FINISHED
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
+
+
+def committed(events: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The names of all commits since the run last began at step 0; None where no event is left.
+
+    `events`: the ledger. What was committed before has been given up.
+    """
+    names: list[str] = []
+    for event in events:
+        if event["event"] == "start" and event.get("source") == "scratch":
+            names.clear()
+        elif event["event"] == "checkpoint" and store.order(str(event.get("name"))):
+            names.append(event["name"])
+    return names if events else None
+
+
+def load(run: Path, committed: Sequence[str] | None, from_scratch: bool) -> Loaded | None:
+    """The newest valid checkpoint; None where the run has never had one, or begins anew.
+
+    `from_scratch`: the user means it that the run begins at step 0 again, where none of its
+    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
+    """
+    for seconds in RETRY_S:
+        if not missing(run, committed):
+            break
+        time.sleep(seconds)
+    loaded = load_newest(run, known=committed or ())
+    if loaded is not None:
+        warn(run, committed, f"{loaded.name}, step {loaded.step}")
+    elif gone := missing(run, committed) or _by_marker(run, committed):
+        root = run / CHECKPOINTS
+        what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
+        if not from_scratch:
+            raise CheckpointError(
+                f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
+                "--from-scratch to begin at step 0 again"
+            )
+        log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
+    return loaded
+
+
+def warn(run: Path, committed: Sequence[str] | None, origin: str) -> None:
+    """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
+    if gone := missing(run, committed):
+        log.warning(
+            "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
+            "missing, stop the run and put it back before another checkpoint is written",
+            run / CHECKPOINTS,
+            _listed(gone),
+            origin,
+        )
+
+
+def missing(run: Path, committed: Sequence[str] | None) -> list[str]:
+    """The newest commit and those before it, newest first, up to one that is there.
+
+    [] where the newest is there, or has been set aside as damaged. Raises OSError.
+    """
+    names = set(committed or ())
+    there = {name.partition(".bad.")[0] for name in store.names(run, names)}
+    newest_first = sorted(names, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    return list(itertools.takewhile(lambda name: name not in there, newest_first))
+
+
+def _by_marker(run: Path, committed: Sequence[str] | None) -> list[str]:
+    """The checkpoint that the marker of a finished run speaks of, where the ledger is gone too."""
+    try:
+        marker = read_json(run / FINISHED) if committed is None else None
+        return [f"one of step {marker['step']} ({FINISHED})"] if marker else []
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def _listed(gone: Sequence[str]) -> str:
+    return ", ".join(gone[:3]) + (f" and {len(gone) - 3} before" if len(gone) > 3 else "")

@@ -1,0 +1,135 @@
+"""Checkpoints that were there and are gone: a run never begins at step 0 again without a word."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support.trainer_patches import lose_a_peer
+
+from gptddp.checkpoint import known
+from gptddp.run.history import read_ledger
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(known, "RETRY_S", (0.01,))
+
+
+@pytest.fixture
+def root(run, tmp_path):
+    """The checkpoints of a run of six steps, made in three lives."""
+    for steps in ("2", "4", "6"):
+        assert run("--steps", steps) == 0
+    return tmp_path / "run/checkpoints"
+
+
+def sources(run_dir: Path) -> list[str]:
+    return [event["source"] for event in read_ledger(run_dir) if event["event"] == "start"]
+
+
+def move_away(root):
+    root.rename(root.with_name("elsewhere"))
+
+
+def empty(root):
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def lose_the_ledger_too(root):
+    shutil.rmtree(root)
+    (root.parent / "ledger.jsonl").unlink()
+
+
+@pytest.mark.parametrize("harm", [move_away, empty, lose_the_ledger_too])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run, root, capsys, harm):
+    """Exit code 4, with the names that the books know and the fix; nothing is trained or begun."""
+    log = root.with_name("log.3.jsonl").read_bytes()
+    harm(root)
+    assert run("--steps", "8") == 4
+    wanted = "step-000000000006.3" if harm is not lose_the_ledger_too else "one of step 6"
+    err = capsys.readouterr().err
+    assert wanted in err and "--from-scratch" in err
+    assert run("--steps", "8") == 4  # nor does the next try
+    assert not root.with_name("log.4.jsonl").exists()
+    assert root.with_name("log.3.jsonl").read_bytes() == log
+
+
+def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
+    """Said once, for one start: the run has it not among its settings, and what was given up is
+    not missed by the next life, which has not saved yet."""
+    move_away(root)
+    lose_a_peer(run, "--steps", "8", "--from-scratch")
+    assert "as --from-scratch says" in caplog.text
+    assert "from_scratch" not in json.loads((tmp_path / "run/config.json").read_text())["config"]
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    assert run("--steps", "8") == 0
+    assert sources(tmp_path / "run")[3:] == ["scratch", "scratch"]
+
+
+def test_from_scratch_gives_up_no_checkpoint_that_is_there(run, root, tmp_path):
+    """It is no wish to lose anything."""
+    assert run("--steps", "8", "--from-scratch") == 0
+    assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
+
+
+def test_an_older_one_goes_on_with_a_word(run, root, tmp_path, caplog):
+    """Where the newest commit is missing, its name and where the run goes on from are told."""
+    shutil.rmtree(root / "step-000000000006.3")
+    assert run("--steps", "8") == 0
+    assert "lacks step-000000000006.3, which the run has had" in caplog.text
+    assert "it goes on from step-000000000004.2, step 4" in caplog.text
+    assert sources(tmp_path / "run")[-1] == "step-000000000004.2"
+
+
+def test_memory_goes_on_with_a_word(run, root, tmp_path, caplog):
+    """The state is newer than what is missing; a loss of all pods would now cost everything."""
+    lose_a_peer(run, "--steps", "20")
+    move_away(root)
+    lose_a_peer(run, "--steps", "20")
+    assert "lacks step-000000000006.3" in caplog.text and "it goes on from memory" in caplog.text
+    assert sources(tmp_path / "run")[-1] == "memory"
+
+
+def test_what_retention_deletes_is_not_missed(run, root, caplog):
+    """Nor what has been set aside, which is told by another line."""
+    assert run("--steps", "8", "--keep", "1") == 0
+    assert len([name for name in os.listdir(root) if name.startswith("step")]) == 1
+    assert run("--steps", "10") == 0
+    assert "lacks" not in caplog.text
+    newest = root / "step-000000000010.5/manifest.json"
+    os.truncate(newest, 10)
+    assert run("--steps", "12", "--keep", "1") == 0
+    assert "checkpoint skipped" in caplog.text and "lacks" not in caplog.text
+
+
+def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch):
+    """A listing that is empty for a moment costs a moment."""
+    move_away(root)
+    back = root.with_name("elsewhere").rename
+    monkeypatch.setattr("time.sleep", lambda seconds: root.exists() or back(root))
+    assert run("--steps", "8") == 0
+    assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
+
+
+def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):
+    """A single name is looked up anew where a network file system lists a folder as it was."""
+    listdir = os.listdir
+    (root / "LATEST").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: listdir(path) if Path(path) != root else [])
+        assert run("--steps", "8") == 0
+    assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
+
+
+def test_a_run_that_was_never_saved_begins_again(run, tmp_path, caplog):
+    """All of its pods were killed before the first commit: nothing is missing."""
+    lose_a_peer(run, "--steps", "8")
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    assert run("--steps", "8") == 0
+    assert sources(tmp_path / "run") == ["scratch", "scratch"]
+    assert "has no checkpoint: the 3 steps in its log are done again" in caplog.text

@@ -1,0 +1,274 @@
+"""A save that outlives the life that began it: the launcher's, while the next life trains."""
+
+import json
+import os
+import time
+
+import pytest
+from support.local_jobs import until
+from support.trainer_patches import lose_a_peer
+
+from gptddp.checkpoint import late, store
+from gptddp.checkpoint.writer import Writer
+from gptddp.config import from_args
+from gptddp.launch.rescue import STOP_S, save_late
+from gptddp.run import lease
+from gptddp.run.history import Ledger, RunLog, history, read_ledger
+
+NAME = "step-000000000003.1"
+GOES_ON = {"source": "memory", "step": 3}
+
+
+@pytest.fixture
+def pod(tmp_path, monkeypatch):
+    """The folder in which a worker and its launcher meet."""
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    monkeypatch.setenv("GPTDDP_VERDICT", str(folder / "verdict.json"))
+    return folder
+
+
+@pytest.fixture
+def left(run, tmp_path):
+    """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
+    lose_a_peer(run, "--steps", "6")
+    log = tmp_path / "run/log.1.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def save(left, pod, tmp_path):
+    """Save what is left, as the launcher's process does; the names of the run's checkpoints."""
+
+    def begin(*flags, job=None):
+        config = from_args(["--run-dir", str(left), *flags])
+        save_late(config, tmp_path / "memory", pod, job)
+        return store.names(left)
+
+    return begin
+
+
+def test_a_state_that_every_later_life_has_gone_on_from_is_saved(left, save):
+    """Two lives later, with its steps in the log and an event of its own life in the ledger."""
+    for generation in (2, 3):
+        Ledger(left).event("start", generation, **GOES_ON)
+    assert save() == [NAME]
+    assert [line["step"] for line in history(left)] == [1, 2, 3]
+    event = read_ledger(left)[-1]
+    assert (event["event"], event["generation"], event["name"]) == ("checkpoint", 1, NAME)
+    assert event["chain_fp"] == list(history(left))[-1]["chain_fp"]
+    assert os.listdir(left / "checkpoints/.tmp") == []
+    assert save() == [NAME]  # not twice
+
+
+AWAY = [
+    {"event": "start", "source": "step-000000000002.1", "step": 2},
+    {"event": "start", "source": "scratch", "step": 0},
+    {"event": "start", "source": "memory", "step": 2},
+    {"event": "start"},
+    {"event": "diverged"},
+]
+
+
+@pytest.mark.parametrize("event", AWAY, ids=str)
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_state_that_the_run_has_left_is_not_saved(left, save, monkeypatch, event, meanwhile):
+    """A later life has begun from elsewhere, or the ranks have differed: known before, or found
+    when all is written but the name. It would bring back a branch."""
+
+    def go_away(*args):
+        Ledger(left).event(event["event"], 2, **{k: v for k, v in event.items() if k != "event"})
+        Ledger(left).event("start", 3, **GOES_ON)
+
+    if meanwhile:
+        sync = RunLog.sync
+        monkeypatch.setattr(RunLog, "sync", lambda log: (go_away(), sync(log)))
+    else:
+        go_away()
+    assert save() == [] and not any(e["event"] == "checkpoint" for e in read_ledger(left))
+    assert not (left / "checkpoints/.tmp").exists() or not os.listdir(left / "checkpoints/.tmp")
+
+
+def test_a_life_that_the_ledger_does_not_know_is_no_proof(left, save):
+    """A log of a later life, without its start: from where it has gone on nobody can tell."""
+    (left / "log.2.jsonl").touch()
+    assert save() == []
+
+
+def test_nothing_is_saved_in_a_run_of_another_job(left, save, caplog):
+    """The lease is looked at last."""
+    (left / "lease.json").unlink()
+    held = lease.acquire(left, "the other")
+    try:
+        assert save(job="mine") == []
+    finally:
+        held.close()
+    assert "another job has taken over the run" in caplog.text
+    assert save(job="the other") == [NAME]
+
+
+def test_a_newer_checkpoint_makes_it_needless(run, left, save, monkeypatch):
+    """The next life may be faster: its own is the newest, and stays so."""
+    sync = RunLog.sync
+
+    def first(log):
+        monkeypatch.setattr(RunLog, "sync", sync)
+        assert run("--steps", "5") == 0
+        sync(log)
+
+    monkeypatch.setattr(RunLog, "sync", first)
+    assert save() == ["step-000000000005.2"]
+
+
+# -- a life that begins ----------------------------------------------------------------------------
+
+
+def overdue(run_dir):
+    """The run began an hour ago, and was never saved."""
+    ledger = run_dir / "ledger.jsonl"
+    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    events[0]["time"] -= 3600
+    ledger.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """The steps that lives begin to save by themselves."""
+    steps, submit = [], Writer.submit
+
+    def noting(writer, step, *args):
+        steps.append(step)
+        return submit(writer, step, *args)
+
+    monkeypatch.setattr(Writer, "submit", noting)
+    return steps
+
+
+@pytest.mark.parametrize("late_one", [True, False])
+def test_a_life_asks_for_a_late_save_only_when_one_is_overdue(run, left, pod, own, late_one):
+    """Then it does not begin with one of its own, which would do the work twice."""
+    if late_one:
+        overdue(left)
+    lose_a_peer(run, "--steps", "9")
+    request = late.asked(pod)
+    assert (request is not None) == late_one and late.asked(pod) is None
+    assert own == []
+
+
+def test_without_a_launcher_the_life_saves_at_once(run, left, own):
+    """Nobody else would."""
+    overdue(left)
+    lose_a_peer(run, "--steps", "9")
+    assert own == [4]
+
+
+def test_one_late_save_at_a_time(run, left, pod):
+    """A life whose pods are saving already asks for no other, and spares the unfinished files of
+    that one; those of a dead writer lose their chance to become a checkpoint."""
+    overdue(left)
+    tmp = left / "checkpoints/.tmp"
+    mine, dead = f"{NAME}.{'ab' * 16}", f"step-000000000002.1.{'cd' * 16}"
+    for name in (mine, dead):
+        (tmp / name).mkdir(parents=True)
+    with late.saving(pod) as note:
+        note.write(NAME)
+        assert late.in_progress(pod) == NAME
+        lose_a_peer(run, "--steps", "9")
+        assert late.asked(pod) is None and os.listdir(tmp) == [mine]
+        assert run("--steps", "6", "--checkpoint-every", "0") == 0
+        assert os.listdir(tmp) == [mine]
+    assert late.in_progress(pod) is None
+    assert run("--steps", "7") == 0
+    assert os.listdir(tmp) == os.listdir(left / "checkpoints/.trash") == []
+
+
+def test_a_late_save_that_hangs_is_not_waited_for_for_ever(pod, monkeypatch):
+    """Another pod may try."""
+    with late.saving(pod) as note:
+        note.write(NAME)
+        monkeypatch.setattr(late, "PATIENCE_S", 0.0)
+        time.sleep(0.01)
+        assert late.in_progress(pod) is None
+        with pytest.raises(BlockingIOError), late.saving(pod):
+            pass
+
+
+# -- the process that saves ------------------------------------------------------------------------
+
+LAUNCHER = """
+import os, signal, sys, time
+from pathlib import Path
+from gptddp.checkpoint import late, store
+from gptddp.config import from_args
+from gptddp.launch import forkserver
+from gptddp.launch.rescue import LateSaves
+
+run, memory, pod, how = map(Path, sys.argv[1:])
+forkserver.PRELOAD[:] = []
+if how.name != "soon":
+    def hang(*args):
+        if how.name == "deaf":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Path(pod, "hangs").touch()
+        time.sleep(600)
+    store._rename_new = hang
+forkserver.start_server(pod)
+saves = LateSaves(from_args(["--run-dir", str(run)]), memory, pod)
+late.ask(pod, None)
+saves.poll()
+wanted = Path(pod, "hangs") if how.name != "soon" else run / "checkpoints/LATEST"
+while not wanted.exists() or (how.name == "soon" and late.in_progress(pod)):
+    time.sleep(0.02)
+if how.name == "waits":
+    time.sleep(600)
+began = time.monotonic()
+saves.stop()
+print(time.monotonic() - began, file=sys.stderr, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def launcher(forked, left, pod, tmp_path):
+    """A launcher's process whose worker has just asked; `how` its late save goes."""
+    Ledger(left).event("start", 2, **GOES_ON)
+    return lambda how: forked(LAUNCHER, str(left), str(tmp_path / "memory"), str(pod), how)
+
+
+def unfinished(run_dir):
+    return list((run_dir / "checkpoints/.tmp").glob("step-*"))
+
+
+def test_the_launcher_has_it_saved(left, launcher):
+    """In a process that its fork server forks."""
+    process = launcher("soon")
+    assert process.wait(60) == 0, process.stderr.read()
+    assert store.names(left) == [NAME] and f"checkpoint {NAME} is saved" in process.stderr.read()
+
+
+def test_it_is_taken_back_when_the_pod_ends(left, launcher, pod):
+    """Nothing unfinished is left, and the launcher hardly waits."""
+    process = launcher("hangs")
+    assert process.wait(60) == 0
+    until(lambda: late.in_progress(pod) is None)
+    assert unfinished(left) == [] and store.names(left) == []
+
+
+def test_one_that_hangs_does_not_hold_up_the_launcher(launcher, pod):
+    """As on a volume that does not answer, where no signal is heard."""
+    process = launcher("deaf")
+    assert process.wait(60) == 0
+    assert STOP_S <= float(process.stderr.read().split()[-1]) < 10 * STOP_S
+    until(lambda: late.in_progress(pod) is None)
+
+
+def test_it_ends_with_its_launcher(run, left, launcher, pod):
+    """Killed with the pod: what it leaves unfinished the next save removes."""
+    process = launcher("waits")
+    until(lambda: late.in_progress(pod) == NAME and (pod / "hangs").exists(), 60)
+    process.kill()
+    until(lambda: late.in_progress(pod) is None)
+    assert len(unfinished(left)) == 1
+    assert run("--steps", "5") == 0
+    assert unfinished(left) == []
