@@ -19,12 +19,12 @@ STEPS = ("--steps", "400" if SHORT else "700", "--eval-every", "5000", "--checkp
 SLOW = f"""
 from gptddp.checkpoint import store
 _commit = store.commit
-def commit(run_dir, manifest, shards, before_rename=lambda: None, **options):
+def commit(run_dir, manifest, shards, before_rename=lambda: None, *more):
     def slowly():
         if not Path({{quick!r}}).exists():
             time.sleep({SAVE_S})
         before_rename()
-    return _commit(run_dir, manifest, shards, slowly, **options)
+    return _commit(run_dir, manifest, shards, slowly, *more)
 store.commit = commit
 """
 long = pytest.mark.skipif(SHORT, reason="takes minutes")
