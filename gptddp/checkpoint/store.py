@@ -199,7 +199,6 @@ def commit(
     manifest: dict[str, Any],
     shards: Sequence[memoryview],
     before_rename: Callable[[], None] = lambda: None,
-    *,
     read_back: bool = True,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.

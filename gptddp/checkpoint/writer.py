@@ -204,7 +204,7 @@ class Writer:
             manifest,
             [data],
             lambda: self._before_rename(manifest["step"]),
-            read_back=self.read_back,
+            self.read_back,
         )
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
