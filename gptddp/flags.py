@@ -114,7 +114,7 @@ def flag(name: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(message if len(message) <= 300 else f"{message[:300]}...")
 
 
 def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:

@@ -44,7 +44,7 @@ def given(name: str, make: Callable[[], Config]) -> None:
         assert name in text and len(text) < 600
         return
     numbers = value if isinstance(value, tuple) else [value]
-    assert isinstance(value, str) or all(
+    assert isinstance(value, str | bool) or all(
         x >= 0 and (math.isfinite(x) if type(x) is float else type(x) is int and x < 2**64)
         for x in numbers
     ), f"{name} is {value!r}"

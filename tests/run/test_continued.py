@@ -56,6 +56,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "log_every": (7, 8),
     "checkpoint_every": (50.0, 40.0),
     "keep": (2, 4),
+    "keep_every": (4, 6),
 }
 FIRST = {name: first for name, (first, _) in VALUES.items()}
 OTHER = {name: other for name, (_, other) in VALUES.items() if FIELDS[name].metadata["of"] == KEPT}
