@@ -30,7 +30,7 @@ from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import is_finished
-from gptddp.run.history import highest_generation, history
+from gptddp.run.history import highest_generation, last_step
 
 WORKER = str(Path(__file__).with_name("worker_script.py"))
 UNEXPECTED = 200
@@ -102,7 +102,7 @@ class Launcher:
         final = crash_loop.final(
             RuntimeError(f"its process has died of {signal.Signals(number).name}"),
             run,
-            step=1 + max((line["step"] for line in history(run)), default=0),
+            step=1 + last_step(run),
             generation=highest_generation(run),
             rank=rank,
             pod=os.environ.get("POD_NAME", ""),

@@ -11,8 +11,9 @@ from pathlib import Path
 from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
+from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, id_of
-from gptddp.run.history import RunLog, complete, read_ledger, void_generation
+from gptddp.run.history import Ledger, RunLog, complete, recover
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +32,11 @@ def rescue(config: Config, memory: Path) -> str | None:
         found is None
         or found.run_id != id_of(run)
         or (found.generation, found.step) <= (order or (0, 0))
-        or found.generation <= void_generation(read_ledger(run))
+        or found.generation <= summary.read(run).void
     ):
         return None
-    with closing(RunLog(run, found.generation)) as lines:
+    with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
+        recover(run, ledger, found.events)
         complete(run, lines, found.lines, found.step)
         writer = Writer(
             run,

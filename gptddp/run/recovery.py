@@ -3,10 +3,12 @@
 A life that is killed cannot say so: the next one does, from a survivor's snapshot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
+
+from gptddp.run.summary import Summary
 
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
 UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
@@ -24,27 +26,24 @@ class Last:
 
 
 def last_life(
-    events: Sequence[Mapping[str, Any]],
+    ledger: Summary,
     line: Mapping[str, Any] | None,
     fault: Mapping[str, Any] | None,
 ) -> Last | None:
     """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
-    lives = [event["generation"] for event in events if event["event"] == "start"]
-    if not lives or line is None:
+    if not ledger.life or line is None:
         return None
-    own = [event for event in events if event["generation"] == lives[-1]]
-    said = any(event["event"] in ("stop", "end") for event in own)
-    differed = [", ".join(e["names"]) for e in own if e["event"] == "diverged"]
-    unheard = f"the ranks differed: {differed[0]}" if differed else UNKNOWN
+    said = ledger.ended
+    unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
-    return Last(lives[-1], line["step"], line["time"], cause, time)
+    return Last(ledger.life, line["step"], line["time"], cause, time)
 
 
-def last_save_time(events: Sequence[Mapping[str, Any]], now: float) -> float:
+def last_save_time(ledger: Summary, now: float) -> float:
     """When the run was last saved, or when it began, in unix seconds; `now` for a new one."""
-    saved = [e["time"] for e in events if e["event"] == "checkpoint" and not e.get("error")]
-    return float((saved or [e["time"] for e in events[:1]] or [now])[-1])
+    known = (ledger.saved_time, ledger.began_time, now)
+    return float(next(time for time in known if time is not None))
 
 
 def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:

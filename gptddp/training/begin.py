@@ -18,8 +18,9 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
+from gptddp.run import summary
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
-from gptddp.run.history import highest_generation, history, read_ledger
+from gptddp.run.history import highest_generation, history
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
@@ -76,12 +77,15 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
-    mine: Any = ({}, [], None)
-    if state:  # a checkpoint has no lines and no fault
-        mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
-    meta, lines, fault = world.broadcast_value(mine, source)
+    mine: Any = ({}, [], [], None)
+    if isinstance(state, snapshot.Snapshot):
+        mine = state.meta, state.lines, state.events, state.fault
+    elif state:
+        mine = state.meta, [], [], None
+    meta, lines, events, fault = world.broadcast_value(mine, source)
     origin = dataclasses.replace(origin, meta=meta)
-    return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
+    tensors = state.tensors if state else None
+    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
 
 
 def take_run(config: Config, world: World) -> Lease:
@@ -108,15 +112,15 @@ def open_run(
     to other data, CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    run_id, events = id_of(run), read_ledger(run)
+    run_id, ledger = id_of(run), summary.read(run)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
-    generation = 1 + max([highest_generation(run, events), *(it[0] for it in snapshots.values())])
+    generation = 1 + max([highest_generation(run, ledger), *(it[0] for it in snapshots.values())])
     config = resolve(config, world, continued=generation > 1)
     check_world_size(config, world.world_size)
     _check_data(run, dataset)
     newest = next(filter(store.is_candidate, store.names(run)), None)
-    snapshots = trusted(snapshots, events, run, world)
+    snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     loaded = load_newest(run) if from_rank is None else None
     _write_config(run, run_id, config, dataset, new=generation == 1)
@@ -139,7 +143,7 @@ def open_run(
         run_id=run_id,
         parent=parent,
         snapshot_rank=from_rank,
-        quarantine=decided(events, step),
+        quarantine=decided(ledger.quarantine, step),
     )
     return origin, loaded
 
@@ -147,7 +151,7 @@ def open_run(
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for last in history(run):  # one at a time: a million of them would take a gigabyte
+    for last in history(run, step):  # however long the run: no more of it is read than that
         redo += last["step"] > step
         line = last if last["step"] == step else line
     return redo, last, line

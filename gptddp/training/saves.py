@@ -3,9 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import last_save_time
+from gptddp.run.summary import Summary
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
@@ -54,11 +54,11 @@ class Saves:
         self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
         self._watching = threading.Lock()
 
-    def begin(self, tensors: Mapping[str, Tensor], events: Sequence[Mapping[str, Any]]) -> None:
-        """Before the first step; `events`: the ledger so far."""
+    def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
+        """Before the first step; `ledger`: its sum so far."""
         if self._origin.source == "memory":  # lives that are short must not put it off for ever
             now = time.time()
-            since_s = now - last_save_time(events, now)
+            since_s = now - last_save_time(ledger, now)
             self._saved_at -= since_s if since_s >= 0 else math.inf  # a clock was put back
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
