@@ -22,17 +22,18 @@ MANY = 32  # older ones; more are folded
 MOST_BYTES = 16 << 20  # of a log that is made
 
 
-def fold(run_dir: str | Path, fence: Callable[[], None] = lambda: None) -> None:
+def fold(run_dir: str | Path, lost: Callable[[], str] = lambda: "") -> None:
     """Rank 0 only: fold old logs where they are many. Killed anywhere, no line is lost.
 
-    There stay at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `fence` raises
-    Superseded where the run is another's. Raises OSError; a disk that is full changes nothing.
+    There stay at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
+    why the run is another's, if it is: then nothing is done. Raises OSError; a disk that is full
+    changes nothing.
     """
     old = log_generations(run_dir)[:-NEWEST]
     if len(old) > MANY:
         for group in _groups(run_dir, old):
             if len(group) > 1:
-                _merge(run_dir, group, fence)
+                _merge(run_dir, group, lost)
 
 
 def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:
@@ -49,8 +50,8 @@ def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:
     return groups
 
 
-def _merge(run_dir: str | Path, generations: list[int], fence: Callable[[], None]) -> None:
-    """Make one log of these, in its place; give up where one of them still grows."""
+def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str]) -> None:
+    """Make one log of these, in its place; not where one of them still grows."""
     paths = [log_path(run_dir, generation) for generation in generations]
     sizes = [_size(path) for path in paths]
     lines: dict[int, bytes] = {}
@@ -60,8 +61,7 @@ def _merge(run_dir: str | Path, generations: list[int], fence: Callable[[], None
     merged = paths[-1].with_name(f".{paths[-1].name}.{uuid.uuid4().hex}.tmp")
     try:
         write_new(merged, b"".join(lines[step] + b"\n" for step in sorted(lines)))
-        fence()
-        if sizes != [_size(path) for path in paths]:
+        if lost() or sizes != [_size(path) for path in paths]:
             return
         os.replace(merged, paths[-1])
     finally:

@@ -20,7 +20,7 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
 from gptddp.run import summary
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
-from gptddp.run.history import highest_generation, history
+from gptddp.run.history import highest_generation, history, last_step
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
@@ -151,7 +151,7 @@ def open_run(
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for last in history(run, step):  # however long the run: no more of it is read than that
+    for last in history(run, min(step, last_step(run))):  # no more is read, however long the run
         redo += last["step"] > step
         line = last if last["step"] == step else line
     return redo, last, line

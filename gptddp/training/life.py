@@ -51,8 +51,7 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
-        pending = self.recorder.ledger.pending if self.recorder else None
-        self.live = LiveState(state.snapshot_path, origin, pending)
+        self.live = LiveState(state.snapshot_path, origin)
         self.cause = "steps"  # why the loop ends
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
@@ -133,12 +132,14 @@ class Life:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         check_replicas(tensors, self.step, self.world)  # all ranks
         self._tensors = tensors
+        lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
+        self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
         if self.recorder:
             self.recorder.begin(tensors, n_params, self.progress, state)
-        began = self.recorder.ledger.pending() if self.recorder else []
-        lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
-        self.live.take_over(lines, self.world.broadcast_value(began, 0))  # all ranks
+        pending = self.recorder.ledger.pending if self.recorder else None
+        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
+        self.live.begun(begun, pending)
         self.line = self.origin.line or lines.get(self.step, {})
         self.stop.holds = True
         if verdict := environment.verdict():

@@ -28,27 +28,31 @@ class LiveState:
     the disk: every rank keeps it, as rank 0 may be lost with its queue.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        origin: Origin,
-        pending: Callable[[], list[dict[str, Any]]] | None = None,
-    ) -> None:
-        """`path`: of the snapshot; None where no memory outlives this process.
-
-        `pending`: on rank 0, the events of its ledger that are not yet on the disk.
-        """
+    def __init__(self, path: Path | None, origin: Origin) -> None:
+        """`path`: of the snapshot; None where no memory outlives this process."""
         self.path, self.origin = path, origin
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
         self._events_step = 0  # after which the last of them was recorded
-        self._pending, self._told = pending, False
+        self._pending: Callable[[], list[dict[str, Any]]] | None = None
+        self._told = False
         self._whole: tuple[Mapping[str, torch.Tensor], Progress] | None = None
         self._lock = threading.Lock()  # the watchdog leaves it too
 
     def take_over(self, lines: Mapping[int, Line], events: Sequence[Mapping[str, Any]]) -> None:
-        """What lives before this one have handed on, and how it began, in case it is lost too."""
-        self.lines, self.events, self._events_step = dict(lines), events, self.origin.step
+        """What lives before this one have handed on: before the state is whole."""
+        self.lines, self.events = dict(lines), events
+
+    def begun(
+        self,
+        events: Sequence[Mapping[str, Any]],
+        pending: Callable[[], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        """Rank 0 has recorded how this life begins, and these events are not yet on its disk.
+
+        `pending`: on rank 0, what its ledger has not yet there, at any time.
+        """
+        self.events, self._events_step, self._pending = events, self.origin.step, pending
 
     def keep_event(self, event: Mapping[str, Any], step: int) -> None:
         """What rank 0 records in the ledger after `step`, where this rank knows it as well."""

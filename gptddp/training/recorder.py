@@ -38,7 +38,7 @@ class Recorder:
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
         self.console = Console(origin)
-        self.tidier = Tidier(run, lease.check)
+        self.tidier = Tidier(run, lambda: lease.lost)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._batch_fp: str | None = None  # of the last step
         self._last: Last | None = None  # the life before, until this one has done a step
@@ -138,7 +138,6 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
-        self.tidier.close()
         self.log.close()
         self.ledger.close()
         self.lease.close()

@@ -3,12 +3,12 @@
 import json
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from support.crashing import killed
 
-from gptddp.errors import Superseded
 from gptddp.run import crash_loop, fold, history, summary, tidy
 from gptddp.run.history import Ledger, RunLog
 
@@ -75,7 +75,7 @@ def test_a_kill_at_any_point_loses_no_line(tmp_path):
         code = f"NEWEST, MANY = 2, 3\nfold({str(copy)!r})"
         was_killed = killed(number, "gptddp.run.fold", code)
         assert list(history.logged(copy)) == before, number
-        tidy.tidy(copy, lambda: None)
+        tidy.tidy(copy)
         assert list(history.logged(copy)) == before and not list(copy.glob(".*")), number
         if not was_killed:
             break
@@ -109,16 +109,12 @@ def test_a_log_that_still_grows_is_not_folded(tmp_path, monkeypatch):
 
     def late():
         write_log(run, 3, [99])
+        return ""
 
     fold.fold(run, late)
     assert (99, 3) in [(line["step"], life) for life, line in history.logged(run)]
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
-
-    def superseded():
-        raise Superseded("the run is another's")
-
-    with pytest.raises(Superseded):
-        fold.fold(run, superseded)
+    fold.fold(run, lambda: "another job has taken over the run")
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
 
 
@@ -129,7 +125,7 @@ def bytes_read() -> int:
 
 def start_reads(run: Path, lives: int) -> int:
     """The bytes that a start reads of log and ledger, after the run was tidied up once."""
-    tidy.tidy(run, lambda: None)
+    tidy.tidy(run)
     step = history.last_step(run)
     before = bytes_read()
     ledger = summary.read(run)
@@ -164,11 +160,30 @@ def test_a_life_after_another_leaves_few_files(tmp_path, monkeypatch):
             error = {"step": 10 * life, "generation": life, "rank": rank, "pod": ""}
             assert crash_loop.final(ValueError("broken"), run, **error) is None
         (run / f".config.json.{life}.tmp").touch()
-        tidy.tidy(run, lambda: None)
+        tidy.tidy(run)
     assert [life for life, _ in history.logged(run)] == list(range(1, lives + 1))
     assert len(list(run.iterdir())) <= fold.MANY + fold.NEWEST + 2
     assert len(list((run / "faults").iterdir())) == 2 * 20
     assert crash_loop.first(run, lives) and not crash_loop.first(run, 1)
+
+
+def test_a_life_tidies_up_after_those_before_it(run, tmp_path):
+    """While it trains: few logs, a sum of the ledger, and every step is there once."""
+    assert run("--steps", "2") == 0
+    it = tmp_path / "run"
+    for life in range(2, 70):
+        shutil.copy(it / "log.1.jsonl", history.log_path(it, life))
+    start = {"event": "start", "step": 0, "source": "scratch", "time": 1e9, "generation": 69}
+    with open(it / "ledger.jsonl", "a") as ledger:
+        ledger.write((json.dumps(start) + "\n") * 1000)
+    assert run("--steps", "4") == 0
+    for thread in threading.enumerate():
+        if thread.name == "tidy":
+            thread.join(60)
+    assert [line["step"] for line in history.history(it)] == [1, 2, 3, 4]
+    assert len(list(it.glob("log.*"))) <= fold.MANY + fold.NEWEST + 1
+    assert not (it / "lease.json").exists()
+    assert json.loads((it / "ledger.summary.json").read_text())["summary"]["life"] == 70
 
 
 def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):

@@ -9,10 +9,12 @@ from support.failing_disk import Disk
 from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import snapshot
+from gptddp.errors import LifeLost
 from gptddp.run import lines
 from gptddp.run.history import RunLog, history, read_ledger
 from gptddp.run.progress import Progress
 from gptddp.training import live_state
+from gptddp.training.recorder import Recorder
 
 
 @pytest.fixture
@@ -77,7 +79,8 @@ def test_every_rank_hands_on_what_rank_0_had(tmp_path):
         it = snapshot.read(tmp_path / "s")
         return [line["step"] for line in it.lines], [event["event"] for event in it.events]
 
-    live.take_over({step: {"step": step} for step in (19, 20)}, [start])
+    live.take_over({step: {"step": step} for step in (19, 20)}, [])
+    live.begun([start])
     live.forget(0)
     assert handed_on(21) == ([19, 20, 21], ["start"])
     live.forget(20)  # they were written before the events
@@ -107,13 +110,51 @@ def test_an_outage_beyond_the_memory_is_told_twice(run, disk, tmp_path, monkeypa
     assert steps == [1, 2, *range(6, 13)]
 
 
+def test_a_life_that_is_lost_as_it_begins_hands_on_all(run, disk, tmp_path, monkeypatch):
+    """Rank 0 is lost while it waits for the disk, before the first step: what the life had from
+    memory is in what it leaves."""
+    lose_a_peer(run, "--steps", "12", at=3)
+    disk.turn("ENOSPC")
+    lose_a_peer(run, "--steps", "12", at=3)
+    before = left(tmp_path)
+    assert [line["step"] for line in before.lines] == [1, 2, 3, 4] and len(before.events) == 3
+
+    def lost(*args):
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "begin", lost)
+        assert run("--steps", "12") == LifeLost.exit_code
+    assert left(tmp_path).generation == 3
+    assert (left(tmp_path).lines, left(tmp_path).events) == (before.lines, before.events)
+    disk.turn(None)
+    assert run("--steps", "12") == 0
+    assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
+
+
+def without_evaluation(tmp_path):
+    """The log of the first life, as if it had been stopped before it could evaluate."""
+    log = tmp_path / "run/log.1.jsonl"
+    log.write_text(log.read_text().replace('"val_loss"', '"was_loss"'))
+
+
 def test_an_evaluation_is_handed_on_too(run, disk, tmp_path):
-    """Where the log has the step, but not its evaluation, the line is written again."""
+    """Where the log has the step, but not its evaluation, the line is written again: by the next
+    life, or the one after it if the disk takes nothing meanwhile."""
+    flags = ("--eval-every", "2")
+    assert run("--steps", "2", *flags) == 0
+    without_evaluation(tmp_path)
+    disk.turn("ENOSPC")
+    lose_a_peer(run, "--steps", "6", *flags, at=3)
+    disk.turn(None)
+    assert run("--steps", "6", *flags) == 0
+    assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3
+
+
+def test_a_snapshot_has_the_evaluations_that_the_log_lacks(run, tmp_path):
+    """Also of a step before the last one."""
     flags = ("--steps", "6", "--eval-every", "2")
     lose_a_peer(run, *flags, at=4)
-    log = tmp_path / "run/log.1.jsonl"
-    whole = log.read_text().splitlines(keepends=True)
-    without = [line.replace('"val_loss"', '"was_loss"') for line in whole[:2]]
-    log.write_text("".join(without))
+    without_evaluation(tmp_path)
     assert run(*flags) == 0
     assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3
