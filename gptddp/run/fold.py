@@ -18,20 +18,20 @@ from gptddp.run.history import lines_of, log_generations, log_path
 from gptddp.run.json_lines import parse
 
 NEWEST = 8  # logs that are left alone
-MANY = 32  # older ones; more are folded
+MANY = 32  # that a fold would save: for fewer it does not rewrite what was folded before
 MOST_BYTES = 16 << 20  # of a log that is made
 
 
 def fold(run_dir: str | Path, lost: Callable[[], str] = lambda: "") -> None:
     """Rank 0 only: fold old logs where they are many. Killed anywhere, no line is lost.
 
-    There stay at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
+    There are at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
     why the run is another's, if it is: then nothing is done. Raises OSError; a disk that is full
     changes nothing.
     """
-    old = log_generations(run_dir)[:-NEWEST]
-    if len(old) > MANY:
-        for group in _groups(run_dir, old):
+    groups = _groups(run_dir, log_generations(run_dir)[:-NEWEST])
+    if sum(len(group) - 1 for group in groups) >= MANY:
+        for group in groups:
             if len(group) > 1:
                 _merge(run_dir, group, lost)
 

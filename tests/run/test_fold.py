@@ -35,6 +35,10 @@ def aged(run: Path, lives: int, seed: int = 1) -> Path:
     return run
 
 
+def inodes(run: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in run.glob("log.*")}
+
+
 @pytest.fixture
 def few(monkeypatch):
     """Small limits, so that few logs are many."""
@@ -48,6 +52,7 @@ def test_folded_logs_have_the_same_lines(tmp_path, monkeypatch, most_bytes):
     """Each with its generation, however often they are folded; the newest logs stay as they are."""
     monkeypatch.setattr(fold, "MOST_BYTES", most_bytes)
     for seed in range(4):
+        monkeypatch.setattr(fold, "MANY", 3)
         run = aged(tmp_path / str(seed), 30, seed)
         before = list(history.logged(run))
         newest = [history.log_path(run, life).read_bytes() for life in (29, 30)]
@@ -55,13 +60,14 @@ def test_folded_logs_have_the_same_lines(tmp_path, monkeypatch, most_bytes):
             fold.fold(run)
             assert list(history.logged(run)) == before
         assert newest == [history.log_path(run, life).read_bytes() for life in (29, 30)]
+        monkeypatch.setattr(fold, "MANY", 6)
         write_log(run, 31, [5, 6, 7])
         write_log(run, 32, [7])
-        wanted = list(history.logged(run))
+        wanted, files = list(history.logged(run)), inodes(run)
         fold.fold(run)
-        assert list(history.logged(run)) == wanted
+        assert list(history.logged(run)) == wanted and inodes(run) == files  # two are not many
         total = sum(path.stat().st_size for path in run.glob("log.*"))
-        assert len(list(run.glob("log.*"))) <= 3 + 2 + 2 * total / most_bytes + 1
+        assert len(list(run.glob("log.*"))) <= 6 + 2 + 2 * total / most_bytes + 1
         assert not list(run.glob(".log*"))
 
 
