@@ -132,12 +132,18 @@ def _locked(part: Path) -> Iterator[int | None]:
             except BlockingIOError:
                 yield None
                 return
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.lstat(part), os.fstat(fd)):
-                    yield fd
-                    return
+            if _is_at(part, fd):
+                yield fd
+                return
         finally:
             os.close(fd)  # where it was not that file: it is another's snapshot by now, or gone
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Is this the file of that name?"""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    return False
 
 
 def _open(path: Path, flags: int) -> int:

@@ -92,6 +92,20 @@ def test_the_next_unfinished_file_is_another_rank_s(tmp_path, monkeypatch):
     assert (tmp_path / "s.part").read_bytes() == b"begun"
 
 
+def test_an_unfinished_file_that_somebody_removes_is_an_error_of_the_system(tmp_path, monkeypatch):
+    """Which the caller expects, and tells: no other error comes of it, and no file."""
+    path, real = tmp_path / "s", snapshot._fill
+
+    def removed(*args):
+        (tmp_path / "s.part").unlink()
+        return real(*args)
+
+    monkeypatch.setattr(snapshot, "_fill", removed)
+    with pytest.raises(FileNotFoundError):
+        leave(path, 11)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_killed_rank_has_begun_is_removed(tmp_path):
     """The lock goes with its process: the unfinished file goes, and is no obstacle."""
     path = tmp_path / "s"

@@ -166,11 +166,11 @@ def test_rank_0_is_lost_twice_while_the_disk_is_full(corpus, tmp_path):
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()
     script = f"import runpy; runpy.run_path({DISKS!r}, run_name='__main__')"
-    plans = [{10: "ENOSPC"}, {0: "ENOSPC"}, {0: "ENOSPC", 45: None}]
-    for life, plan in enumerate(plans, 1):
+    lives = [(20, {10: "ENOSPC"}), (30, {0: "ENOSPC"}), (None, {0: "ENOSPC", 45: None})]
+    for killed, plan in lives:
         flags, env = settings(corpus, run, 60, plan)
         flags += ["--checkpoint-every", "1000"]  # the last one counts
-        env |= {"GPTDDP_MEMORY": str(memory), "DISK_KILL": str(10 + 10 * life)}
+        env |= {"GPTDDP_MEMORY": str(memory), "DISK_KILL": str(killed)}
         processes = ranks(3, *flags, code=script, env=env)
         try:
             codes = [process.wait(120) for process in processes]
@@ -178,7 +178,7 @@ def test_rank_0_is_lost_twice_while_the_disk_is_full(corpus, tmp_path):
             for process in processes:
                 process.kill()
         lost = [-signal.SIGKILL, *[LifeLost.exit_code] * 2]
-        assert codes == (lost if life < 3 else [0, 0, 0]), processes[1].stderr.read()
+        assert codes == (lost if killed else [0, 0, 0]), processes[1].stderr.read()
     check(run, 60)
     events = [e for e in read_ledger(run) if e["event"] in ("start", "end", "stop")]
     assert [(e["event"], e["generation"]) for e in events] == [
