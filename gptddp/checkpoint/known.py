@@ -9,33 +9,26 @@ missing, something is.
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import Loaded, load_newest
 from gptddp.errors import CheckpointError
 from gptddp.files import read_json
 from gptddp.run.directory import CHECKPOINTS, FINISHED
+from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
 
 RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
-def committed(events: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """The names of all commits since the run last began at step 0; None where no event is left.
-
-    `events`: the ledger. What was committed before has been given up.
-    """
-    names: list[str] = []
-    for event in events:
-        if event["event"] == "start" and event.get("source") == "scratch":
-            names.clear()
-        elif event["event"] == "checkpoint" and store.order(str(event.get("name"))):
-            names.append(event["name"])
-    return names if events else None
+def committed(ledger: Summary) -> list[str] | None:
+    """The newest commits since the run last began at step 0; None where no event is left."""
+    if ledger.began_time is None:
+        return None
+    return [name for name in ledger.commits if store.order(str(name))]
 
 
 def load(run: Path, committed: Sequence[str] | None, from_scratch: bool) -> Loaded | None:

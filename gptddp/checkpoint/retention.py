@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gptddp.checkpoint import store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS
-from gptddp.run.history import read_ledger
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +142,9 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
     The checkpoint that the newest life began with stays too: it may be the parent of a save in
     flight. Raises ConfigError where nothing can be deleted.
     """
-    begun = [event["source"] for event in read_ledger(run_dir) if "source" in event]
     try:
-        return prune(run_dir, keep, keep_every=keep_every, full=True, spare=begun[-1:])
+        begun = summary.read(run_dir).source or ""
+        return prune(run_dir, keep, keep_every=keep_every, full=True, spare=[begun])
     except OSError as error:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 

@@ -15,14 +15,16 @@ A file gets its name when it is complete; one that is torn, foreign or damaged c
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import mmap
 import os
+import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ class Snapshot:
     run_id: str
     generation: int  # of the life that wrote it
     meta: dict[str, Any]  # as in a checkpoint
-    lines: list[dict[str, Any]]  # of the log, since the newest checkpoint or so
+    lines: list[dict[str, Any]]  # of the log: those that may not be on the disk
+    events: list[dict[str, Any]]  # of the ledger, likewise
     fault: dict[str, Any]  # why it was written: cause, and time in unix seconds
     tensors: dict[str, torch.Tensor]
     digest: int  # of the tensors' bytes
@@ -72,11 +75,13 @@ def write(
     meta: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
     fault: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> bool:
-    """Write a snapshot; False where another rank of the pod does, or has. Raises OSError.
+    """Write a snapshot; False where another rank of the pod does, or has this state or a newer one.
 
-    The older file goes first: there may not be room for two. The room is allocated before the first
-    byte is written, because a write to the mapping of a full tmpfs is SIGBUS.
+    Raises OSError, also where a link or another user's file is in the way. The older file goes
+    first: there may not be room for two. The room is allocated before the first byte is written,
+    because a write to the mapping of a full tmpfs is SIGBUS.
     """
     entries, nbytes = layout(tensors)
     head = {
@@ -84,19 +89,17 @@ def write(
         "generation": generation,
         "meta": meta,
         "lines": lines,
+        "events": events,
         "fault": fault,
     }
     text = json.dumps({**head, "nbytes": nbytes, "tensors": entries}).encode()
-    part = path.with_name(f"{path.name}.part")
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with _locked(_part(path)) as fd:
+        if fd is None:
             return False
         try:
-            if _holds(path, (run_id, generation, meta["step"])):
-                os.unlink(part)
+            held = _held(path, run_id)
+            if held is not None and held >= (generation, meta["step"]):
+                os.unlink(_part(path))
                 return False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -106,13 +109,54 @@ def write(
                 digest = _fill(memory, entries, tensors)
             footer = _FOOTER.pack(_MAGIC, len(text), digest, xxhash.xxh3_64_intdigest(text))
             os.pwrite(fd, text + footer, nbytes)
-            os.rename(part, path)
         except BaseException:
-            os.unlink(part)
+            os.unlink(_part(path))
             raise
+        os.rename(_part(path), path)  # from now on the unfinished file is another's
         return True
-    finally:
-        os.close(fd)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[int | None]:
+    """The unfinished file, made if need be, locked; None where another process has it locked.
+
+    While it is locked nobody else renames or removes it. Raises OSError.
+    """
+    while True:
+        fd = _open(part, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+            if _is_at(part, fd):
+                yield fd
+                return
+        finally:
+            os.close(fd)  # where it was not that file: it is another's snapshot by now, or gone
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Is this the file of that name?"""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    return False
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a file of our own: not through a link, nor one that another user has put there."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    what = f"a file of user {status.st_uid} is in the place of a snapshot: remove it"
+    raise PermissionError(errno.EPERM, what, str(path))
 
 
 def _fill(
@@ -134,7 +178,7 @@ def read(path: Path) -> Snapshot | None:
     No file is None without one. Never raises for what the file holds: there are checkpoints.
     """
     try:
-        with path.open("rb") as file:
+        with open(_open(path, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
@@ -149,15 +193,16 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def _holds(path: Path, key: tuple[str, int, int]) -> bool:
-    """Is the state of this run id, generation and step in the file already?"""
+def _held(path: Path, run_id: str) -> tuple[int, int] | None:
+    """Generation and step of this run's snapshot in the file; None where there is none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
-        with path.open("rb") as file:
+        with open(_open(path, os.O_RDONLY), "rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with memory:
             head, _ = _description(memory)
-            return key == (head["run_id"], head["generation"], head["meta"]["step"])
-    return False
+            if head["run_id"] == run_id:
+                return head["generation"], head["meta"]["step"]
+    return None
 
 
 def _description(memory: mmap.mmap) -> tuple[dict[str, Any], int]:
@@ -184,11 +229,18 @@ def _parse(memory: mmap.mmap) -> Snapshot:
         raise ValueError("its tensors do not have their hash")
     tensors = {name: tensor_at([buffer], entry) for name, entry in head["tensors"].items()}
     own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
+    own["events"] = head.get("events", [])  # version 0.1.0 has left none
     return Snapshot(**own, tensors=tensors, digest=digest, layout=head["tensors"], data=data)
 
 
 def remove(path: Path) -> None:
-    """Remove the snapshot, and what a killed rank has left unfinished."""
-    for file in (path, path.with_name(f"{path.name}.part")):
-        with contextlib.suppress(OSError):
-            os.unlink(file)
+    """Remove the snapshot, and what a killed rank has left unfinished.
+
+    What a living one is writing stays: in its place another could begin, and the first would give
+    that half a file its name.
+    """
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    with contextlib.suppress(OSError), _locked(_part(path)) as fd:
+        if fd is not None:
+            os.unlink(_part(path))

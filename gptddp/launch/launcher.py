@@ -32,7 +32,7 @@ from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import config_in_force, is_finished
-from gptddp.run.history import highest_generation, history
+from gptddp.run.history import highest_generation, last_step
 
 if TYPE_CHECKING:
     from gptddp.launch.rendezvous import Rendezvous
@@ -109,7 +109,7 @@ class Launcher:
         final = crash_loop.final(
             RuntimeError(f"its process has died of {signal.Signals(number).name}"),
             run,
-            step=1 + max((line["step"] for line in history(run)), default=0),
+            step=1 + last_step(run),
             generation=highest_generation(run),
             rank=rank,
             pod=os.environ.get("POD_NAME", ""),

@@ -23,7 +23,7 @@ from gptddp.config import Config, with_preset
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.errors import Superseded
 from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of
-from gptddp.run.history import Ledger, RunLog, complete, highest_generation
+from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
 from gptddp.run.lease import is_of
 from gptddp.run.lineage import left
 
@@ -63,7 +63,8 @@ def _commit(
 ) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name."""
     run, closed = Path(config.run_dir), with_preset(config_in_force(config), accelerator=False)
-    with closing(RunLog(run, found.generation)) as lines, closing(Ledger(run)) as ledger:
+    with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
+        recover(run, ledger, found.events)
         complete(run, lines, found.lines, found.step)
         writer = Writer(
             run,

@@ -23,6 +23,7 @@ from gptddp.run.history import logged
 LIVES = 3
 # A rank that fails after its peers have done the step fails at the next one in its next life.
 SPAN = 2
+KEPT_LIVES = 100  # that have left records: those of older ones are removed
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 
 
@@ -49,7 +50,7 @@ def final(
     near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
     if len({life for _, life in near}) < LIVES:
         return None
-    for life, line in logged(folder):
+    for life, line in logged(folder, step + 1):
         near = {(at, of) for at, of in near if life <= of or line["step"] <= at + SPAN}
     lives = len({life for _, life in near})
     if lives < LIVES:
@@ -71,6 +72,25 @@ def first(folder: Path, generation: int) -> str | None:
     with contextlib.suppress(LookupError, TypeError):
         return _describe(min(records, key=lambda record: record["time"], default={}))
     return None
+
+
+def prune(folder: Path) -> None:
+    """Rank 0 only: remove the records of old lives, so that not each fault leaves a file for good.
+
+    How a life ended is in the ledger; only tracebacks go. Raises OSError.
+    """
+    faults = folder / FAULTS
+    records = {path: _NAME.match(path.name.lstrip(".")) for path in _entries(faults)}
+    lives = sorted({int(m[2]) for m in records.values() if m})[:-KEPT_LIVES]
+    for path, m in records.items():
+        if m and int(m[2]) in lives:
+            path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []
 
 
 def _describe(record: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ config.json         the resolved configuration, and the run's id
 dataset.json        which files the run began with
 log.<n>.jsonl       a line a step, by the life of generation n; see history.py
 ledger.jsonl        a line an event, over all lives; see history.py
+ledger.summary.json its sum so far, which a start reads instead; see summary.py
 checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
 lease.json          which job has the run; see lease.py
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 DATASET = "dataset.json"
 LEDGER = "ledger.jsonl"
+SUMMARY = "ledger.summary.json"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
 LEASE = "lease.json"

@@ -1,35 +1,60 @@
-"""The history of a run, in its directory: one log per generation and one ledger.
+"""The history of a run, in its directory: the logs of its lives and one ledger.
 
-`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow.
+`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. The ledger and the
+newest logs only grow. Logs of old lives are folded into few, see fold.py: there a line says in
+`log` which one it comes from, if that is another than the file's.
 """
 
-import contextlib
-import json
+import errno
+import logging
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER
+from gptddp.run.json_lines import backwards, parse, parse_event
 from gptddp.run.lines import Lines
+from gptddp.run.summary import Summary
 
 _LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
 
+log = logging.getLogger(__name__)
+
 
 class RunLog(Lines):
     """The log of one generation: `append` an object for each step. Rank 0 only.
 
-    No step is logged before the events that `ledger` has been given before it are durable.
+    No step is logged before the events that `ledger` has been given before it are durable. Steps
+    come in order. Where some are written again, all that follow them are: who reads backwards
+    may stop at the first step that is too early.
     """
 
     def __init__(
         self, run_dir: str | Path, generation: int, ledger: "Ledger | None" = None
     ) -> None:
-        super().__init__(Path(run_dir) / f"log.{generation}.jsonl", ledger)
+        super().__init__(log_path(run_dir, generation), ledger)
+        self._steps: deque[int] = deque()  # of the lines that are not durable yet
+        self._durable_step = 0
+
+    def append(self, obj: Mapping[str, Any]) -> None:
+        """Have the line of a step written, as Lines does."""
+        self._steps.append(obj["step"])
+        super().append(obj)
+
+    @property
+    def durable_step(self) -> int:
+        """Up to which step all that was given to this log is durable; 0: nothing is."""
+        for _ in range(len(self._steps) - self.waiting):
+            self._durable_step = self._steps.popleft()
+        first = self._steps[0] if self._steps else self._durable_step + 1
+        return min(self._durable_step, first - 1)
 
 
 class Ledger(Lines):
@@ -45,86 +70,155 @@ class Ledger(Lines):
         self.append({"event": event, "time": time.time(), "generation": generation, **fields})
 
 
-# -- reading -----------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line of a file and its object, without those that a killed writer or a disk has torn."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                if isinstance(obj := json.loads(line), dict):
-                    yield line, obj
+# -- what memory has kept --------------------------------------------------------------------------
 
 
 def complete(
-    run_dir: str | Path, log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
+    run_dir: str | Path, run_log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
 ) -> None:
     """Add to the log those of these lines, up to `step`, that no log of the run has.
 
     They come with a snapshot: the steps were done, but rank 0 was killed before it wrote them.
     """
-    if not lines:  # the usual case: the whole history need not be read
+    if not (lines := [line for line in lines if line["step"] <= step]):
         return
-    known = {line["step"] for line in history(run_dir)}
-    for line in lines:
-        if line["step"] not in known and line["step"] <= step:
-            log.append(line)
+    first = lines[0]["step"]
+    known = {line["step"]: line for line in history(run_dir, first - 1)}
+    if first > 1 and first - 1 not in known:
+        text = "the log of run %s lacks step %d, and maybe some before it: the disk was away for "
+        text += "longer than memory keeps lines. The training itself has lost nothing"
+        log.error(text, run_dir, first - 1)
+    for i, line in enumerate(lines):
+        if line.keys() - known.get(line["step"], {}).keys():  # absent, or without its evaluation
+            for missing in lines[i:]:
+                run_log.append(missing)
+            return
 
 
-def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
+def recover(
+    run_dir: str | Path, ledger: Ledger, events: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Add to the ledger those of these events that it lacks, and return them.
+
+    They come with a snapshot too: of lives whose rank 0 was lost while the disk took nothing.
+    """
+    if not events:
+        return []
+    first, known = min(event["generation"] for event in events), list[dict[str, Any]]()
+    for line in backwards_if_there(Path(run_dir) / LEDGER):
+        if found := parse_event(line):
+            if found["event"] == "start" and found["generation"] < first:
+                break
+            known.append(_untimed(found))
+    missing = [event for event in events if _untimed(event) not in known]
+    for event in missing:
+        ledger.append(event)
+    return missing
+
+
+def _untimed(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Two ranks may have noted the same event, a moment apart."""
+    return {name: value for name, value in event.items() if name != "time"}
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def log_path(run_dir: str | Path, generation: int) -> Path:
+    """The log of a generation."""
+    return Path(run_dir) / f"log.{generation}.jsonl"
+
+
+def log_generations(run_dir: str | Path) -> list[int]:
+    """The generations whose logs are there, in order."""
+    return sorted(int(m[1]) for name in _names(run_dir) if (m := _LOG.fullmatch(name)))
+
+
+def history(run_dir: str | Path, first: int | None = None) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
     Where the newest generation has not yet come as far as one before it, the steps beyond are
     the older one's. They are valid: the rows of a step are the same in every generation, and so
     are the losses, but for rounding where the world size changed. When the newest gets there, its
     own lines take their place.
+
+    `first`: from this step on; then no more of the logs is read than that takes.
     """
-    for _, line in logged(run_dir):
+    for _, line in logged(run_dir, first):
         yield line
 
 
-def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def logged(run_dir: str | Path, first: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
-    logs = [(int(m[1]), name) for name in _names(run_dir) if (m := _LOG.fullmatch(name))]
-    # as text: objects of a million steps would take a gigabyte
-    lines: dict[int, tuple[int, bytes]] = {}
-    for generation, name in sorted(logs):
-        for line, obj in _read(Path(run_dir) / name):
-            if isinstance(step := obj.get("step"), int):
-                lines[step] = generation, line
+    lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
+    logs: dict[int, int] = {}
+    # Lower ones first: what is folded into a higher one meanwhile is found there, read later.
+    for generation in log_generations(run_dir):
+        own = lines_of(log_path(run_dir, generation), first)
+        lines |= own
+        logs |= dict.fromkeys(own, generation)
     for step in sorted(lines):
-        yield lines[step][0], json.loads(lines[step][1])
+        line = parse(lines[step]) or {}
+        yield line.pop("log", logs[step]), line
+
+
+def last_step(run_dir: str | Path) -> int:
+    """The highest step that any life has logged, 0 where there is none: the last of each log."""
+    found = [0]
+    for generation in log_generations(run_dir):
+        lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
+        steps = (line.get("step") for line in lines if line)
+        found.append(next((step for step in steps if isinstance(step, int)), 0))
+    return max(found)
+
+
+def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
+    """The last line of each step in one log, from `first` on. Raises OSError.
+
+    Nothing where there is no such log: its lines are in a higher one, or it has none yet.
+    """
+    found: dict[int, bytes] = {}
+    for line in backwards_if_there(path):
+        if (obj := parse(line)) and isinstance(step := obj.get("step"), int):
+            if first is not None and step < first:
+                break
+            found.setdefault(step, line)
+    return found
+
+
+def backwards_if_there(path: Path) -> Iterator[bytes]:
+    """The lines of a file from its last to its first; none of a file that is not there."""
+    for last_try in (False, False, True):
+        try:
+            yield from backwards(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # NFS, of a file that was replaced or removed while it was read. Lines may come twice.
+            if error.errno != errno.ESTALE or last_try:
+                raise
 
 
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The run's events in the order in which they were written, each once; nothing else."""
+    """The run's events in the order in which they were written, each once; nothing else.
 
-    def is_event(it: dict[str, Any]) -> bool:
-        event, time, generation = (it.get(key) for key in ("event", "time", "generation"))
-        return isinstance(event, str) and isinstance(time, float) and isinstance(generation, int)
-
-    lines = _read(Path(run_dir) / LEDGER)
-    return list({line: event for line, event in lines if is_event(event)}.values())
+    All of them: a start is content with their sum, see summary.py.
+    """
+    lines = list(backwards_if_there(Path(run_dir) / LEDGER))[::-1]
+    return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
-def highest_generation(
-    run_dir: str | Path, events: Sequence[Mapping[str, Any]] | None = None
-) -> int:
+def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
-    `events`: those of its ledger, if they have been read.
+    `ledger`: its sum, if it has been read.
     """
-    found = [0]
-    for name in _names(run_dir):
-        if match := _LOG.fullmatch(name):
-            found.append(int(match[1]))
+    found = [0, *log_generations(run_dir)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
-    events = read_ledger(run_dir) if events is None else events
-    found += [event["generation"] for event in events]
-    return max(found)
+    return max(*found, (ledger or summary.read(run_dir)).generation)
 
 
 def _names(directory: str | Path) -> list[str]:
@@ -132,8 +226,3 @@ def _names(directory: str | Path) -> list[str]:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def void_generation(events: Sequence[Mapping[str, Any]]) -> int:
-    """The last generation in which ranks have diverged: no snapshot up to it is used."""
-    return max((e["generation"] for e in events if e["event"] == "diverged"), default=0)

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptddp.run.history import highest_generation, read_ledger, void_generation
+from gptddp.run import summary
+from gptddp.run.directory import LEDGER
+from gptddp.run.history import backwards_if_there, highest_generation
+from gptddp.run.json_lines import parse_event
 
 
 def left(run: Path, generation: int, step: int) -> str | None:
@@ -16,17 +19,33 @@ def left(run: Path, generation: int, step: int) -> str | None:
 
     Raises OSError.
     """
-    events = read_ledger(run)
-    if generation <= void_generation(events):
-        return f"the ranks of generation {void_generation(events)} differed"
-    later = [e for e in events if e["event"] == "start" and e["generation"] > generation]
+    ledger = summary.read(run)
+    if generation <= ledger.void:
+        return f"the ranks of generation {ledger.void} differed"
+    later = _starts_after(run, generation)
     if away := next(filter(lambda e: not _goes_on(e, step), later), None):
         source = away.get("source", "an unknown state")
         return f"generation {away['generation']} of this run has begun from {source}"
-    newest = highest_generation(run, events)
+    newest = highest_generation(run, ledger)
     if newest > max([generation, *(e["generation"] for e in later)]):
         return f"generation {newest} of this run has begun, and the ledger does not say from where"
     return None
+
+
+def _starts_after(run: Path, generation: int) -> list[dict[str, Any]]:
+    """The starts of all later lives; mostly no more of the ledger is read than that takes.
+
+    An event that memory has kept through an outage may stand behind newer ones: an older start is
+    the end of the search only where none is missing between.
+    """
+    later: dict[int, dict[str, Any]] = {}
+    for line in backwards_if_there(run / LEDGER):
+        if (event := parse_event(line)) and event["event"] == "start":
+            if event["generation"] > generation:
+                later[event["generation"]] = event
+            elif len(later) == max(later, default=generation) - generation:
+                break
+    return [later[it] for it in sorted(later)]
 
 
 def _goes_on(start: Mapping[str, Any], step: int) -> bool:

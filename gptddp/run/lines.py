@@ -66,6 +66,18 @@ class Lines:
         with self._changed:
             return self._changed.wait_for(self._settled, timeout_s)
 
+    @property
+    def waiting(self) -> int:
+        """How many lines are not durable yet."""
+        with self._changed:
+            return len(self._lines) + len(self._unsynced)
+
+    def pending(self) -> list[dict[str, Any]]:
+        """The objects of the lines that are not durable yet; the disk is not waited for."""
+        with self._changed:
+            lines = [*self._unsynced, *self._lines]
+        return [json.loads(line) for line in lines]
+
     def trouble(self, patience_s: float) -> str | None:
         """What keeps lines from the disk: its error, or that it has hung for so long."""
         waited_s = time.monotonic() - self._since

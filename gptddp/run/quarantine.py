@@ -13,10 +13,10 @@ class Decision:
     names: list[str]
 
 
-def decided(ledger: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
+def decided(decisions: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
     """What earlier lives decided from `step` finished steps on: {finished steps: row groups}."""
     found: dict[int, list[int]] = {}
-    for event in ledger:
-        if event["event"] == "quarantine" and event["step"] >= step:
-            found.setdefault(event["step"], []).extend(event["row_groups"])
+    for decision in decisions:
+        if decision["step"] >= step:
+            found.setdefault(decision["step"], []).extend(decision["row_groups"])
     return found

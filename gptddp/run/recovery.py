@@ -5,10 +5,12 @@ A life that is killed cannot say so: the next one does, from a survivor's snapsh
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
+
+from gptddp.run.summary import Summary
 
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
 UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
@@ -26,28 +28,25 @@ class Last:
 
 
 def last_life(
-    events: Sequence[Mapping[str, Any]],
+    ledger: Summary,
     line: Mapping[str, Any] | None,
     fault: Mapping[str, Any] | None,
 ) -> Last | None:
     """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
-    lives = [event["generation"] for event in events if event["event"] == "start"]
-    if not lives or line is None:
+    if not ledger.life or line is None:
         return None
-    own = [event for event in events if event["generation"] == lives[-1]]
-    said = any(event["event"] in ("stop", "end") for event in own)
-    differed = [", ".join(e["names"]) for e in own if e["event"] == "diverged"]
-    unheard = f"the ranks differed: {differed[0]}" if differed else UNKNOWN
+    said = ledger.ended
+    unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
-    return Last(lives[-1], line["step"], line["time"], cause, time)
+    return Last(ledger.life, line["step"], line["time"], cause, time)
 
 
-def unsaved_s(events: Sequence[Mapping[str, Any]]) -> float:
+def unsaved_s(ledger: Summary) -> float:
     """Seconds since the last save began, or since the run did; infinite if a clock was put back."""
-    saves = [e for e in events if e["event"] == "checkpoint" and not e.get("error")]
-    began = [e["time"] - e.get("write_s", 0.0) for e in saves] or [e["time"] for e in events[:1]]
-    age_s = time.time() - max(began, default=time.time())
+    now = time.time()
+    known = (ledger.saved_time, ledger.began_time, now)
+    age_s = now - float(next(it for it in known if it is not None))
     return age_s if age_s >= 0 else math.inf
 
 

@@ -21,6 +21,7 @@ class Agreed:
     stop: bool  # some rank was asked to stop: the step is not done
     out_of_time: bool  # rank 0's time budget is used up: the step is not done
     save: bool  # rank 0 saves a checkpoint after this step
+    logged: int  # up to this step the log is durable, as far as rank 0's life has written it
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
 
     @property
@@ -29,16 +30,19 @@ class Agreed:
         return self.stop or self.out_of_time
 
 
-def agree(batch: Batch, stop: bool, out_of_time: bool, save: bool, world: World) -> Agreed:
+def agree(
+    batch: Batch, stop: bool, out_of_time: bool, save: bool, logged: int, world: World
+) -> Agreed:
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow.
     """
     flags = (batch.bad >= 0, stop, world.rank == 0 and out_of_time, world.rank == 0 and save)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
+    head.append(logged if world.rank == 0 else 0)
     mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
-    targets, low, high, bad, stops, out, saves = (int(value) for value in total[:7])
+    targets, low, high, bad, stops, out, saves, logged = (int(value) for value in total[:8])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
@@ -46,5 +50,6 @@ def agree(batch: Batch, stop: bool, out_of_time: bool, save: bool, world: World)
         stop=stops > 0,
         out_of_time=out > 0,
         save=saves > 0,
-        cursors=total[7:].reshape(batch.cursors.shape),
+        logged=logged,
+        cursors=total[8:].reshape(batch.cursors.shape),
     )

@@ -19,12 +19,14 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, make_folder, read_json, write_json_atomic
+from gptddp.run import summary
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, unknown_fields
-from gptddp.run.history import highest_generation, history, read_ledger
+from gptddp.run.history import highest_generation, history, last_step
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.recovery import unsaved_s
+from gptddp.run.summary import Summary
 from gptddp.training.changes import record_changes
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
@@ -85,12 +87,15 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
-    mine: Any = ({}, [], None)
-    if state:  # a checkpoint has no lines and no fault
-        mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
-    meta, lines, fault = world.broadcast_value(mine, source)
+    mine: Any = ({}, [], [], None)
+    if isinstance(state, snapshot.Snapshot):
+        mine = state.meta, state.lines, state.events, state.fault
+    elif state:
+        mine = state.meta, [], [], None
+    meta, lines, events, fault = world.broadcast_value(mine, source)
     origin = dataclasses.replace(origin, meta=meta)
-    return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
+    tensors = state.tensors if state else None
+    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
 
 
 def _ask_for_late_save(folder: Path, world: World) -> None:
@@ -131,20 +136,20 @@ def open_run(
     CheckpointError when it has checkpoints and none is valid.
     """
     run = Path(config.run_dir)
-    run_id, events = id_of(run), read_ledger(run)
+    run_id, ledger = id_of(run), summary.read(run)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
-    generation = 1 + max([highest_generation(run, events), *(it[0] for it in snapshots.values())])
+    generation = 1 + max([highest_generation(run, ledger), *(it[0] for it in snapshots.values())])
     config, before = resolve(config, world, begun=generation > 1)
     check_world_size(config, world.world_size)
     _check_data(run, dataset)
     if config.on_bad == "fail":
         dataset.check_whole()
     newest = store.newest(run)
-    snapshots = trusted(snapshots, events, run, world)
+    snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, events, chosen, saving)
+    loaded, late_save = _take_up(config, ledger, chosen, saving)
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
     elif loaded is not None:
@@ -169,14 +174,14 @@ def open_run(
         parent=parent,
         snapshot_rank=from_rank,
         late=late_save,
-        quarantine=decided(events, step),
+        quarantine=decided(ledger.quarantine, step),
     )
     return origin, loaded
 
 
 def _take_up(
     config: Config,
-    events: Sequence[dict[str, Any]],
+    ledger: Summary,
     chosen: tuple[int, int, int] | None,
     saving: Sequence[str | None],
 ) -> tuple[Loaded | None, str | None]:
@@ -187,21 +192,21 @@ def _take_up(
     run = Path(config.run_dir)
     if chosen is None:
         retention.fence(run)
-        return known.load(run, known.committed(events), config.from_scratch), None
+        return known.load(run, known.committed(ledger), config.from_scratch), None
     generation, step, _ = chosen
     save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
-    overdue = unsaved_s(events) >= config.checkpoint_every
+    overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         save = store.name_of(step, generation)
     retention.fence(run, [save] if save else [])
-    known.warn(run, known.committed(events), f"memory, step {step}")
+    known.warn(run, known.committed(ledger), f"memory, step {step}")
     return None, save
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for last in history(run):  # one at a time: a million of them would take a gigabyte
+    for last in history(run, min(step, last_step(run))):  # no more is read, however long the run
         redo += last["step"] > step
         line = last if last["step"] == step else line
     return redo, last, line

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
-from gptddp.run.history import Ledger, void_generation
+from gptddp.run.history import Ledger
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 
@@ -30,6 +30,7 @@ class NewestState:
     source: int  # the rank that has the tensors
     tensors: dict[str, Tensor] | None  # there; None on the others, and where the run is new
     lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
+    events: list[dict[str, Any]]  # that the ledger may lack, for the same reason
     fault: dict[str, Any] | None  # why the snapshot was left, as its rank saw it
     snapshot_path: Path | None  # where this rank leaves its state if a peer is lost
     lease: Lease | None  # on rank 0: its hold on the run
@@ -40,15 +41,12 @@ def of_this_run(brought: Sequence[Brought], run_id: str) -> Snapshots:
     return {rank: it[1:] for rank, it in enumerate(brought) if it is not None and it[0] == run_id}
 
 
-def trusted(
-    snapshots: Snapshots, events: Sequence[Mapping[str, Any]], run: Path, world: World
-) -> Snapshots:
-    """The snapshots but those of a generation in which ranks have diverged, or older.
+def trusted(snapshots: Snapshots, void: int, run: Path, world: World) -> Snapshots:
+    """The snapshots but those of a generation in which ranks have diverged (`void`), or older.
 
     A rank that differs has spoilt the gradients of all: what the majority holds is no better. So
     ranks that bring different states of one step are a divergence too, with the same outcome.
     """
-    void = void_generation(events)
     states: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for rank, (generation, step, digest) in snapshots.items():
         if generation > void:

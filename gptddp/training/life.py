@@ -132,10 +132,14 @@ class Life:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         check_replicas(tensors, self.step, self.world)  # all ranks
         self._tensors = tensors
+        lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
+        self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
         if self.recorder:
-            self.recorder.begin(tensors, n_params, self.progress, state.lines, state.fault)
-        lines = {line["step"]: line for line in state.lines}
+            self.recorder.begin(tensors, n_params, self.progress, state)
+        pending = self.recorder.ledger.pending if self.recorder else None
+        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
+        self.live.begun(begun, pending)
         self.line = self.origin.line or lines.get(self.step, {})
         self.stop.holds = True
         if verdict := environment.verdict():
@@ -156,7 +160,9 @@ class Life:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
         out_of_time = 0 < self.config.max_time <= self.progress.train_s
         save = self.recorder.is_save_due if self.recorder else False
-        agreed = agree(batch, self.stop.asked, out_of_time, save, self.world)  # all ranks
+        logged = self.recorder.log.durable_step if self.recorder else 0
+        agreed = agree(batch, self.stop.asked, out_of_time, save, logged, self.world)  # all ranks
+        self.live.forget(agreed.logged)
         if agreed.ends:
             self.cause = "stopped" if agreed.stop else "max_time"
         return agreed
@@ -166,6 +172,9 @@ class Life:
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
         if self.recorder:  # before any rank acts on it
             self.recorder.quarantine(decision, self.progress)
+        else:
+            fields = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
+            self.live.keep_event({"event": "quarantine", **fields, **vars(decision)}, self.step)
         self._rows.reopen(self.progress.data)
 
     @contextmanager
@@ -199,7 +208,7 @@ class Life:
             "world_size": self.world.world_size,
             "time": time.time(),
         }
-        self.live.lines.append(self.line)
+        self.live.keep(self.line)
         self.live.mark_whole(self._tensors, self.progress)
 
     # -- after a step ------------------------------------------------------------------------------
@@ -221,6 +230,7 @@ class Life:
         """All ranks: the evaluation that the life before had no time for, if there is one."""
         if self.line and "val_loss" not in self.line and self.is_evaluation_due:
             self.evaluate(validate)
+            self.live.keep(self.line)
             if self.recorder and self.cause == "steps":
                 self.recorder.evaluated(self.line)
 

@@ -3,8 +3,7 @@
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,75 @@ from gptddp.checkpoint import snapshot
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 
-_LINES = 4096  # of the log: more than are logged between two checkpoints
-
+MOST_LINES = 65536  # of the log: about 25 MB in a snapshot, and three times that in this process
 
 log = logging.getLogger(__name__)
+
+Line = dict[str, Any]
 
 
 class LiveState:
     """The tensors and the progress of this rank: whole, or about to change.
 
-    Only while they are whole can a snapshot of them be left, and nothing else leaves one.
+    Only while they are whole can a snapshot of them be left, and nothing else leaves one. With them
+    goes what rank 0's log and ledger have of this life, and of those before it, that is not yet on
+    the disk: every rank keeps it, as rank 0 may be lost with its queue.
     """
 
     def __init__(self, path: Path | None, origin: Origin) -> None:
         """`path`: of the snapshot; None where no memory outlives this process."""
         self.path, self.origin = path, origin
-        self.lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
+        self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
+        self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
+        self._events_step = 0  # after which the last of them was recorded
+        self._pending: Callable[[], list[dict[str, Any]]] | None = None
+        self._told = False
         self._whole: tuple[Mapping[str, torch.Tensor], Progress] | None = None
         self._lock = threading.Lock()  # the watchdog leaves it too
+
+    def take_over(self, lines: Mapping[int, Line], events: Sequence[Mapping[str, Any]]) -> None:
+        """What lives before this one have handed on: before the state is whole."""
+        self.lines, self.events = dict(lines), events
+
+    def begun(
+        self,
+        events: Sequence[Mapping[str, Any]],
+        pending: Callable[[], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        """Rank 0 has recorded how this life begins, and these events are not yet on its disk.
+
+        `pending`: on rank 0, what its ledger has not yet there, at any time.
+        """
+        self.events, self._events_step, self._pending = events, self.origin.step, pending
+
+    def keep_event(self, event: Mapping[str, Any], step: int) -> None:
+        """What rank 0 records in the ledger after `step`, where this rank knows it as well."""
+        self.events, self._events_step = [*self.events, event], step
+
+    def keep(self, line: Line) -> None:
+        """The line of a step, until it is on the disk. Of too many the first are dropped."""
+        if self.path is None:
+            return
+        self.lines[line["step"]] = line
+        if len(self.lines) > MOST_LINES:
+            first = next(iter(self.lines))
+            del self.lines[first]
+            if self._pending and not self._told:  # rank 0 says it, once a life
+                log.error(
+                    "the disk has not taken the log for %d steps: if rank 0 is lost now, the log "
+                    "will lack steps from %d on; mend the volume of the run",
+                    MOST_LINES,
+                    first,
+                )
+            self._told = True
+
+    def forget(self, step: int) -> None:
+        """The log is on the disk up to this step, and with it the events before it."""
+        with self._lock:  # a snapshot that the watchdog is leaving is finished first
+            while self.lines and (first := next(iter(self.lines))) <= step:
+                del self.lines[first]
+        if step > self._events_step:
+            self.events = []
 
     def mark_whole(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
         """From now on it is the state of the last finished step, on this rank as on all others."""
@@ -57,7 +107,8 @@ class LiveState:
                     run_id=self.origin.run_id,
                     generation=self.origin.generation,
                     meta=progress.to_meta(),
-                    lines=list(self.lines),
+                    lines=[dict(line) for line in self.lines.values()],
+                    events=self._pending() if self._pending else self.events,
                     fault=fault,
                 )
             except OSError as error:

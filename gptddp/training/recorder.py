@@ -1,7 +1,7 @@
 """Rank 0's books of one life: the log and the ledger, and with them metrics, saves and console."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
-from gptddp.run import crash_loop
-from gptddp.run.history import Ledger, RunLog, complete, read_ledger
+from gptddp.run import crash_loop, summary
+from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
+from gptddp.run.summary import Summary
+from gptddp.run.tidy import Tidier
+from gptddp.training.choose import NewestState
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics, PhaseClock, serve
 from gptddp.training.saves import Fingerprints, Saves
@@ -35,6 +38,7 @@ class Recorder:
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
         self.console = Console(origin)
+        self.tidier = Tidier(run, lambda: lease.lost)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._batch_fp: str | None = None  # of the last step
         self._last: Last | None = None  # the life before, until this one has done a step
@@ -44,22 +48,19 @@ class Recorder:
             serve(self.metrics, c.metrics_port, loopback)
 
     def begin(
-        self,
-        tensors: Mapping[str, Tensor],
-        params: int,
-        progress: Progress,
-        lines: Sequence[Mapping[str, Any]],
-        fault: Mapping[str, Any] | None,
+        self, tensors: Mapping[str, Tensor], params: int, progress: Progress, state: NewestState
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
 
-        `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
+        What memory has kept of log and ledger (`state`) is added to them where it is missing.
         """
         origin, world = self.origin, self.world
-        complete(self.config.run_dir, self.log, lines, origin.step)
-        events = read_ledger(self.config.run_dir)
-        self._end_of_last(events, [*filter(None, [origin.last_line]), *lines], fault)
-        self.saves.begin(tensors, events)
+        ledger = summary.read(self.config.run_dir)
+        for event in recover(self.config.run_dir, self.ledger, state.events):
+            ledger.add(event)
+        complete(self.config.run_dir, self.log, state.lines, origin.step)
+        self._end_of_last(ledger, state)
+        self.saves.begin(tensors, ledger)
         self.event(
             "start",
             step=origin.step,
@@ -75,17 +76,14 @@ class Recorder:
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
         self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        self.tidier.begin()
         self._ready = time.time()
 
-    def _end_of_last(
-        self,
-        events: Sequence[Mapping[str, Any]],
-        lines: Sequence[Mapping[str, Any]],
-        fault: Mapping[str, Any] | None,
-    ) -> None:
+    def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""
+        lines = [*filter(None, [self.origin.last_line]), *state.lines]
         newest = max(lines, key=lambda line: line["step"], default=None)
-        last = self._last = last_life(events, newest, fault)
+        last = self._last = last_life(ledger, newest, state.fault)
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(Path(self.config.run_dir), last.generation) or last.cause
@@ -128,6 +126,7 @@ class Recorder:
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.fingerprints(progress))
+        self.tidier.begin()
 
     def fingerprints(self, progress: Progress) -> Fingerprints:
         """Of the rows of the last step; batch_fp is null before this life's first."""

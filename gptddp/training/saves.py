@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
+from gptddp.run.summary import Summary
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
@@ -55,11 +55,11 @@ class Saves:
         self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
         self._watching = threading.Lock()
 
-    def begin(self, tensors: Mapping[str, Tensor], events: Sequence[Mapping[str, Any]]) -> None:
-        """Before the first step; `events`: the ledger so far."""
+    def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
+        """Before the first step; `ledger`: its sum so far."""
         # Lives that are short must not put it off for ever. A late save stands for this life's.
         if self._origin.source == "memory" and self._origin.late is None:
-            self._saved_at -= unsaved_s(events)
+            self._saved_at -= unsaved_s(ledger)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
     @property

@@ -16,6 +16,7 @@ from support.trainer_patches import lose_a_peer
 from gptddp.checkpoint import snapshot
 from gptddp.errors import Diverged, LifeLost
 from gptddp.launch import agent
+from gptddp.run import summary
 from gptddp.run.history import Ledger, history, read_ledger
 from gptddp.training import choose, life
 
@@ -155,7 +156,7 @@ def test_no_memory_of_a_diverged_generation_is_trusted(tmp_path, diverged, left,
     world = SimpleNamespace(names=[f"rank {rank}" for rank in range(len(left))])
     for _ in range(2):  # the second life finds what the first has recorded
         snapshots = choose.of_this_run(left, "run")
-        found = choose.trusted(snapshots, read_ledger(tmp_path), tmp_path, world)
+        found = choose.trusted(snapshots, summary.read(tmp_path).void, tmp_path, world)
         assert found.keys() == trusted
         events = [e["names"] for e in read_ledger(tmp_path)][diverged > 0 :]
         assert events == ([names] if names else [])

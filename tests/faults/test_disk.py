@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 from support.failing_disk import Disk
+from support.faulty_jobs import SHORT
 from support.forked import ranks
 from support.paths import SUPPORT
 from support.toy import SMALL
 
 from gptddp import train
 from gptddp.checkpoint.load import load_newest
+from gptddp.errors import LifeLost
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 
@@ -155,6 +157,34 @@ def test_what_the_disk_never_takes_is_in_memory(three, tmp_path):
         ("memory", 30),
     ]
     assert [event["generation"] for event in starts] == [1, 2]
+
+
+@pytest.mark.skipif(SHORT, reason="three lives of three ranks")
+def test_rank_0_is_lost_twice_while_the_disk_is_full(corpus, tmp_path):
+    """SIGKILL of rank 0 in two lives, with all that its log and ledger have not written: the others
+    have it, and hand it on. In the end there is every step, and how each life began and ended."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
+    script = f"import runpy; runpy.run_path({DISKS!r}, run_name='__main__')"
+    lives = [(20, {10: "ENOSPC"}), (30, {0: "ENOSPC"}), (None, {0: "ENOSPC", 45: None})]
+    for killed, plan in lives:
+        flags, env = settings(corpus, run, 60, plan)
+        flags += ["--checkpoint-every", "1000"]  # the last one counts
+        env |= {"GPTDDP_MEMORY": str(memory), "DISK_KILL": str(killed)}
+        processes = ranks(3, *flags, code=script, env=env)
+        try:
+            codes = [process.wait(120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        lost = [-signal.SIGKILL, *[LifeLost.exit_code] * 2]
+        assert codes == (lost if killed else [0, 0, 0]), processes[1].stderr.read()
+    check(run, 60)
+    events = [e for e in read_ledger(run) if e["event"] in ("start", "end", "stop")]
+    assert [(e["event"], e["generation"]) for e in events] == [
+        *(("start", 1), ("end", 1), ("start", 2), ("end", 2), ("start", 3), ("stop", 3))
+    ]
+    assert [e["step"] for e in events] == [0, 20, 20, 30, 30, 60]
 
 
 def test_a_stop_ends_the_wait(start, tmp_path):

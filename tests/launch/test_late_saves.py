@@ -10,7 +10,7 @@ from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import late, store
 from gptddp.checkpoint.writer import Writer
-from gptddp.config import from_args
+from gptddp.flags import from_args
 from gptddp.launch.rescue import STOP_S, save_late
 from gptddp.run import lease
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
@@ -200,7 +200,7 @@ LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
 from gptddp.checkpoint import late, store
-from gptddp.config import from_args
+from gptddp.flags import from_args
 from gptddp.launch import forkserver
 from gptddp.launch.rescue import LateSaves
 

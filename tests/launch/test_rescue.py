@@ -5,6 +5,7 @@ import json
 import pytest
 from support.trainer_patches import lose_a_peer
 
+from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.writer import Writer
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
@@ -31,6 +32,20 @@ def test_what_is_left_becomes_a_checkpoint(run, left, tmp_path):
     assert run("--steps", "6") == 0
     starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
     assert (starts[-1]["source"], starts[-1]["redo"]) == ("step-000000000003.1", 0)
+
+
+def test_what_the_ledger_lacks_is_added(left, tmp_path):
+    """The snapshot's events too: rank 0 was lost while the disk took nothing."""
+    (path,) = (tmp_path / "memory").iterdir()
+    found = snapshot.read(path)
+    path.unlink()
+    (start,) = read_ledger(tmp_path / "run")
+    lost = start | {"event": "end", "cause": "a peer is lost"}
+    head = {name: getattr(found, name) for name in ("run_id", "generation", "meta", "lines")}
+    snapshot.write(path, found.tensors, **head, fault=found.fault, events=[start, lost])
+    assert left() == "step-000000000003.1"
+    *before, saved = read_ledger(tmp_path / "run")
+    assert before == [start, lost] and saved["event"] == "checkpoint"
 
 
 def test_a_state_that_a_later_life_has_gone_on_from_is_not_saved(run, left, tmp_path):

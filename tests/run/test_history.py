@@ -10,7 +10,15 @@ import threading
 import pytest
 
 from gptddp.run import lines
-from gptddp.run.history import Ledger, RunLog, highest_generation, history, read_ledger
+from gptddp.run.history import (
+    Ledger,
+    RunLog,
+    complete,
+    highest_generation,
+    history,
+    last_step,
+    read_ledger,
+)
 
 
 def write(run_dir, generation, steps, **fields):
@@ -48,6 +56,29 @@ def test_history_takes_the_highest_generation_of_each_step(tmp_path):
     write(tmp_path, 10, range(2, 4))
     assert generations(tmp_path) == [(0, 1), (1, 1), (2, 10), (3, 10), (4, 2), (5, 1)]
     assert list(history(tmp_path / "absent")) == []
+
+
+def test_a_part_of_the_history_is_its_end(tmp_path):
+    """From any step on, also where a failed fsync has had lines written again, and where a life
+    has completed the log of the one before; and the last step of all is known."""
+    write(tmp_path, 1, [1, 2, 3, 4, 2, 3, 4, 5, 5, 6])
+    write(tmp_path, 2, [3, 4])
+    with open(tmp_path / "log.2.jsonl", "ab") as file:
+        file.write(b'{"step": 9, "lo\n' + b"\0" * 20_000 + b"\n")
+    write(tmp_path, 2, [7, 8])
+    log = RunLog(tmp_path, 3)
+    complete(
+        tmp_path, log, [{"step": step, "loss": 0.1, "generation": 3} for step in range(4, 8)], 7
+    )
+    complete(tmp_path, log, [{"step": 8, "new": 1}, {"step": 9}], 8)  # the last is not done
+    log.close()
+    whole = list(history(tmp_path))
+    assert [(line["step"], line.get("generation")) for line in whole] == [
+        *((1, 1), (2, 1), (3, 2), (4, 2), (5, 1), (6, 1), (7, 2), (8, None))
+    ]
+    for first in range(11):
+        assert list(history(tmp_path, first)) == [x for x in whole if x["step"] >= first]
+    assert last_step(tmp_path) == 8 and last_step(tmp_path / "absent") == 0
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])

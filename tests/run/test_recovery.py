@@ -80,6 +80,17 @@ def test_clocks_that_differ_make_no_part_negative(times, parts):
     assert list(found.values()) == parts
 
 
+def test_a_log_that_ends_before_the_checkpoint_is_no_obstacle(run, tmp_path):
+    """The end of the life before is recorded with the last step that is known of it."""
+    assert run("--steps", "3") == 0
+    for name, lines in (("log.1.jsonl", 2), ("ledger.jsonl", 1)):
+        file = tmp_path / "run" / name
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    assert run("--steps", "5") == 0
+    (end,) = events(tmp_path, "end")
+    assert (end["generation"], end["step"], end["cause"]) == (1, 2, recovery.UNKNOWN)
+
+
 def test_a_stop_is_an_end_in_itself(run, tmp_path):
     """A run that is continued with more steps: no second end, and no cause is made up."""
     assert run("--steps", "3") == 0

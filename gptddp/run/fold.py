@@ -1,0 +1,84 @@
+"""The logs of old lives, folded into few files: ten thousand lives do not leave as many.
+
+Neighbours become one log, that of their highest generation: for each step the line that counts, in
+order. A reader that begins with the lowest generation finds every line at any moment: the new file
+takes the name of the highest by one rename, and only then the others are removed. The logs of the
+newest lives are left alone, as a late writer may still add to them.
+"""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from gptddp.files import fsync, write_new
+from gptddp.run.history import lines_of, log_generations, log_path
+from gptddp.run.json_lines import parse
+
+NEWEST = 8  # logs that are left alone
+MANY = 32  # that a fold would save: for fewer it does not rewrite what was folded before
+MOST_BYTES = 16 << 20  # of a log that is made
+
+
+def fold(run_dir: str | Path, lost: Callable[[], str] = lambda: "") -> None:
+    """Rank 0 only: fold old logs where they are many. Killed anywhere, no line is lost.
+
+    There are at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
+    why the run is another's, if it is: then nothing is done. Raises OSError; a disk that is full
+    changes nothing.
+    """
+    groups = _groups(run_dir, log_generations(run_dir)[:-NEWEST])
+    if sum(len(group) - 1 for group in groups) >= MANY:
+        for group in groups:
+            if len(group) > 1:
+                _merge(run_dir, group, lost)
+
+
+def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:
+    """Neighbours that fit into one log."""
+    groups: list[list[int]] = []
+    room = 0
+    for generation in generations:
+        size = _size(log_path(run_dir, generation))
+        if not groups or size > room:
+            groups.append([])
+            room = MOST_BYTES
+        groups[-1].append(generation)
+        room -= size
+    return groups
+
+
+def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str]) -> None:
+    """Make one log of these, in its place; not where one of them still grows."""
+    paths = [log_path(run_dir, generation) for generation in generations]
+    sizes = [_size(path) for path in paths]
+    lines: dict[int, bytes] = {}
+    for generation, path in zip(generations, paths, strict=True):
+        for step, line in lines_of(path).items():
+            lines[step] = _of(generation, line) if path != paths[-1] else line
+    merged = paths[-1].with_name(f".{paths[-1].name}.{uuid.uuid4().hex}.tmp")
+    try:
+        write_new(merged, b"".join(lines[step] + b"\n" for step in sorted(lines)))
+        if lost() or sizes != [_size(path) for path in paths]:
+            return
+        os.replace(merged, paths[-1])
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(merged)
+    fsync(run_dir)  # before what it replaces is removed
+    for path in paths[:-1]:
+        path.unlink(missing_ok=True)
+
+
+def _of(generation: int, line: bytes) -> bytes:
+    """The line, with the log that it comes from."""
+    return json.dumps({"log": generation, **(parse(line) or {})}).encode()
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

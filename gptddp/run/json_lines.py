@@ -1,0 +1,47 @@
+"""Reading files of JSON lines: forwards, or backwards from the end. What is torn is left out."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backwards
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None where a killed writer or a disk has torn it."""
+    with contextlib.suppress(ValueError):
+        if isinstance(obj := json.loads(line), dict):
+            return obj
+    return None
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event of a line of the ledger; None for anything else."""
+    if (event := parse(line)) is None:
+        return None
+    name, time, generation = (event.get(key) for key in ("event", "time", "generation"))
+    right = isinstance(name, str) and isinstance(time, float) and isinstance(generation, int)
+    return event if right else None
+
+
+def backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file from its last to its first, without their ends; reads no more than asked.
+
+    Raises OSError.
+    """
+    with open(path, "rb") as file:
+        yield from _backwards(file)
+
+
+def _backwards(file: IO[bytes]) -> Iterator[bytes]:
+    end, rest, size = file.seek(0, 2), b"", _FIRST_BYTES
+    while end:
+        begin = max(0, end - size)
+        file.seek(begin)
+        rest, *lines = (file.read(end - begin) + rest).split(b"\n")
+        yield from filter(None, reversed(lines))
+        end, size = begin, min(2 * size, _MOST_BYTES)
+    if rest:
+        yield rest

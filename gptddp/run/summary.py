@@ -1,0 +1,119 @@
+"""What a start needs of the ledger, as a sum: ten thousand lives are not read at each start.
+
+`ledger.summary.json` is the sum of the ledger up to some byte of it; what came after is added. It
+is a cache and nothing else: one that is missing, torn or of another ledger is made again.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+from gptddp.files import read_json, write_json_atomic
+from gptddp.run.directory import LEDGER, SUMMARY
+from gptddp.run.json_lines import parse_event
+
+COMMITS = 32  # whose names are kept: enough to say what a directory lacks
+STALE_BYTES = 64 << 10  # of the ledger that a start reads on top; then the file is written anew
+_PROOF_BYTES = 4096  # before that byte of the ledger, whose hash says that it is the same ledger
+
+
+@dataclass
+class Summary:
+    """The events of a run so far, in sum. `add` of an event that is in it changes nothing."""
+
+    generation: int = 0  # the highest of any event
+    life: int = 0  # the newest that has begun; 0: none has
+    source: str | None = None  # what it has gone on from
+    ended: bool = False  # is its end recorded?
+    differed: str = ""  # its ranks that differed, if any did
+    void: int = 0  # the last generation in which ranks have diverged: no snapshot up to it is used
+    commits: list[str] = field(default_factory=list)  # the newest, since the run began at step 0
+    began_time: float | None = None  # unix seconds: of the first event
+    saved_time: float | None = None  # when the last save began that was committed
+    quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Count one more event of the ledger."""
+        kind, generation = event["event"], event["generation"]
+        self.generation = max(self.generation, generation)
+        self.began_time = event["time"] if self.began_time is None else self.began_time
+        if kind == "start" and generation > self.life:
+            self.life, self.source = generation, event.get("source")
+            self.ended, self.differed = False, ""
+            if self.source == "scratch":  # what was committed before has been given up
+                self.commits = []
+        elif kind in ("stop", "end") and generation == self.life:
+            self.ended = True
+        elif kind == "diverged":
+            self.void = max(self.void, generation)
+            if generation == self.life and not self.differed:
+                self.differed = ", ".join(event.get("names", ()))
+        elif kind == "checkpoint" and not event.get("error"):
+            began = event["time"] - float(event.get("write_s") or 0.0)
+            self.saved_time = began if self.saved_time is None else max(self.saved_time, began)
+            name = event.get("name")
+            if isinstance(name, str) and name not in self.commits:
+                self.commits = [*self.commits, name][-COMMITS:]
+        elif kind == "quarantine":
+            decision = {name: event[name] for name in ("step", "row_groups")}
+            if decision not in self.quarantine:
+                self.quarantine.append(decision)
+
+
+def read(run_dir: str | Path) -> Summary:
+    """The sum of the run's ledger; an empty one where there is none. Raises OSError."""
+    return _read(Path(run_dir))[0]
+
+
+def refresh(run_dir: str | Path) -> None:
+    """Write the file where starts have come to read much of the ledger. Raises OSError."""
+    run = Path(run_dir)
+    found, before, now = _read(run)
+    if now - before < STALE_BYTES:
+        return
+    with open(run / LEDGER, "rb") as ledger:
+        proof = _proof(ledger, now)
+    body = {"bytes": now, "proof": proof, "summary": dataclasses.asdict(found)}
+    write_json_atomic(run / SUMMARY, {**body, "xxh3_64": _seal(body)})
+
+
+def _read(run: Path) -> tuple[Summary, int, int]:
+    """The sum; up to which byte of the ledger the file has it, and up to which it is whole."""
+    with contextlib.suppress(FileNotFoundError), open(run / LEDGER, "rb") as ledger:
+        found, before = _cached(run, ledger)
+        now = ledger.seek(before)
+        for line in ledger:
+            if event := parse_event(line):
+                found.add(event)
+            if line.endswith(b"\n"):  # else it is being written
+                now += len(line)
+        return found, before, now
+    return Summary(), 0, 0
+
+
+def _cached(run: Path, ledger: IO[bytes]) -> tuple[Summary, int]:
+    """What the file says, up to which byte; nothing where it is not of this ledger."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        saved = dict(read_json(run / SUMMARY) or {})
+        seal = saved.pop("xxh3_64")
+        if seal == _seal(saved) and saved["proof"] == _proof(ledger, saved["bytes"]):
+            return Summary(**saved["summary"]), saved["bytes"]
+    return Summary(), 0
+
+
+def _proof(ledger: IO[bytes], end: int) -> str:
+    """The hash of the last bytes before this one; ValueError where the ledger is shorter."""
+    if ledger.seek(0, 2) < end:
+        raise ValueError("the ledger is shorter")
+    begin = ledger.seek(max(0, end - _PROOF_BYTES))
+    return xxhash.xxh3_64_hexdigest(ledger.read(end - begin))
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True).encode())
