@@ -60,6 +60,7 @@ class Recorder:
         events = read_ledger(self.config.run_dir)
         self._end_of_last(events, [*filter(None, [origin.last_line]), *lines], fault)
         self.saves.begin(tensors, events)
+        self.saves.changes.record(self.ledger)
         self.event(
             "start",
             step=origin.step,
@@ -74,7 +75,8 @@ class Recorder:
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
-        self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        if self.ledger.settle(5.0):  # a late writer of an older life looks for it
+            self.saves.changes.try_to_save()
         self._ready = time.time()
 
     def _end_of_last(
