@@ -11,6 +11,7 @@ class Origin:
     """Where a life of the run goes on from: the same on every rank."""
 
     config: Config  # resolved
+    changes: list[dict[str, Any]]  # field, old, new: what the life before had other than `config`
     generation: int
     step: int  # finished steps
     meta: dict[str, Any]  # of the state, see Progress; {} when the run begins

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gptddp import __version__
 from gptddp.checkpoint import known, late, retention, snapshot, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
@@ -20,14 +17,14 @@ from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, make_folder, read_json, write_json_atomic
 from gptddp.run import summary
-from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, unknown_fields
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
 from gptddp.run.history import highest_generation, history, last_step
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
-from gptddp.training.changes import record_changes
+from gptddp.training.changes import changes, write_config
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -156,13 +153,14 @@ def open_run(
         step, source, parent = loaded.step, loaded.name, loaded.name
     else:
         step, source, parent = 0, "scratch", None
-    changed = record_changes(before, config, generation, step)
-    _write_config(run, run_id, config, dataset, new=generation == 1 or changed)
+    changed = changes(before, config)
+    _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     redo, last_line, line = _in_history(run, step)
     if redo and source == "scratch":
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     origin = Origin(
         config=config,
+        changes=changed,
         generation=generation,
         step=step,
         meta=loaded.meta if loaded else {},
@@ -212,25 +210,16 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     return redo, last, line
 
 
-def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new: bool) -> None:
-    """Write down what this life runs with.
+def _write_config(
+    run: Path, run_id: str, config: Config | None, dataset: Dataset, new: bool
+) -> None:
+    """Write down what this life runs with; a run that is not new goes on where that fails.
 
-    A run goes on where that fails, but for one that is new or has changed: it would be forgotten.
+    config None: it has changes, which the ledger has first; see `Changes`.
     """
-    unknown = unknown_fields(run)  # kept for the version that knows them
-    if unknown:
-        log.warning(
-            "%s has fields that gptddp %s does not know, and trains without: %s; use the version "
-            "that the run was begun with",
-            run / CONFIG,
-            __version__,
-            ", ".join(unknown),
-        )
     try:
-        saved = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-        fields = dataclasses.asdict(config)
-        del fields["from_scratch"]  # of one start, and not of the run
-        write_json_atomic(run / CONFIG, saved | {"config": fields | unknown})
+        if config:
+            write_config(run, run_id, config)
         if not (run / DATASET).exists():
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

@@ -1,48 +1,85 @@
-"""What a continued run is given other values for: said, and in the ledger before the first step."""
+"""What a continued run is given other values for: said, in the ledger, and then in config.json."""
 
 import dataclasses
 import logging
 import math
-from contextlib import closing
+from pathlib import Path
+from typing import Any
 
-from gptddp.config import KEPT, Config, changed, differences
-from gptddp.errors import ConfigError
-from gptddp.files import TRANSIENT, explain
+import torch
+
+from gptddp import __version__
+from gptddp.config import KEPT, Config, changed
+from gptddp.files import explain, write_json_atomic
 from gptddp.model.optim import lr_at
+from gptddp.run.directory import CONFIG, unknown_fields
 from gptddp.run.history import Ledger
+from gptddp.run.origin import Origin
 
 log = logging.getLogger(__name__)
 
 
-def record_changes(before: Config, config: Config, generation: int, step: int) -> bool:
-    """Rank 0 only: say and record what has changed since the life before; has anything?
-
-    To be called before the configuration is written down: where a life is killed in between, the
-    next one records the same once more. Raises ConfigError where the ledger cannot be written, as
-    no change may go unrecorded.
-    """
+def changes(before: Config, config: Config) -> list[dict[str, Any]]:
+    """`field`, `old` and `new` of each field that a life has other than the life before it."""
     old, new = dataclasses.asdict(before), dataclasses.asdict(config)
-    fields, what = changed(old, new, KEPT), differences(old, new, KEPT)
-    if not fields:
-        return False
-    try:
-        with closing(Ledger(config.run_dir)) as ledger:
-            for name in fields:
-                ledger.event(
-                    "changed", generation, step=step, field=name, old=old[name], new=new[name]
-                )
-            ledger.sync()
-    except OSError as error:
-        if error.errno in TRANSIENT:
-            raise
-        raise ConfigError(
-            f"run {config.run_dir}: the ledger cannot be written, and has to have what is changed "
-            f"({'; '.join(what)}): {explain(error)}"
-        ) from error
-    for line in what:
-        log.info("changed after step %d: %s", step, line)
-    _tell_of_a_jump(before, config, step)
-    return True
+    return [{"field": it, "old": old[it], "new": new[it]} for it in changed(old, new, KEPT)]
+
+
+def write_config(run: Path, run_id: str, config: Config) -> None:
+    """Write down what a life runs with, beside the fields of a newer version. Raises OSError."""
+    if unknown := unknown_fields(run):
+        log.warning(
+            "%s has fields that gptddp %s does not know, and trains without: %s; use the version "
+            "that the run was begun with",
+            run / CONFIG,
+            __version__,
+            ", ".join(unknown),
+        )
+    about = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
+    fields = dataclasses.asdict(config)
+    del fields["from_scratch"]  # of one start, and not of the run
+    write_json_atomic(run / CONFIG, about | {"config": fields | unknown})
+
+
+class Changes:
+    """Rank 0 only: the changes of a life, in the ledger first, and with them in config.json.
+
+    A life that is killed in between leaves the next one, which is given the same, to record them
+    again. No checkpoint is committed before config.json has what its steps were done with.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._unsaved = bool(origin.changes)
+
+    def record(self, ledger: Ledger) -> None:
+        """Before the first step: say them, and have them written as soon as the disk allows."""
+        origin = self._origin
+        for it in origin.changes:
+            ledger.event("changed", origin.generation, step=origin.step, **it)
+            what = it["field"], it["old"], it["new"]
+            log.info("changed after step %d: %s: %s -> %s", origin.step, *what)
+        before = {it["field"]: it["old"] for it in origin.changes}
+        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, origin.step)
+
+    def try_to_save(self) -> None:
+        """Once the ledger has them. Where the disk does not allow it, the next save does."""
+        try:
+            self.save()
+        except OSError as error:
+            _tell(error)
+
+    def save(self) -> None:
+        """Before a checkpoint is committed, and after the ledger is durable. Raises OSError."""
+        if self._unsaved:
+            write_config(
+                Path(self._origin.config.run_dir), self._origin.run_id, self._origin.config
+            )
+            self._unsaved = False
+
+
+def _tell(error: OSError) -> None:
+    log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
 
 
 def _tell_of_a_jump(before: Config, config: Config, step: int) -> None:

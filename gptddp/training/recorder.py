@@ -61,6 +61,7 @@ class Recorder:
         complete(self.config.run_dir, self.log, state.lines, origin.step)
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
+        self.saves.changes.record(self.ledger)
         self.event(
             "start",
             step=origin.step,
@@ -75,7 +76,8 @@ class Recorder:
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
-        self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        if self.ledger.settle(5.0):  # a late writer of an older life looks for it
+            self.saves.changes.try_to_save()
         self.tidier.begin()
         self._ready = time.time()
 

@@ -15,6 +15,7 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
+from gptddp.training.changes import Changes
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
@@ -34,6 +35,7 @@ class Saves:
         console: Console,
     ) -> None:
         c = origin.config
+        self.changes = Changes(origin)
         self.trouble: str | None = None  # with the storage, as told
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
@@ -42,12 +44,13 @@ class Saves:
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
-            before_commit=log.sync,
+            before_commit=self._before_commit,
             fence=lease.check,
             spare=[origin.late] if origin.late else [],
         )
         self._origin, self._lease, self._ledger = origin, lease, ledger
         self._metrics, self._console = metrics, console
+        self._log = log
         self._books = (self.writer, ledger, log)
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
@@ -61,6 +64,10 @@ class Saves:
         if self._origin.source == "memory" and self._origin.late is None:
             self._saved_at -= unsaved_s(ledger)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
+
+    def _before_commit(self) -> None:
+        self._log.sync()  # and the ledger before it
+        self.changes.save()
 
     @property
     def is_due(self) -> bool:

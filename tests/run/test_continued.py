@@ -23,8 +23,9 @@ from gptddp.files import write_json_atomic
 from gptddp.flags import flag, from_args, to_args
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import config_in_force, resolve
-from gptddp.run.history import Ledger, history, read_ledger
-from gptddp.training import begin
+from gptddp.run.history import history, read_ledger
+from gptddp.training import changes as training_changes
+from gptddp.training import end
 
 # Of every field of the run: two values, neither of them the default of a run with a GPU or without.
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -191,15 +192,13 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
     """The ledger says it first: no change counts that is not there, and none is lost."""
     run = tmp_path / "run"
     assert life(**FIRST) == 0
-    write = begin._write_config
 
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(begin, "_write_config", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training_changes, "write_config", killed)
         life(keep=9, steps=4)
-    monkeypatch.setattr(begin, "_write_config", write)
     assert saved(run) == JSON_FIRST
     assert life(keep=9, steps=4) == 0 and life() == 0
     assert saved(run) == JSON_FIRST | {"keep": 9, "steps": 4}
@@ -207,20 +206,25 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
     assert told == [("steps", 2), ("keep", 2), ("steps", 3), ("keep", 3)]
 
 
-def test_a_change_that_cannot_be_recorded_is_refused(life, tmp_path, monkeypatch, capfd):
-    """On a full disk: exit code 2 and what was to change. The run goes on without it."""
+def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):
+    """The run goes on with it, and no checkpoint of it exists before config.json has it."""
+    run, tries = tmp_path / "run", []
     assert life(**FIRST) == 0
-    with monkeypatch.context() as patch:
+    write = training_changes.write_config
 
-        def full(self: Ledger) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+    def full(*args):
+        assert not (run / "checkpoints/step-000000000005.2").exists()
+        tries.append(changes(run))
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(run))
+        write(*args)
 
-        patch.setattr(Ledger, "sync", full)
-        assert life(steps=4) == 2
-        err = capfd.readouterr().err
-        assert "steps: 3 -> 4" in err and "free space" in err and "Traceback" not in err
-        assert saved(tmp_path / "run") == JSON_FIRST
-    assert life() == 0 and saved(tmp_path / "run") == JSON_FIRST
+    monkeypatch.setattr(training_changes, "write_config", full)
+    monkeypatch.setattr(end, "RETRY_S", 0.01)
+    assert life(steps=5) == 0
+    assert saved(run) == JSON_FIRST | {"steps": 5} and len(changes(run)) == 1
+    assert len(tries) == 3 and all(tries)  # the ledger had it each time
+    assert (run / "checkpoints/step-000000000005.2").exists()
 
 
 def test_a_field_of_a_newer_version_is_kept_for_it(life, tmp_path, caplog):
