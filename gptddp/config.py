@@ -252,6 +252,18 @@ def _from_value(where: str, name: str, value: Any) -> Any:
     raise ConfigError(f"{where} is {value!r}: it must be a value of type {kind}")
 
 
+def from_values(values: Mapping[str, Any], where: str) -> Config:
+    """A configuration from the fields that `dataclasses.asdict` has given, as JSON keeps them.
+
+    Raises ConfigError, with `where` they are from, for an unknown field or a value of another type.
+    """
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        known = _known(where, name)
+        typed[known] = None if value is None else _from_value(f"{where}: {name}", known, value)
+    return Config(**typed)
+
+
 def _from_text(name: str, text: str) -> Any:
     """A flag's text as the field's type."""
     kind = _kind(name)

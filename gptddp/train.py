@@ -30,6 +30,7 @@ from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
+from gptddp.files import patiently
 from gptddp.model import gpt, optim
 from gptddp.model.evaluate import Evaluation, evaluate
 from gptddp.model.micro_batches import autocast, micro_batches
@@ -45,8 +46,9 @@ log = logging.getLogger("gptddp")
 def train(config: Config, world: World, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()  # gives every second from here on to one phase
-    dataset = open_dataset(config.data, config.on_bad)  # refused before anything is written
-    tokenizer = dataset.tokenizer()
+    # refused before anything is written
+    dataset = patiently(lambda: open_dataset(config.data, config.on_bad))
+    tokenizer = patiently(dataset.tokenizer)
     for warning in dataset.warnings() if world.rank == 0 else ():
         log.warning("%s", warning)
 

@@ -13,7 +13,7 @@ import torch
 from support.prepared import BYTES, flip
 from support.toy import SMALL
 
-from gptddp import train
+from gptddp import files, train
 from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
@@ -171,6 +171,7 @@ def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, m
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
         patch.setattr(Path, "read_bytes", away)
+        patch.setattr(files, "RETRY_S", (0.01, 0.01))
         run("--steps", "4")
     assert run("--steps", "4") == 0
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4]

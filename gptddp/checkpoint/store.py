@@ -30,7 +30,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError, Unusable
-from gptddp.files import TRANSIENT, bypass_cache, fsync, write_all, write_new
+from gptddp.files import TRANSIENT, bypass_cache, fsync, may_pass, write_all, write_new
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
@@ -59,7 +59,7 @@ def order(name: str) -> tuple[int, int] | None:
 def names(run_dir: str | Path) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
-    Raises OSError where the directory is there but cannot be listed.
+    Raises OSError where the directory is there but cannot be listed, or the hint not read just now.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
@@ -67,10 +67,15 @@ def names(run_dir: str | Path) -> list[str]:
         found.update(name for name in os.listdir(root) if order(name))
     # A network file system may list a directory as it was a minute ago, but a single name as it is
     # now: so the name in LATEST is asked for too.
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    try:
         hint = (root / LATEST).read_text().strip()
         if order(hint) and (root / hint).is_dir():
             found.add(hint)
+    except UnicodeDecodeError:
+        pass
+    except OSError as error:
+        if may_pass(error):  # it may name a newer one than the list has
+            raise
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
@@ -132,12 +137,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_shards(
-    path: Path, manifest: dict[str, Any], buffers: Sequence[memoryview] | None = None
+    path: Path,
+    manifest: dict[str, Any],
+    buffers: Sequence[memoryview] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
 
-    Raises Unusable.
+    `tell` is told how much has been read. Raises Unusable.
     """
+    done, total = 0, sum(shard["nbytes"] for shard in manifest["shards"])
     for index, shard in enumerate(manifest["shards"]):
         chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
         scratch = memoryview(bytearray(0 if buffers else min(chunk_bytes, nbytes)))
@@ -146,11 +155,13 @@ def read_shards(
                 range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
             ):
                 end = min(begin + chunk_bytes, nbytes)
+                tell(f"reading {path.name}, {(done + begin) / 1e9:.2f} of {total / 1e9:.2f} GB")
                 into = buffers[index][begin:end] if buffers else scratch[: end - begin]
                 if not _fill(into, file) or xxh3_128_hexdigest(into) != expected:
                     raise Unusable(
                         path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
                     )
+        done += nbytes
 
 
 def _fill(into: memoryview, file: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
+from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS, id_of
 from gptddp.run.history import RunLog, complete, read_ledger, void_generation
 
@@ -25,13 +26,13 @@ def rescue(config: Config, memory: Path) -> str | None:
     """
     run = Path(config.run_dir)
     found = snapshot.read(snapshot.path_of(memory, run))
-    newest = next(filter(store.is_candidate, store.names(run)), None)
+    newest = next(filter(store.is_candidate, patiently(lambda: store.names(run))), None)
     order = store.order(newest) if newest else None
     if (
         found is None
-        or found.run_id != id_of(run)
+        or found.run_id != patiently(lambda: id_of(run))
         or (found.generation, found.step) <= (order or (0, 0))
-        or found.generation <= void_generation(read_ledger(run))
+        or found.generation <= void_generation(patiently(lambda: read_ledger(run)))
     ):
         return None
     with closing(RunLog(run, found.generation)) as lines:

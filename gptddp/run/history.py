@@ -5,13 +5,13 @@
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptddp.files import names_in
 from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.lines import Lines
 
@@ -86,7 +86,7 @@ def history(run_dir: str | Path) -> Iterator[dict[str, Any]]:
 
 def logged(run_dir: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
-    logs = [(int(m[1]), name) for name in _names(run_dir) if (m := _LOG.fullmatch(name))]
+    logs = [(int(m[1]), name) for name in names_in(run_dir) if (m := _LOG.fullmatch(name))]
     # as text: objects of a million steps would take a gigabyte
     lines: dict[int, tuple[int, bytes]] = {}
     for generation, name in sorted(logs):
@@ -116,22 +116,15 @@ def highest_generation(
     `events`: those of its ledger, if they have been read.
     """
     found = [0]
-    for name in _names(run_dir):
+    for name in names_in(run_dir):
         if match := _LOG.fullmatch(name):
             found.append(int(match[1]))
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
+        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
     events = read_ledger(run_dir) if events is None else events
     found += [event["generation"] for event in events]
     return max(found)
-
-
-def _names(directory: str | Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def void_generation(events: Sequence[Mapping[str, Any]]) -> int:

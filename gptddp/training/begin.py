@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import logging
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
-from gptddp.errors import ConfigError, DataError
-from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
-from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
+from gptddp.distributed.waiting import Tell
+from gptddp.errors import BadMessage, ConfigError, DataError
+from gptddp.files import explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, restore_config
 from gptddp.run.history import highest_generation, history, read_ledger
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
-from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
+from gptddp.training.choose import Brought, NewestState, checked, newest_rank, of_this_run, trusted
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.stop import StopFlag
@@ -54,15 +56,15 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(path) if path else None
-    brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
+    brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     loaded: Any = None
     lease: Lease | None = None
 
-    def on_rank_0() -> Origin:
+    def on_rank_0(tell: Tell) -> dict[str, Any]:
         nonlocal loaded, lease
-        lease = take_run(config, world)
+        lease = patiently(lambda: take_run(config, world, tell))
         try:
-            origin, loaded = open_run(config, dataset, world, brought)
+            origin, loaded = open_run(config, dataset, world, brought, tell)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:
@@ -70,28 +72,31 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
                     f"run {config.run_dir} cannot be used: {explain(error)}"
                 ) from error
             raise
-        return origin
+        return origin.to_json()
 
-    origin = world.from_rank_0(on_rank_0)
+    origin = Origin.from_json(world.from_rank_0(on_rank_0))
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
     mine: Any = ({}, [], None)
     if state:  # a checkpoint has no lines and no fault
         mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
-    meta, lines, fault = world.broadcast_value(mine, source)
+    sent = world.broadcast_value(mine, source)
+    if not (isinstance(sent, list) and [type(it) for it in sent[:2]] == [dict, list]):
+        raise BadMessage(world.names[source], "no state to go on from")
+    meta, lines, fault = sent
     origin = dataclasses.replace(origin, meta=meta)
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 
 
-def take_run(config: Config, world: World) -> Lease:
+def take_run(config: Config, world: World, tell: Tell) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
     run = Path(config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, world.job, known=(run / CONFIG).exists())
+        return acquire(run, world.job, known=(run / CONFIG).exists(), tell=tell)
     except OSError as error:
-        if error.errno in TRANSIENT:
+        if may_pass(error):
             raise
         raise ConfigError(
             f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
@@ -99,34 +104,40 @@ def take_run(config: Config, world: World) -> Lease:
 
 
 def open_run(
-    config: Config, dataset: Dataset, world: World, brought: Sequence[Brought] = ()
+    config: Config, dataset: Dataset, world: World, brought: Sequence[Brought], tell: Tell
 ) -> tuple[Origin, Loaded | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). Raises
-    ConfigError when the run directory belongs to another configuration, DataError when it belongs
-    to other data, CheckpointError when it has checkpoints and none is valid.
+    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). Whatever
+    cannot be read is tried again for a while. Raises ConfigError when the run directory belongs to
+    another configuration, DataError when it belongs to other data, CheckpointError when it has
+    checkpoints and none is valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
-    run_id, events = id_of(run), read_ledger(run)
+    tell("reading the ledger and the configuration")
+    events = patiently(lambda: read_ledger(run))
+    patiently(lambda: restore_config(run, events))
+    highest = patiently(lambda: highest_generation(run, events))
+    run_id = patiently(lambda: _id_of(run, known=highest > 0))
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
-    generation = 1 + max([highest_generation(run, events), *(it[0] for it in snapshots.values())])
-    config = resolve(config, world, continued=generation > 1)
+    generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
+    config = patiently(lambda: resolve(config, world, continued=generation > 1))
     check_world_size(config, world.world_size)
-    _check_data(run, dataset)
-    newest = next(filter(store.is_candidate, store.names(run)), None)
+    patiently(lambda: _check_data(run, dataset))
+    newest = next(filter(store.is_candidate, patiently(lambda: store.names(run))), None)
     snapshots = trusted(snapshots, events, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
-    loaded = load_newest(run) if from_rank is None else None
-    _write_config(run, run_id, config, dataset, new=generation == 1)
+    loaded = load_newest(run, tell=tell) if from_rank is None else None
+    patiently(lambda: _write_config(run, run_id, config, dataset, new=generation == 1))
     if from_rank is not None:
         step, source, parent = snapshots[from_rank][1], "memory", newest
     elif loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
     else:
         step, source, parent = 0, "scratch", None
-    redo, last_line, line = _in_history(run, step)
+    tell("reading the log")
+    redo, last_line, line = patiently(lambda: _in_history(run, step))
     origin = Origin(
         config=config,
         generation=generation,
@@ -142,6 +153,20 @@ def open_run(
         quarantine=decided(events, step),
     )
     return origin, loaded
+
+
+def _id_of(run: Path, known: bool) -> str:
+    """The run's id; a new one where there is no run. `known`: it has left something here."""
+    if found := id_of(run):
+        return found
+    if known and not store.names(run):
+        raise ConfigError(
+            f"{run} has the log or the ledger of a run, but neither a configuration nor a "
+            f"checkpoint to go on from: put {CONFIG} back from a backup, or give another --run-dir"
+        )
+    if known:
+        log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
+    return uuid.uuid4().hex
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
@@ -162,6 +187,8 @@ def _write_config(run: Path, run_id: str, config: Config, dataset: Dataset, new:
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)
     except OSError as error:
+        if new and may_pass(error):
+            raise
         if new:
             raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
         log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
@@ -177,6 +204,8 @@ def _check_data(run: Path, dataset: Dataset) -> None:
         same = began is None or began["sha256"] == dataset.sha256
         lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if may_pass(error):
+            raise
         raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
     if not same:
         raise DataError(

@@ -1,5 +1,7 @@
 """Rank 0's books of one life: the log and the ledger, and with them metrics, saves and console."""
 
+import dataclasses
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
+from gptddp.files import patiently
 from gptddp.run import crash_loop
 from gptddp.run.history import Ledger, RunLog, complete, read_ledger
 from gptddp.run.lease import Lease
@@ -56,8 +59,8 @@ class Recorder:
         `lines` may be missing in the log; `fault` is the word of the rank that has left the state.
         """
         origin, world = self.origin, self.world
-        complete(self.config.run_dir, self.log, lines, origin.step)
-        events = read_ledger(self.config.run_dir)
+        patiently(lambda: complete(self.config.run_dir, self.log, lines, origin.step))
+        events = patiently(lambda: read_ledger(self.config.run_dir))
         self._end_of_last(events, [*filter(None, [origin.last_line]), *lines], fault)
         self.saves.begin(tensors, events)
         self.event(
@@ -71,11 +74,19 @@ class Recorder:
             device=world.device.type,
             seconds=sum(self.clock.seconds.values()),
             chain_fp=f"{progress.chain_fp:016x}",
+            run_id=origin.run_id,
+            **self._new_config(events),
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
         self.ledger.settle(5.0)  # a late writer of an older life looks for it
         self._ready = time.time()
+
+    def _new_config(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The configuration for the ledger, which has a copy of it: {} where it is the same."""
+        config = json.loads(json.dumps(dataclasses.asdict(self.config)))
+        last = [event["config"] for event in events if "config" in event]
+        return {} if last[-1:] == [config] else {"config": config}
 
     def _end_of_last(
         self,

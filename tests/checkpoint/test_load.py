@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptddp import files
 from gptddp.checkpoint import retention, snapshot, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
@@ -338,6 +339,7 @@ def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code)) if self.name == "manifest.json" else None
 
     monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(files, "RETRY_S", (0.01,))
     with pytest.raises(OSError, match="no checkpoint can be read"):
         load_newest(tmp_path)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
