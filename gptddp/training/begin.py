@@ -89,7 +89,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 
 
-def take_run(config: Config, world: World, tell: Tell) -> Lease:
+def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
     run = Path(config.run_dir)
     try:
@@ -160,9 +160,10 @@ def _id_of(run: Path, known: bool) -> str:
     if found := id_of(run):
         return found
     if known and not store.names(run):
+        steps = sum(1 for _ in history(run))
         raise ConfigError(
-            f"{run} has the log or the ledger of a run, but neither a configuration nor a "
-            f"checkpoint to go on from: put {CONFIG} back from a backup, or give another --run-dir"
+            f"{run} has the log or the ledger of a run ({steps} steps), but neither its {CONFIG} "
+            f"nor a checkpoint: put {CONFIG} back from a backup, or give another --run-dir"
         )
     if known:
         log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
