@@ -115,8 +115,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
 
 
 def test_a_damaged_configuration_is_named(run, tmp_path, capfd):
-    """A torn config.json of which the ledger has no copy, as before version 0.2, is refused with the
-    way out, not with a traceback."""
+    """A torn config.json is refused with the way out, not with a traceback: here the ledger, as of
+    an older run, has no copy of it."""
     assert run("--steps", "2") == 0
     ledger = tmp_path / "run/ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"config"', '"unknown"'))

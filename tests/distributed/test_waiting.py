@@ -42,6 +42,8 @@ try:
 except errors.GptddpError as error:
     print(type(error).__name__, error, file=sys.stderr)
     exit_now(error.exit_code)
+except OSError:
+    time.sleep(600)  # its end takes its time
 except errors.LifeLost as error:
     print(type(error).__name__, error, file=sys.stderr)
     exit_now(1)
@@ -126,5 +128,4 @@ def test_an_error_of_rank_0_ends_all(world):
         assert "DataError no such data" in it.stderr.read()
     for it in failed[1:]:
         assert it.wait(60) == 1
-        err = it.stderr.read()
-        assert "rank 0 has failed by OSError: [Errno 5]" in err or "rank 0 is gone" in err
+        assert "rank 0 has failed by OSError: [Errno 5]" in it.stderr.read()

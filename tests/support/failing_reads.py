@@ -1,4 +1,4 @@
-"""A volume whose n-th read fails, or each read of one file: whatever Python asks below a folder.
+"""A volume whose n-th read fails, or each read of one file or folder, as Python asks for it.
 
 Reads are: to open a file for reading, to read from it, to list a directory, to ask for a file's
 size; and to open a parquet file, which Arrow does itself.
@@ -45,7 +45,7 @@ class Reads:
         self.folders = tuple(map(str, folders))
         self.code, self.on = 0, False
         self.at: int | None = None  # the number of the read that fails
-        self.path = ""  # all reads of it fail
+        self.path = ""  # all reads of it fail, and of what is in it
         self.seen: list[str] = []  # the path of each read
         setattr(builtins, "open", self._opening(builtins.open))
         setattr(io, "open", self._opening(io.open))
@@ -56,7 +56,7 @@ class Reads:
 
     @contextlib.contextmanager
     def failing(self, code: int, at: int | None = None, path: str = "") -> Iterator[None]:
-        """Within it that read from here on fails, or each of that path; `seen` is what was read."""
+        """Within it that read fails, or each of that path and below; `seen` is what was read."""
         self.code, self.at, self.path, self.seen, self.on = code, at, path, [], True
         try:
             yield
@@ -70,7 +70,9 @@ class Reads:
         if not (self.on and inside):
             return False
         self.seen.append(path)
-        return self.path == path if self.path else len(self.seen) - 1 == self.at
+        if self.path:
+            return f"{path}/".startswith(f"{self.path}/")
+        return len(self.seen) - 1 == self.at
 
     def _fail(self, path: Any) -> None:
         raise OSError(self.code, os.strerror(self.code), str(path))

@@ -5,6 +5,7 @@ tests/faults/test_starts.py has the same for a whole training.
 
 import errno
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ from gptddp.files import patiently
 from gptddp.run.directory import is_finished
 from gptddp.run.history import read_ledger
 from gptddp.run.origin import Origin
-from gptddp.training.begin import newest_state
+from gptddp.training import begin
 
 CODES = [errno.EIO, errno.ESTALE]
 
@@ -51,7 +52,7 @@ def start(run, corpus, reads, tmp_path):
     with ExitStack() as stack:
         worlds: list[World] = []
 
-        def begin(*fault, **which) -> Origin:
+        def origin(*fault, **which) -> Origin:
             if not worlds:
                 worlds.append(stack.enter_context(connect("cpu")))
             for name in ("run", "memory"):
@@ -63,12 +64,12 @@ def start(run, corpus, reads, tmp_path):
             with reads.failing(*fault or (0,), **which):
                 dataset = patiently(lambda: open_dataset(config.data))
                 patiently(dataset.tokenizer)
-                state = newest_state(config, dataset, worlds[0])
+                state = begin.newest_state(config, dataset, worlds[0])
             if state.lease:
                 state.lease.release()
             return state.origin
 
-        yield begin
+        yield origin
 
 
 def prepared(kind: str, run, tmp_path: Path) -> None:
@@ -99,13 +100,37 @@ def test_a_file_that_stays_unreadable_ends_in_nothing_final(kind, run, start, re
     an error that is tried again; never another identity, nor from scratch, nor a final error."""
     prepared(kind, run, tmp_path)
     undisturbed, ended = start(), set()
-    for i, path in enumerate(sorted(set(reads.seen))):
+    paths = sorted({*reads.seen, *(str(Path(path).parent) for path in reads.seen)})
+    for i, path in enumerate(paths):
         try:
             assert start(CODES[i % 2], path=path) == undisturbed, path
         except OSError as error:
             assert files.may_pass(error), path
             ended.add(Path(path).name)
     assert {"config.json", "dataset.json", "ledger.jsonl", "log.1.jsonl", "run"} <= ended
+
+
+def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
+    run, start, tmp_path, monkeypatch
+):
+    """EIO at the first write is tried again, as a read is; a full disk is the user's to mend."""
+    (tmp_path / "run").mkdir()
+    write, codes = begin.write_json_atomic, [errno.EIO, errno.ESTALE]
+
+    def failing(*args):
+        if codes:
+            code = codes.pop()
+            raise OSError(code, os.strerror(code))
+        return write(*args)
+
+    monkeypatch.setattr(begin, "write_json_atomic", failing)
+    assert start().source == "scratch" and not codes
+    codes += [errno.EIO] * 4
+    with pytest.raises(OSError, match="Input/output error"):
+        start()
+    codes.append(errno.ENOSPC)
+    with pytest.raises(ConfigError, match="No space left"):
+        start()
 
 
 def test_each_failure_is_told(run, start, tmp_path, caplog):
