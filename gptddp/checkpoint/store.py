@@ -69,7 +69,7 @@ def names(run_dir: str | Path) -> list[str]:
     # now: so the name in LATEST is asked for too.
     try:
         hint = (root / LATEST).read_text().strip()
-        if order(hint) and (root / hint).is_dir():
+        if order(hint) and hint not in found and (root / hint).is_dir():
             found.add(hint)
     except UnicodeDecodeError:
         pass

@@ -127,8 +127,9 @@ class World:
         kind, value = box if isinstance(box, list) and len(box) == 2 else (None, None)
         if kind == "ok":
             return value
-        made = getattr(errors, kind, None) if isinstance(kind, str) else None
-        if not (isinstance(made, type) and issubclass(made, errors.GptddpError)):
+        made: Any = getattr(errors, kind, None) if isinstance(kind, str) else None
+        known = isinstance(made, type) and issubclass(made, errors.GptddpError)
+        if not known or "__init__" in vars(made):
             raise errors.BadMessage(self.names[0], "neither a result nor an error of a known kind")
         shared = made(str(value))
         shared.shared = True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.failing_reads import Reads
 
 from gptddp import files
 from gptddp.checkpoint import retention, snapshot, store
@@ -361,3 +362,19 @@ def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
         load_newest(tmp_path)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     assert path.exists() and loaded_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
+    """Not even its directory answers: the one before is loaded, and where there is none the error
+    may pass, and is not the final one."""
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(files, "RETRY_S", (0.0,))
+    reads = Reads(tmp_path, setattr=monkeypatch.setattr)
+    with reads.failing(code, path=str(path)), pytest.raises(OSError, match="no checkpoint can be"):
+        load_newest(tmp_path)
+    assert loaded_step(tmp_path) == 1
+    newest = save(tmp_path, 2)
+    with reads.failing(code, path=str(newest)):
+        assert loaded_step(tmp_path) == 1
+    assert loaded_step(tmp_path) == 2

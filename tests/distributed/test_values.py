@@ -12,7 +12,8 @@ from support.paths import ROOT
 
 from gptddp.config import Config
 from gptddp.distributed import values
-from gptddp.errors import BadMessage
+from gptddp.distributed.connect import connect
+from gptddp.errors import BadMessage, DataError
 from gptddp.run.origin import Origin
 from gptddp.training.choose import checked
 
@@ -100,7 +101,8 @@ import os, pickle, sys
 import torch, torch.distributed as td
 from gptddp.distributed import values
 from gptddp.distributed.connect import connect
-from gptddp.errors import BadMessage
+from gptddp.distributed.connect import connect
+from gptddp.errors import BadMessage, DataError
 class Harm:
     def __reduce__(self):
         return os._exit, (77,)
@@ -131,6 +133,25 @@ def test_garbage_is_named_with_its_sender():
     for size in (-1, 0, values.MOST_BYTES + 1):
         with pytest.raises(BadMessage, match="rank 3 has sent a value of"):
             values._size(torch.tensor([size]), "rank 3")
+
+
+def test_what_rank_0_has_decided_is_a_value_or_an_error_of_ours():
+    """Any other pair is refused: no name of a peer's leads to a class that is not an error."""
+    with connect("cpu") as world:
+        assert world._opened(["ok", [1]]) == [1]
+        with pytest.raises(DataError, match="no text"):
+            world._opened(["DataError", "no text"])
+        for box in (
+            None,
+            [],
+            ["ok"],
+            [1, 2],
+            ["Path", "x"],
+            ["Unusable", "x"],
+            ["BadRowGroup", ""],
+        ):
+            with pytest.raises(BadMessage, match="rank 0 has sent neither"):
+                world._opened(box)
 
 
 def test_an_origin_arrives_as_it_was_sent():
