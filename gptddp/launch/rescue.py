@@ -12,7 +12,7 @@ from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.files import patiently
-from gptddp.run.directory import CHECKPOINTS, id_of
+from gptddp.run.directory import CHECKPOINTS, id_of, restore_config
 from gptddp.run.history import RunLog, complete, read_ledger, void_generation
 
 log = logging.getLogger(__name__)
@@ -28,15 +28,17 @@ def rescue(config: Config, memory: Path) -> str | None:
     found = snapshot.read(snapshot.path_of(memory, run))
     newest = next(filter(store.is_candidate, patiently(lambda: store.names(run))), None)
     order = store.order(newest) if newest else None
+    events = patiently(lambda: read_ledger(run))
+    patiently(lambda: restore_config(run, events))
     if (
         found is None
         or found.run_id != patiently(lambda: id_of(run))
         or (found.generation, found.step) <= (order or (0, 0))
-        or found.generation <= void_generation(patiently(lambda: read_ledger(run)))
+        or found.generation <= void_generation(events)
     ):
         return None
     with closing(RunLog(run, found.generation)) as lines:
-        complete(run, lines, found.lines, found.step)
+        patiently(lambda: complete(run, lines, found.lines, found.step))
         writer = Writer(
             run,
             found.generation,

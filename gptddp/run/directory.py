@@ -94,7 +94,8 @@ def restore_config(run: Path, events: Sequence[Mapping[str, Any]]) -> None:
     if known.keys() != {"run_id", "config"}:
         return
     if torn:
-        os.replace(path, aside)
+        with contextlib.suppress(FileNotFoundError):  # another pod was faster
+            os.replace(path, aside)
     write_json_atomic(path, known)
     what = f"is torn (it is kept as {aside.name})" if torn else "is gone"
     log.warning("%s %s: it is written anew, as the ledger has it", path, what)

@@ -82,9 +82,11 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     if state:  # a checkpoint has no lines and no fault
         mine = state.meta, getattr(state, "lines", []), getattr(state, "fault", None)
     sent = world.broadcast_value(mine, source)
-    if not (isinstance(sent, list) and [type(it) for it in sent[:2]] == [dict, list]):
-        raise BadMessage(world.names[source], "no state to go on from")
-    meta, lines, fault = sent
+    try:
+        meta, lines, fault = dict(sent[0]), list(sent[1]), sent[2] and dict(sent[2])
+        _ = [int(line["step"]) for line in lines]
+    except (LookupError, TypeError, ValueError):
+        raise BadMessage(world.names[source], f"{sent!r:.80} for a state to go on from") from None
     origin = dataclasses.replace(origin, meta=meta)
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 

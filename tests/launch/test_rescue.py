@@ -1,10 +1,14 @@
 """A pod that is stopped while the world forms again saves what its worker has left in memory."""
 
+import errno
 import json
+import shutil
 
 import pytest
+from support.failing_reads import Reads
 from support.trainer_patches import lose_a_peer
 
+from gptddp import files
 from gptddp.config import from_args
 from gptddp.launch.rescue import rescue
 from gptddp.run.history import Ledger, history, read_ledger
@@ -49,6 +53,33 @@ def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     config = tmp_path / "run/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
     assert left() is None
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_volume_that_fails_meanwhile_loses_nothing(left, tmp_path, monkeypatch, code):
+    """Each single read before the commit is tried again; where it fails for longer, that is told."""
+    monkeypatch.setattr(files, "RETRY_S", (0.0,))
+    kept = shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    reads = Reads(tmp_path / "run", setattr=monkeypatch.setattr)
+    with reads.failing(code):
+        assert left() == "step-000000000003.1"
+    before = [".tmp" in path for path in reads.seen].index(True)
+    assert before > 10
+    for at in range(before):
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(kept, tmp_path / "run")
+        with reads.failing(code, at=at):
+            assert left() == "step-000000000003.1", reads.seen[at]
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(kept, tmp_path / "run")
+    with reads.failing(code, path=str(tmp_path / "run/config.json")), pytest.raises(OSError):
+        left()
+
+
+def test_a_lost_configuration_is_taken_from_the_ledger(left, tmp_path):
+    """The state in memory is still this run's."""
+    (tmp_path / "run/config.json").unlink()
+    assert left() == "step-000000000003.1"
 
 
 def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):

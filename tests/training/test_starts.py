@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.failing_reads import Reads
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
+from gptddp.cli import cli
 from gptddp.config import from_args
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed.connect import World, connect
@@ -204,3 +206,13 @@ def test_a_marker_that_cannot_be_read_is_asked_for_again(run, reads, tmp_path):
         for at in range(4):
             with reads.failing(code, at=at):
                 assert not is_finished(config), at
+
+
+def test_a_command_beside_the_run_says_that_the_volume_is_away(run, reads, tmp_path):
+    """One line and exit code 1, which is no mistake of the user's, and no traceback."""
+    assert run("--steps", "3") == 0
+    path = str(tmp_path / "run/config.json")
+    with reads.failing(errno.EIO, path=path):
+        done = CliRunner().invoke(cli, ["checkpoints", str(tmp_path / "run"), "--prune"])
+    assert done.exit_code == 1 and "Input/output error" in done.stderr, done.stderr
+    assert "when the volume is back" in done.stderr and "Traceback" not in done.stderr
