@@ -204,12 +204,19 @@ def limit_s(grace_s: float, margin_s: float) -> float:
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
-    """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
+    """The fields of a TOML file: its `[train]` table, or the top level where it has none.
+
+    Raises ConfigError; OSError for trouble of the volume that may pass.
+    """
     import tomllib  # two milliseconds of every start
+
+    from gptddp.files import may_pass
 
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
+        if may_pass(error):
+            raise
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error

@@ -143,7 +143,7 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     stop = StopFlag()
     try:
-        config = from_args(sys.argv[1:] if args is None else args)
+        config = patiently(lambda: from_args(sys.argv[1:] if args is None else args))
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")

@@ -18,7 +18,8 @@ from support.paths import ROOT
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
     {"gptddp", "errors"},
-    {"config", "files"},
+    {"files"},
+    {"config"},
     {"distributed"},
     {"data", "run"},
     {"checkpoint", "model"},

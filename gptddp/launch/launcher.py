@@ -25,7 +25,7 @@ from gptddp.config import LAUNCHER_S, Config, check_world_size, from_args, limit
 from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
-from gptddp.files import read_json
+from gptddp.files import patiently, read_json
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
 from gptddp.run import crash_loop
@@ -131,7 +131,7 @@ class Launcher:
 
     def main(self, args: Sequence[str], script: str) -> int:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
-        self.config = from_args(args, prog="python -m gptddp.launch")
+        self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ.update(ENVIRONMENT)
         pod = pod_from(os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers

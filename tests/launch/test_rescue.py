@@ -57,7 +57,7 @@ def test_the_state_of_another_run_is_not_saved(left, tmp_path):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_volume_that_fails_meanwhile_loses_nothing(left, tmp_path, monkeypatch, code):
-    """Each single read before the commit is tried again; where it fails for longer, that is told."""
+    """Each read before the commit is tried again; where it fails for longer, that is told."""
     monkeypatch.setattr(files, "RETRY_S", (0.0,))
     kept = shutil.copytree(tmp_path / "run", tmp_path / "kept")
     reads = Reads(tmp_path / "run", setattr=monkeypatch.setattr)

@@ -197,6 +197,19 @@ def test_a_listed_configuration_that_is_not_found_makes_no_identity(
     assert start() == undisturbed and times == [0]
 
 
+def test_a_file_of_flags_is_asked_for_again(run, reads, tmp_path):
+    """The TOML file of --config may be on such a volume as well."""
+    (tmp_path / "run").mkdir()
+    toml = tmp_path / "run/job.toml"
+    toml.write_text("[train]\nsteps = 2\n")
+    for at in range(2):
+        with reads.failing(errno.EIO, at=at):
+            assert run("--config", str(toml)) == 0
+        assert reads.seen[at] == str(toml)
+    with reads.failing(errno.EIO, path=str(toml)), pytest.raises(OSError, match="Input/output"):
+        run("--config", str(toml))
+
+
 def test_a_marker_that_cannot_be_read_is_asked_for_again(run, reads, tmp_path):
     """The launcher's look at a finished run: "not yet", which it repeats; never "finished"."""
     assert run("--steps", "3") == 0
