@@ -117,10 +117,7 @@ def open_run(
     """
     run = Path(config.run_dir)
     tell("reading the ledger and the configuration")
-    events = patiently(lambda: read_ledger(run))
-    patiently(lambda: restore_config(run, events))
-    highest = patiently(lambda: highest_generation(run, events))
-    run_id = patiently(lambda: _id_of(run, known=highest > 0))
+    events, highest, run_id = _known(run)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
@@ -155,6 +152,14 @@ def open_run(
         quarantine=decided(events, step),
     )
     return origin, loaded
+
+
+def _known(run: Path) -> tuple[list[dict[str, Any]], int, str]:
+    """The ledger's events, the highest generation so far, and the id: a new one of a new run."""
+    events = patiently(lambda: read_ledger(run))
+    patiently(lambda: restore_config(run, events))
+    highest = patiently(lambda: highest_generation(run, events))
+    return events, highest, patiently(lambda: _id_of(run, known=highest > 0))
 
 
 def _id_of(run: Path, known: bool) -> str:
