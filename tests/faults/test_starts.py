@@ -1,4 +1,4 @@
-"""A volume on which one read fails, at every read of a whole training in turn."""
+"""A volume on which one read fails, at every read until a life has done its first step."""
 
 import errno
 import json
@@ -12,6 +12,7 @@ from support.trainer_patches import lose_a_peer
 from gptddp import files
 from gptddp.data import blocks
 from gptddp.run.history import history, read_ledger
+from gptddp.training.recorder import Recorder
 
 pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
 def test_a_read_that_fails_once_is_no_end_of_the_run(
     kind, code, run, corpus, tmp_path, monkeypatch
 ):
-    """EIO or ESTALE at any read of the run directory or the dataset, from the first to the last:
+    """EIO or ESTALE at any read of the run directory or the dataset, before the first step is done:
     the same run with the same rows and losses, from the same state; or the life ends by an error
     that is tried again."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
@@ -33,6 +34,14 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
     for name in ("run", "memory"):
         shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
     reads = Reads(tmp_path / "run", corpus, setattr=monkeypatch.setattr)
+
+    step = Recorder.step
+
+    def stepping(*args) -> None:
+        reads.on = False
+        step(*args)
+
+    monkeypatch.setattr(Recorder, "step", stepping)
 
     def again(at: int | None) -> list:
         for name in ("run", "memory"):
