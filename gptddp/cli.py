@@ -9,10 +9,14 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError
+from gptddp.files import may_pass
 
 
 class _Group(click.Group):
-    """Ends a command that meets a user's mistake with its message and exit code."""
+    """Ends a command that meets a user's mistake with its message and exit code.
+
+    An error of a volume that may pass is exit code 1.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -20,6 +24,11 @@ class _Group(click.Group):
         except GptddpError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            click.echo(f"Error: {error}: give the command again when the volume is back", err=True)
+            ctx.exit(1)
 
 
 @click.group(cls=_Group)

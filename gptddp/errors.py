@@ -15,6 +15,7 @@ GptddpError               2   any mistake in what the user gave
 └── TimedOut            124   the wait is over before the Job is
 LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
 ├── LostPeer              1   a collective has failed because another rank is gone or silent
+├── BadMessage            1   another rank has sent what cannot be read
 └── Diverged              1   the ranks do not hold the same state
 Unusable                      one checkpoint cannot be loaded; the one before may be
 """
@@ -122,6 +123,16 @@ class LifeLost(RuntimeError):
 
 class LostPeer(LifeLost):
     """A collective has failed, and who is to blame has been found out as far as may be."""
+
+
+class BadMessage(LifeLost):
+    """Another rank has sent what is no value of the kind that is due: nothing is done with it."""
+
+    def __init__(self, sender: str, what: str) -> None:
+        super().__init__(
+            f"{sender} has sent {what}: the ranks must run the same version of gptddp, and nobody "
+            "else may reach their ports"
+        )
 
 
 class Diverged(LifeLost):

@@ -4,11 +4,14 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import stat
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _FIXES = {
     errno.ENOSPC: "free space on the volume, or lower --keep",
@@ -19,13 +22,49 @@ _FIXES = {
     errno.ENOTDIR: "move away the file that is in a directory's place",
 }
 TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a volume that may come back
+RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Is it trouble of a volume that may come back? Also of an error that says so by itself."""
+    known = isinstance(error, OSError) and error.errno in TRANSIENT
+    return known or bool(getattr(error, "transient", False))
+
+
+def patiently(look: Callable[[], _Result]) -> _Result:
+    """What `look` returns, however the volume fails for a while: half a minute at the most.
+
+    Each failure is a line of the log: which file, which error, when it is tried again. Raises the
+    last error after the last attempt, and any other error at once. `look` must be repeatable.
+    """
+    for pause_s in RETRY_S:
+        try:
+            return look()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            log.warning("%s: the next try in %g s", error, pause_s)
+            time.sleep(pause_s)
+    return look()
 
 
 def explain(error: OSError) -> str:
     """The error in one line with, where we know it, the fix."""
     fix = _FIXES.get(error.errno or 0)
     return f"{error}: {fix}" if fix else str(error)
+
+
+def names_in(directory: str | Path) -> list[str]:
+    """The names in a directory; none where there is no such directory. Raises OSError."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def fsync(path: str | Path) -> None:

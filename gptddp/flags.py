@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from gptddp.config import FIELDS, Config, shown
 from gptddp.errors import ConfigError
+from gptddp.files import may_pass
 
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
 
@@ -22,7 +23,10 @@ def from_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file; `what` it is, for the ConfigError where it cannot be read."""
+    """The content of a TOML file; `what` it is, for the ConfigError where it cannot be read.
+
+    Raises OSError for trouble of the volume that may pass.
+    """
     import tomllib  # two milliseconds of every start
 
     try:
@@ -30,7 +34,21 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
+        if may_pass(error):
+            raise
         raise ConfigError(f"cannot read the {what} {path}: {error}") from error
+
+
+def from_values(values: Mapping[str, Any], where: str) -> Config:
+    """A configuration from the fields that `dataclasses.asdict` has given, as JSON keeps them.
+
+    Raises ConfigError, with `where` they are from, for an unknown field or a value of another type.
+    """
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        known = _known(where, name)
+        typed[known] = None if value is None else _from_value(f"{where}: {name}", known, value)
+    return Config(**typed)
 
 
 def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:

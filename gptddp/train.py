@@ -31,6 +31,7 @@ from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
+from gptddp.files import patiently
 from gptddp.flags import flag, from_args
 from gptddp.model import gpt, optim
 from gptddp.model.evaluate import Evaluation, evaluate
@@ -48,8 +49,8 @@ def train(config: Config, world: World, stop: StopFlag) -> None:
     """Train until the last step. Raises Stopped when a signal ends it earlier."""
     clock = PhaseClock()  # gives every second from here on to one phase
     # Damage is refused before anything is written, or by `begin`, which knows the run's on_bad.
-    dataset = open_dataset(config.data, config.on_bad or "quarantine")
-    tokenizer = dataset.tokenizer()
+    dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
+    tokenizer = patiently(dataset.tokenizer)
 
     life = begin(config, dataset, world, stop, clock)  # all ranks: newest state, disk or memory
     c = life.config
@@ -146,7 +147,7 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     stop = StopFlag()
     try:
-        config = from_args(sys.argv[1:] if args is None else args)
+        config = patiently(lambda: from_args(sys.argv[1:] if args is None else args))
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")

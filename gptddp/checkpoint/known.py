@@ -9,13 +9,13 @@ missing, something is.
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import Loaded, load_newest
 from gptddp.errors import CheckpointError
-from gptddp.files import read_json
+from gptddp.files import patiently, read_json
 from gptddp.run.directory import CHECKPOINTS, FINISHED
 from gptddp.run.summary import Summary
 
@@ -31,20 +31,26 @@ def committed(ledger: Summary) -> list[str] | None:
     return [name for name in ledger.commits if store.order(str(name))]
 
 
-def load(run: Path, committed: Sequence[str] | None, from_scratch: bool) -> Loaded | None:
+def load(
+    run: Path,
+    committed: Sequence[str] | None,
+    from_scratch: bool,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Loaded | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
     checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
     """
     for seconds in RETRY_S:
-        if not missing(run, committed):
+        if not patiently(lambda: missing(run, committed)):
             break
         time.sleep(seconds)
-    loaded = load_newest(run, known=committed or ())
+    loaded = load_newest(run, known=committed or (), tell=tell)
     if loaded is not None:
-        warn(run, committed, f"{loaded.name}, step {loaded.step}")
-    elif gone := missing(run, committed) or _by_marker(run, committed):
+        origin = f"{loaded.name}, step {loaded.step}"
+        patiently(lambda: warn(run, committed, origin))
+    elif gone := patiently(lambda: missing(run, committed) or _by_marker(run, committed)):
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
         if not from_scratch:
@@ -84,7 +90,7 @@ def _by_marker(run: Path, committed: Sequence[str] | None) -> list[str]:
     try:
         marker = read_json(run / FINISHED) if committed is None else None
         return [f"one of step {marker['step']} ({FINISHED})"] if marker else []
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return []
 
 

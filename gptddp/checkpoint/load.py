@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import tensor_at
 from gptddp.errors import CheckpointError, Unusable
+from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
@@ -42,25 +44,27 @@ def load_newest(
     accept: Callable[[dict[str, Any]], str | None] = lambda _meta: None,
     set_aside: bool = True,
     known: Collection[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Loaded | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
     beside a running job) and the one before is tried; `accept(meta)` may refuse one, which is left
-    as it is, by returning the reason. Each is logged as a warning. `known`: names that are looked
-    for where the directory does not list them. Raises CheckpointError where
+    as it is, by returning the reason. Each is logged as a warning. One that cannot be read just now
+    is tried again for a while. `known`: names that are looked for where the directory does not list
+    them. `tell` is told how much has been read. Raises CheckpointError where
     checkpoints exist and none can be used, so that a run never silently starts over; OSError where
     they may be readable later.
     """
     for _ in range(3):  # again if a running job prunes what has just been listed
         skipped: list[Unusable] = []
         vanished = False
-        for name in filter(store.is_candidate, store.names(run_dir, known)):
+        for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
-                return _load(path, accept, skipped)
+                return patiently(partial(_load, path, accept, skipped, tell))
             except Unusable as unusable:
-                if not os.path.lexists(path):
+                if _is_gone(path):
                     vanished = True
                     continue
                 skipped.append(unusable)
@@ -69,7 +73,7 @@ def load_newest(
                     retention.set_aside(path)
         if not vanished:
             break
-    if not store.names(run_dir):
+    if not patiently(lambda: store.names(run_dir)):
         return None
     raise _none_valid(run_dir, skipped)
 
@@ -78,12 +82,13 @@ def _load(
     path: Path,
     accept: Callable[[dict[str, Any]], str | None],
     skipped: list[Unusable],
+    tell: Callable[[str], None],
 ) -> Loaded:
     manifest = store.read_manifest(path)
     if reason := accept(manifest["meta"]):
         raise Unusable(path, reason, damaged=False)
     buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
-    store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers])
+    store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers], tell)
     return Loaded(
         path,
         manifest["step"],
@@ -93,6 +98,17 @@ def _load(
         nbytes=sum(buffer.numel() for buffer in buffers),
         skipped=tuple(map(str, skipped)),
     )
+
+
+def _is_gone(path: Path) -> bool:
+    """Has a pruner removed it? An error of the volume proves nothing."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:

@@ -31,7 +31,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from gptddp.errors import CheckpointError, Unusable
-from gptddp.files import TRANSIENT, bypass_cache, fsync, write_all, write_new
+from gptddp.files import TRANSIENT, bypass_cache, fsync, may_pass, write_all, write_new
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
@@ -61,7 +61,7 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
     `known`: names that are there where they exist, though they may not be listed. Raises OSError
-    where the directory is there but cannot be listed.
+    where the directory is there but cannot be listed, or the hint not read just now.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
@@ -70,8 +70,13 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     # A network file system may list a directory as it was a minute ago, but a single name as it is
     # now: so those that are known, and the name in LATEST, are asked for too.
     hints = set(known)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    try:
         hints.add((root / LATEST).read_text().strip())
+    except UnicodeDecodeError:
+        pass
+    except OSError as error:
+        if may_pass(error):  # it may name a newer one than the list has
+            raise
     found.update(hint for hint in hints - found if order(hint) and (root / hint).is_dir())
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
@@ -139,13 +144,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_shards(
-    path: Path, manifest: dict[str, Any], buffers: Sequence[memoryview] | None = None
+    path: Path,
+    manifest: dict[str, Any],
+    buffers: Sequence[memoryview] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
 
-    With None it is the device that is read, not the page cache, where the volume lets us. Raises
-    Unusable.
+    With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
+    told how much has been read. Raises Unusable.
     """
+    done, total = 0, sum(shard["nbytes"] for shard in manifest["shards"])
     for index, shard in enumerate(manifest["shards"]):
         chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
         with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
@@ -154,6 +163,7 @@ def read_shards(
                 range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
             ):
                 end = min(begin + chunk_bytes, nbytes)
+                tell(f"reading {path.name}, {(done + begin) / 1e9:.2f} of {total / 1e9:.2f} GB")
                 into = buffers[index][begin:end] if buffers else scratch
                 assert into is not None
                 if not _fill(into, file, end - begin) or (
@@ -162,6 +172,7 @@ def read_shards(
                     raise Unusable(
                         path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
                     )
+        done += nbytes
 
 
 def _uncached(file: Any, nbytes: int) -> mmap.mmap:

@@ -25,7 +25,7 @@ from gptddp.data import inventory, pretokenized
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
-from gptddp.files import TRANSIENT
+from gptddp.files import may_pass
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -119,7 +119,7 @@ class Dataset:
         try:
             (self.dir / MANIFEST).read_bytes()
         except OSError as error:
-            if error.errno in TRANSIENT:
+            if may_pass(error):
                 raise
             raise DataError(
                 f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
@@ -182,7 +182,7 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     except FileNotFoundError:
         raise DataError(f"{dir}: {_absence(dir)} {_PREPARE}") from None
     except OSError as error:
-        if error.errno in TRANSIENT:
+        if may_pass(error):
             raise
         raise DataError(f"cannot read {dir / MANIFEST}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError):

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptddp.files import may_pass
+
 _SHOWN = 10  # differences in a message
 
 
@@ -14,7 +16,10 @@ def files(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The files that are not there or not of their size, each with what is wrong: {path: text}."""
+    """The files that are not there or not of their size, each with what is wrong: {path: text}.
+
+    Raises OSError for trouble of the volume that may pass.
+    """
     expected = {path: file["bytes"] for path, file in files(manifest).items()}
     if name := manifest["tokenizer"]["file"]:
         expected[name] = manifest["tokenizer"]["bytes"]
@@ -23,6 +28,8 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
         try:
             size = (dir / path).stat().st_size
         except OSError as error:
+            if may_pass(error):
+                raise
             found[path] = f"{path}: {error.strerror}"
         else:
             if size != bytes:
@@ -33,7 +40,7 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 def added(dir: Path, manifest: Mapping[str, Any]) -> dict[str, int]:
     """Shards beside those of the manifest, which nothing would read: {path: bytes}.
 
-    Hidden files are left alone: network file systems make some.
+    Hidden files are left alone: network file systems make some. Raises OSError as `damaged` does.
     """
     known, found = files(manifest), {}
     for split in manifest["splits"]:
@@ -44,8 +51,9 @@ def added(dir: Path, manifest: Mapping[str, Any]) -> dict[str, int]:
                     visible = entry.name.endswith(".parquet") and not entry.name.startswith(".")
                     if visible and path not in known:
                         found[path] = entry.stat().st_size
-        except OSError:  # the folder's files are damaged, which says more
-            continue
+        except OSError as error:  # the folder's files are damaged, which says more
+            if may_pass(error):
+                raise
     return found
 
 

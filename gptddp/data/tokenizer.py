@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gptddp.data.tokenizer_json import BOS, changes, find_bos, raw_bytes, tiktoken_pattern
 from gptddp.errors import DataError
+from gptddp.files import may_pass
 
 MIN_VOCAB = 257  # 256 bytes and <|bos|>
 
@@ -196,10 +197,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; raises DataError, with the fix, if it cannot be used."""
+    """The tokenizer of a tokenizer.json; raises DataError, with the fix, if it cannot be used.
+
+    Raises OSError for trouble of the volume that may pass.
+    """
     try:
         definition = json.loads(Path(path).read_bytes())
     except OSError as error:
+        if may_pass(error):
+            raise
         raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path} is not a tokenizer.json: {error}; give a file as {_FIX}") from None

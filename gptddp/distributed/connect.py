@@ -1,6 +1,8 @@
 """The ranks of a job: into the process group, what they do together, and out of it again."""
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import sys
 import threading
@@ -15,13 +17,15 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import torch_private
+from gptddp.distributed import torch_private, values
 from gptddp.distributed.environment import job, ranks, restarts, shared_memory
 from gptddp.distributed.hardware import cpu_quota
+from gptddp.distributed.waiting import Said, Tell, ended, teller, wait_for_end
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
 TIMEOUT_S = 60.0
+STORE_S = 10.0  # added where the store itself may not answer, as its host is stopped
 PART_S = 10.0  # for all ranks to come out of the last collective
 _SMALL_BYTES = 1 << 20
 
@@ -41,6 +45,7 @@ class World:
     memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
     job: str | None  # the job by a name of its own, the same in all its lives; None: this process
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
+    _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
@@ -66,16 +71,15 @@ class World:
                 td.broadcast(tensor, src=source)
 
     def gather(self, value: Any) -> list[Any]:
-        """All ranks: every rank's small value, by rank."""
-        values = [None] * self.world_size
-        td.all_gather_object(values, value)
-        return values
+        """All ranks: every rank's small value, by rank; as JSON, so tuples come out as lists.
+
+        Raises BadMessage where a rank has sent something else.
+        """
+        return values.gather(value, self.names, self.device)
 
     def broadcast_value(self, value: Any, source: int) -> Any:
-        """All ranks: the small value that the rank `source` has."""
-        box = [value]
-        td.broadcast_object_list(box, src=source, device=self.device)
-        return box[0]
+        """All ranks: the small value that the rank `source` has; as JSON, as with `gather`."""
+        return values.broadcast(value, source, self.names, self.device)
 
     def leave_together(self) -> None:
         """All ranks: nobody leaves before everybody is here, and has left its last collective.
@@ -94,24 +98,42 @@ class World:
         if self.rank == 0 and self.world_size > 1:
             time.sleep(0.05)
 
-    def from_rank_0(self, work: Callable[[], Any]) -> Any:
-        """All ranks: the result of `work`, done on rank 0 only; its user error is everybody's.
+    def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
+        """All ranks: the small result of `work`, done on rank 0 only; its error is everybody's.
 
-        Storage is read by one process, and all ranks take the same decision or none.
+        Storage is read by one process, and all ranks take the same decision or none. `work` takes a
+        function that it tells how far it is: the others wait for as long as that changes, and give
+        up when it has stood still for FIRST_TIMEOUT_S. The result travels as JSON. Raises the
+        GptddpError that `work` has raised, on all ranks; LostPeer where rank 0 is lost or silent.
         """
-        box: list[Any] = [None]
+        store, key = torch_private.default_store(), f"from rank 0: {next(self._calls)}"
+        box: Any = None
         if self.rank == 0:
-            try:
-                box = [("ok", work())]
-            except errors.GptddpError as error:
-                box = [(type(error).__name__, str(error))]
-        td.broadcast_object_list(box, src=0, device=self.device)
-        kind, value = box[0]
-        if kind != "ok":
-            shared = getattr(errors, kind)(value)
-            shared.shared = True
-            raise shared
-        return value
+            with ended(store, key):
+                try:
+                    box = ["ok", work(teller(store, key))]
+                except errors.GptddpError as error:
+                    # the nearest class that is made of its message alone
+                    kind = next(c for c in type(error).__mro__ if "__init__" not in vars(c))
+                    box = [kind.__name__, str(error)]
+        else:
+            said = Said(f"[rank {self.rank}] waiting for {self.names[0]}", ranks().local_rank == 0)
+            with time_limit(FIRST_TIMEOUT_S + STORE_S) as answered:
+                wait_for_end(store, key, self.names[0], FIRST_TIMEOUT_S, said, answered)
+        return self._opened(self.broadcast_value(box, source=0))
+
+    def _opened(self, box: Any) -> Any:
+        """The value that rank 0 has sent, or its error raised."""
+        kind, value = box if isinstance(box, list) and len(box) == 2 else (None, None)
+        if kind == "ok":
+            return value
+        made: Any = getattr(errors, kind, None) if isinstance(kind, str) else None
+        known = isinstance(made, type) and issubclass(made, errors.GptddpError)
+        if not known or "__init__" in vars(made):
+            raise errors.BadMessage(self.names[0], "neither a result nor an error of a known kind")
+        shared = made(str(value))
+        shared.shared = True
+        raise shared
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
@@ -138,8 +160,7 @@ def connect(device: str | None) -> Iterator[World]:
     if kind == "cuda":
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
-    pods = [""] * world_size
-    with time_limit(FIRST_TIMEOUT_S + 10):
+    with time_limit(FIRST_TIMEOUT_S + STORE_S):
         td.init_process_group(
             backend="nccl" if kind == "cuda" else "gloo",
             rank=rank,
@@ -148,9 +169,7 @@ def connect(device: str | None) -> Iterator[World]:
             device_id=where if kind == "cuda" else None,
             timeout=timedelta(seconds=FIRST_TIMEOUT_S),
         )
-        td.all_gather_object(pods, os.environ.get("POD_NAME", ""))  # all ranks
-    try:
-        yield World(
+        world = World(
             rank=rank,
             world_size=world_size,
             device=where,
@@ -159,8 +178,11 @@ def connect(device: str | None) -> Iterator[World]:
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
             job=job(),
-            pods=tuple(pods),
+            pods=("",) * world_size,
         )
+        pods = world.gather(os.environ.get("POD_NAME", ""))  # all ranks
+    try:
+        yield dataclasses.replace(world, pods=tuple(map(str, pods)))
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
@@ -169,18 +191,27 @@ def connect(device: str | None) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """End the process if this takes longer: torch waits for a stopped rank 0's store for ever."""
+def time_limit(seconds: float) -> Iterator[Callable[[], None]]:
+    """End the process if this takes longer: torch waits for a stopped rank 0's store for ever.
 
-    def give_up() -> None:
+    Yields a function to call whenever the peer has answered: then the time begins anew.
+    """
+    began, over = time.monotonic(), threading.Event()
+
+    def renew() -> None:
+        nonlocal began
+        began = time.monotonic()
+
+    def watch() -> None:
+        while (left_s := began + seconds - time.monotonic()) > 0:
+            if over.wait(left_s):
+                return
         print(f"[rank {ranks().rank}] a peer has not answered for {seconds:g} s", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, name="time limit", daemon=True).start()
     try:
-        yield
+        yield renew
     finally:
-        timer.cancel()
+        over.set()

@@ -26,7 +26,7 @@ from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_pr
 from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
-from gptddp.files import read_json
+from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import pod_from, torchrun_args
@@ -138,14 +138,14 @@ class Launcher:
 
     def main(self, args: Sequence[str], script: str) -> int:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
-        self.config = from_args(args, prog="python -m gptddp.launch")
+        self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ.update(ENVIRONMENT)
         pod = pod_from(os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this does not depend on the hardware.
-        in_force = with_preset(config_in_force(self.config), accelerator=False)
-        check_world_size(in_force, pod.largest_world)
+        in_force = patiently(lambda: config_in_force(self.config))
+        check_world_size(with_preset(in_force, accelerator=False), pod.largest_world)
         if is_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished")
             return 0

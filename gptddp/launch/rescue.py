@@ -22,7 +22,9 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.errors import Superseded
-from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of
+from gptddp.files import patiently
+from gptddp.run import summary
+from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of, restore_config
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
 from gptddp.run.lease import is_of
 from gptddp.run.lineage import left
@@ -39,7 +41,9 @@ def rescue(config: Config, memory: Path) -> str | None:
     has gone on from is not committed, nor one of ranks that differed. Raises OSError.
     """
     found = _newer_than_any_checkpoint(config, memory)
-    if found is None or found.generation < highest_generation(config.run_dir):
+    if found is None:
+        return None
+    if found.generation < patiently(lambda: highest_generation(config.run_dir)):
         return None
     return _commit(config, found, lambda: None, read_back=False)
 
@@ -47,29 +51,38 @@ def rescue(config: Config, memory: Path) -> str | None:
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
     """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
-    newest, found = store.newest(run), snapshot.read(snapshot.path_of(memory, run))
+    found = snapshot.read(snapshot.path_of(memory, run))
+    if found is None:
+        return None
+    newest = store.order(patiently(lambda: store.newest(run)) or "") or (0, 0)
+    ledger = patiently(lambda: summary.read(run))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     if (
-        found is None
-        or found.run_id != id_of(run)
-        or (found.generation, found.step) <= (store.order(newest or "") or (0, 0))
-        or left(run, found.generation, found.step)
+        found.run_id != patiently(lambda: id_of(run))
+        or (found.generation, found.step) <= newest
+        or patiently(lambda: left(run, found.generation, found.step))
     ):
         return None
     return found
+
+
+def _closed(config: Config) -> Config:
+    """As the run has it, every field closed."""
+    return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
 
 
 def _commit(
     config: Config, found: snapshot.Snapshot, fence: Callable[[], None], read_back: bool
 ) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name."""
-    run, closed = Path(config.run_dir), with_preset(config_in_force(config), accelerator=False)
+    run, closed = Path(config.run_dir), _closed(config)
     with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
-        recover(run, ledger, found.events)
-        complete(run, lines, found.lines, found.step)
+        patiently(lambda: recover(run, ledger, found.events))
+        patiently(lambda: complete(run, lines, found.lines, found.step))
         writer = Writer(
             run,
             found.generation,
-            parent=store.newest(run),
+            parent=patiently(lambda: store.newest(run)),
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lines.sync,
@@ -139,7 +152,7 @@ def save_late(config: Config, memory: Path, folder: Path, job: str | None) -> No
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
     run = Path(config.run_dir)
-    every_s = with_preset(config_in_force(config), accelerator=False).checkpoint_every
+    every_s = _closed(config).checkpoint_every
 
     def fence() -> None:
         if not is_of(run, job):

@@ -13,14 +13,17 @@ finished.json       the run is complete; here
 
 import contextlib
 import dataclasses
+import errno
+import logging
+import os
 import time
-import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.config import FIELDS, Config, changed, continued, differences, of_run, with_preset
 from gptddp.errors import ConfigError
-from gptddp.files import read_json, write_json_atomic
+from gptddp.files import may_pass, names_in, read_json, write_json_atomic
 from gptddp.flags import flag, from_saved
 
 if TYPE_CHECKING:
@@ -35,37 +38,73 @@ FAULTS = "faults"
 LEASE = "lease.json"
 FINISHED = "finished.json"
 
+log = logging.getLogger(__name__)
 
-def id_of(run: Path) -> str:
-    """The id of the run directory's content; a new one where it has none."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return str((read_json(run / CONFIG) or {})["run_id"])
-    return uuid.uuid4().hex
+
+def id_of(run: Path) -> str | None:
+    """The id of the run directory's content; None where config.json is not there, or has none.
+
+    Raises OSError where that cannot be told: an id is made only where there is nothing to lose.
+    """
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str((_read_config(run) or {})["run_id"])
+    return None
 
 
 def saved_config(run: Path) -> dict[str, Any] | None:
     """The fields that the run was last started with; None where there is no run.
 
-    Raises ConfigError where the file cannot be used.
+    Raises ConfigError where the file cannot be used; OSError for trouble that may pass.
     """
-    path = run / CONFIG
     try:
-        saved = read_json(path)
+        saved = _read_config(run)
         return None if saved is None else dict(saved["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if may_pass(error):
+            raise
         raise ConfigError(
-            f"{path} cannot be used ({error}): put it back from a backup, or remove it and give "
-            "every flag that the run was begun with"
+            f"{run / CONFIG} cannot be used ({error}): put it back from a backup, or remove it and "
+            "give every flag that the run was begun with"
         ) from error
 
 
 def config_of(run: Path) -> Config | None:
     """The configuration that the run was last started with; None where there is no run.
 
-    Raises ConfigError where the file cannot be used.
+    Raises ConfigError where the file cannot be used; OSError for trouble that may pass.
     """
     values = saved_config(run)
     return None if values is None else from_saved(run / CONFIG, values)
+
+
+def _read_config(run: Path) -> Any | None:
+    """The content of config.json; None where it is not there, as the directory's list says too."""
+    saved = read_json(run / CONFIG)
+    if saved is None and CONFIG in names_in(run):  # a network volume has lost its handle
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(run / CONFIG))
+    return saved
+
+
+def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | None) -> None:
+    """Where config.json is lost or torn: write it anew as the ledger has it.
+
+    The ledger of a run that was begun by an older version has none. Raises OSError.
+    """
+    path, aside = run / CONFIG, run / f"{CONFIG}.bad"
+    torn = False
+    try:
+        if _read_config(run) is not None:
+            return
+    except ValueError:
+        torn = True
+    if not run_id or not config:
+        return
+    if torn:
+        with contextlib.suppress(FileNotFoundError):  # another pod was faster
+            os.replace(path, aside)
+    write_json_atomic(path, {"run_id": run_id, "config": config})
+    what = f"is torn (it is kept as {aside.name})" if torn else "is gone"
+    log.warning("%s %s: it is written anew, as the ledger has it", path, what)
 
 
 def unknown_fields(run: Path) -> dict[str, Any]:
@@ -78,9 +117,10 @@ def unknown_fields(run: Path) -> dict[str, Any]:
 def config_in_force(config: Config) -> Config:
     """The configuration with what is not given as the run has it, where there is one.
 
-    For who does not decide: nothing is refused, and a run that cannot be read is none.
+    For who does not decide: nothing is refused, and a run that cannot be used is none. Raises
+    OSError for trouble that may pass.
     """
-    with contextlib.suppress(ConfigError, OSError):
+    with contextlib.suppress(ConfigError):
         if run := config_of(Path(config.run_dir)):
             return continued(config, run)
     return config

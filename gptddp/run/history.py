@@ -7,7 +7,6 @@ newest logs only grow. Logs of old lives are folded into few, see fold.py: there
 
 import errno
 import logging
-import os
 import re
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptddp.files import names_in
 from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.json_lines import backwards, parse, parse_event
@@ -131,7 +131,7 @@ def log_path(run_dir: str | Path, generation: int) -> Path:
 
 def log_generations(run_dir: str | Path) -> list[int]:
     """The generations whose logs are there, in order."""
-    return sorted(int(m[1]) for name in _names(run_dir) if (m := _LOG.fullmatch(name)))
+    return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
 
 
 def history(run_dir: str | Path, first: int | None = None) -> Iterator[dict[str, Any]]:
@@ -217,12 +217,5 @@ def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> in
     found = [0, *log_generations(run_dir)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        found += [int(m[1]) for name in _names(folder) if (m := _CHECKPOINT.fullmatch(name))]
+        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
     return max(*found, (ledger or summary.read(run_dir)).generation)
-
-
-def _names(directory: str | Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

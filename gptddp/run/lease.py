@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,13 @@ class Lease:
                 warned = True
 
 
-def acquire(run: Path, job: str | None, known: bool = False) -> Lease:
+def acquire(
+    run: Path, job: str | None, known: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Lease:
     """Rank 0 only: take the run's lease, at once or after EXPIRY_S.
 
     `job`: the name of the job, the same in all its processes; None: the job is this process.
+    `tell` is told while it waits.
     A run that is `known` goes on when the disk is full or read-only: its lease is written when the
     disk works again, and before that nothing is committed. Raises ConfigError where another job has
     the run, OSError where the directory is unusable.
@@ -98,7 +102,7 @@ def acquire(run: Path, job: str | None, known: bool = False) -> Lease:
     me = _own_lease(job)
     path = run / LEASE
     while True:
-        seen = _wait_until_free(path, me)
+        seen = _wait_until_free(path, me, tell)
         try:
             if (seen is None or _remove_if_unchanged(path, seen)) and _create(path, me):
                 for rest in run.glob(f".{LEASE}.*"):  # of a process killed within a removal
@@ -120,7 +124,9 @@ def is_of(run: Path, job: str | None) -> bool:
     return seen is None or (lease is not None and lease.get("job") == job)
 
 
-def _wait_until_free(path: Path, me: dict[str, Any]) -> _Reading | None:
+def _wait_until_free(
+    path: Path, me: dict[str, Any], tell: Callable[[str], None]
+) -> _Reading | None:
     """Wait until the lease may be taken; what was read then, None where there is none."""
     seen, renewals, end = _read(path), 0, 0.0
     while seen is not None:
@@ -133,6 +139,7 @@ def _wait_until_free(path: Path, me: dict[str, Any]) -> _Reading | None:
             what = _describe(lease) if lease else f"{path}, which is damaged,"
             text = "run %s: waiting %.0f s to see whether %s is still there"
             log.warning(text, path.parent, EXPIRY_S, what)
+        tell(f"waiting for the lease of the run, {max(0.0, end - now):.0f} s more")
         if now > end:
             log.warning("run %s: taken over, its lease has not been renewed", path.parent)
             break

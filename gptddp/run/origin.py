@@ -1,9 +1,13 @@
 """What one life of a run begins with."""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gptddp.config import Config
+from gptddp.errors import BadMessage, ConfigError
+from gptddp.flags import from_values
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,42 @@ class Origin:
     quarantine: dict[
         int, list[int]
     ]  # what earlier lives decided beyond `step`, see run/quarantine.py
+
+    def to_json(self) -> dict[str, Any]:
+        """As the other ranks are told."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
+            "config": dataclasses.asdict(self.config),
+            "quarantine": sorted(self.quarantine.items()),
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> "Origin":
+        """The inverse of `to_json`. Raises BadMessage for what is none."""
+        if not (isinstance(values, Mapping) and values.keys() == _KINDS.keys()):
+            raise BadMessage("rank 0", f"an origin that has not the fields {', '.join(_KINDS)}")
+        for name, kinds in _KINDS.items():
+            if type(values[name]) not in kinds:
+                raise BadMessage("rank 0", f"an origin whose {name} is {values[name]!r:.80}")
+        try:
+            config = from_values(values["config"], "the configuration of rank 0")
+            quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
+        except (ConfigError, TypeError, ValueError) as error:
+            raise BadMessage("rank 0", f"an origin that cannot be used ({error})") from None
+        return cls(**{**values, "config": config, "quarantine": quarantine})
+
+
+_NONE = type(None)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "config": (dict,),
+    "generation": (int,),
+    "step": (int,),
+    "meta": (dict,),
+    "source": (str,),
+    "redo": (int,),
+    "last_line": (dict, _NONE),
+    "line": (dict, _NONE),
+    "run_id": (str,),
+    "parent": (str, _NONE),
+    "snapshot_rank": (int, _NONE),
+    "quarantine": (list,),
+}

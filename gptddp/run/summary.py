@@ -36,6 +36,8 @@ class Summary:
     commits: list[str] = field(default_factory=list)  # the newest, since the run began at step 0
     began_time: float | None = None  # unix seconds: of the first event
     saved_time: float | None = None  # when the last save began that was committed
+    run_id: str | None = None  # of the run; version 0.1.0 has not recorded it
+    config: dict[str, Any] | None = None  # what the newest life that recorded it ran with
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -43,6 +45,9 @@ class Summary:
         kind, generation = event["event"], event["generation"]
         self.generation = max(self.generation, generation)
         self.began_time = event["time"] if self.began_time is None else self.began_time
+        if kind == "start":
+            self.run_id = event.get("run_id") or self.run_id
+            self.config = event.get("config") or self.config
         if kind == "start" and generation > self.life:
             self.life, self.source = generation, event.get("source")
             self.ended, self.differed = False, ""

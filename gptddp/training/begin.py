@@ -3,36 +3,28 @@
 import dataclasses
 import errno
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, late, retention, snapshot, store
-from gptddp.checkpoint.load import Loaded
-from gptddp.config import Config, check_world_size
-from gptddp.data import inventory
+from gptddp.checkpoint import late, snapshot
+from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
-from gptddp.errors import ConfigError, DataError
-from gptddp.files import TRANSIENT, explain, make_folder, read_json, write_json_atomic
-from gptddp.run import summary
-from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
-from gptddp.run.history import highest_generation, history, last_step
+from gptddp.distributed.waiting import Tell
+from gptddp.errors import BadMessage, ConfigError
+from gptddp.files import explain, make_folder, may_pass, patiently
+from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Lease, acquire
 from gptddp.run.origin import Origin
-from gptddp.run.quarantine import decided
-from gptddp.run.recovery import unsaved_s
-from gptddp.run.summary import Summary
-from gptddp.training.changes import changes, write_config
-from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
+from gptddp.training.choose import NewestState, checked
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
+from gptddp.training.opening import open_run
 from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
-Line = dict[str, Any]  # of the log
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
@@ -56,17 +48,17 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.read(path) if path else None
-    brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
+    brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
-    saving = world.gather(late.in_progress(verdict and verdict.parent))
+    saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]
     loaded: Any = None
     lease: Lease | None = None
 
-    def on_rank_0() -> Origin:
+    def on_rank_0(tell: Tell) -> dict[str, Any]:
         nonlocal loaded, lease
-        lease = take_run(config, world)
+        lease = take_run(config, world, tell)
         try:
-            origin, loaded = open_run(config, dataset, world, brought, saving)
+            origin, loaded = open_run(config, dataset, world, brought, saving, tell)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:
@@ -74,11 +66,11 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
                     f"run {config.run_dir} cannot be used: {explain(error)}"
                 ) from error
             raise
-        return origin
+        return origin.to_json()
 
-    origin = world.from_rank_0(on_rank_0)
+    origin = Origin.from_json(world.from_rank_0(on_rank_0))
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
-        dataset.check_whole()
+        patiently(dataset.check_whole)
     if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
         _ask_for_late_save(verdict.parent, world)
     source = origin.snapshot_rank or 0
@@ -89,10 +81,22 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         mine = state.meta, state.lines, state.events, state.fault
     elif state:
         mine = state.meta, [], [], None
-    meta, lines, events, fault = world.broadcast_value(mine, source)
+    sent = world.broadcast_value(mine, source)
+    try:
+        meta, lines, events, fault = (kind(it) for kind, it in zip(_KINDS, sent, strict=True))
+        _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
+    except (LookupError, TypeError, ValueError):
+        raise BadMessage(world.names[source], f"{sent!r:.80} for a state to go on from") from None
     origin = dataclasses.replace(origin, meta=meta)
     tensors = state.tensors if state else None
     return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+
+
+def _dict_or_none(value: Any) -> dict[str, Any] | None:
+    return None if value is None else dict(value)
+
+
+_KINDS: Any = (dict, list, list, _dict_or_none)  # meta, lines, events, fault of a state
 
 
 def _ask_for_late_save(folder: Path, world: World) -> None:
@@ -103,145 +107,16 @@ def _ask_for_late_save(folder: Path, world: World) -> None:
         log.warning("no checkpoint is made of the state left in memory: %s", error)
 
 
-def take_run(config: Config, world: World) -> Lease:
+def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
     run = Path(config.run_dir)
     try:
-        if not (begun := (run / CONFIG).exists()):
-            make_folder(run)
-        return acquire(run, world.job, known=begun)
+        if not (begun := patiently((run / CONFIG).exists)):
+            patiently(lambda: make_folder(run))
+        return patiently(lambda: acquire(run, world.job, known=begun, tell=tell))
     except OSError as error:
-        if error.errno in TRANSIENT:
+        if may_pass(error):
             raise
         raise ConfigError(
             f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
         ) from error
-
-
-def open_run(
-    config: Config,
-    dataset: Dataset,
-    world: World,
-    brought: Sequence[Brought] = (),
-    saving: Sequence[str | None] = (),
-) -> tuple[Origin, Loaded | None]:
-    """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
-
-    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). `saving`:
-    the late saves in progress in the pods of this world, by rank. Raises ConfigError when the run
-    directory belongs to another configuration, DataError when it belongs to other data,
-    CheckpointError when it has checkpoints and none is valid.
-    """
-    run = Path(config.run_dir)
-    run_id, ledger = id_of(run), summary.read(run)
-    snapshots = of_this_run(brought, run_id)
-    # a life on a full disk has left its traces in memory alone
-    generation = 1 + max([highest_generation(run, ledger), *(it[0] for it in snapshots.values())])
-    config, before = resolve(config, world, begun=generation > 1)
-    check_world_size(config, world.world_size)
-    _check_data(run, dataset)
-    if config.on_bad == "fail":
-        dataset.check_whole()
-    newest = store.newest(run)
-    snapshots = trusted(snapshots, ledger.void, run, world)
-    from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
-    chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, ledger, chosen, saving)
-    if from_rank is not None:
-        step, source, parent = snapshots[from_rank][1], "memory", newest
-    elif loaded is not None:
-        step, source, parent = loaded.step, loaded.name, loaded.name
-    else:
-        step, source, parent = 0, "scratch", None
-    changed = changes(before, config)
-    _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
-    redo, last_line, line = _in_history(run, step)
-    if redo and source == "scratch":
-        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
-    origin = Origin(
-        config=config,
-        changes=changed,
-        generation=generation,
-        step=step,
-        meta=loaded.meta if loaded else {},
-        source=source,
-        redo=redo,
-        last_line=last_line,
-        line=line,
-        run_id=run_id,
-        parent=parent,
-        snapshot_rank=from_rank,
-        late=late_save,
-        quarantine=decided(ledger.quarantine, step),
-    )
-    return origin, loaded
-
-
-def _take_up(
-    config: Config,
-    ledger: Summary,
-    chosen: tuple[int, int, int] | None,
-    saving: Sequence[str | None],
-) -> tuple[Loaded | None, str | None]:
-    """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
-
-    That is the one in progress, or one of the snapshot where a checkpoint is overdue.
-    """
-    run = Path(config.run_dir)
-    if chosen is None:
-        retention.fence(run)
-        return known.load(run, known.committed(ledger), config.from_scratch), None
-    generation, step, _ = chosen
-    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
-    overdue = unsaved_s(ledger) >= config.checkpoint_every
-    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
-        save = store.name_of(step, generation)
-    retention.fence(run, [save] if save else [])
-    known.warn(run, known.committed(ledger), f"memory, step {step}")
-    return None, save
-
-
-def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
-    """How many steps are logged beyond this one; the last line of all; the line of this step."""
-    redo, last, line = 0, None, None
-    for last in history(run, min(step, last_step(run))):  # no more is read, however long the run
-        redo += last["step"] > step
-        line = last if last["step"] == step else line
-    return redo, last, line
-
-
-def _write_config(
-    run: Path, run_id: str, config: Config | None, dataset: Dataset, new: bool
-) -> None:
-    """Write down what this life runs with; a run that is not new goes on where that fails.
-
-    config None: it has changes, which the ledger has first; see `Changes`.
-    """
-    try:
-        if config:
-            write_config(run, run_id, config)
-        if not (run / DATASET).exists():
-            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-            write_json_atomic(run / DATASET, data)
-    except OSError as error:
-        if new:
-            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
-        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
-
-
-def _check_data(run: Path, dataset: Dataset) -> None:
-    """Refuse other data than the run began with, naming every file that differs.
-
-    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
-    """
-    try:
-        began: Any = read_json(run / DATASET)
-        same = began is None or began["sha256"] == dataset.sha256
-        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
-    if not same:
-        raise DataError(
-            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
-            "put that data set back, or give another --run-dir"
-        )

@@ -36,9 +36,14 @@ def write_config(run: Path, run_id: str, config: Config) -> None:
             ", ".join(unknown),
         )
     about = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
+    write_json_atomic(run / CONFIG, about | {"config": fields_of(config) | unknown})
+
+
+def fields_of(config: Config) -> dict[str, Any]:
+    """The fields as a run keeps them."""
     fields = dataclasses.asdict(config)
     del fields["from_scratch"]  # of one start, and not of the run
-    write_json_atomic(run / CONFIG, about | {"config": fields | unknown})
+    return fields
 
 
 class Changes:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gptddp.distributed.connect import World
-from gptddp.errors import Diverged
+from gptddp.errors import BadMessage, Diverged
 from gptddp.run.history import Ledger
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -34,6 +34,17 @@ class NewestState:
     fault: dict[str, Any] | None  # why the snapshot was left, as its rank saw it
     snapshot_path: Path | None  # where this rank leaves its state if a peer is lost
     lease: Lease | None  # on rank 0: its hold on the run
+
+
+def checked(brought: Sequence[Any]) -> list[Brought]:
+    """What each rank has sent about its snapshot, by rank; BadMessage for what is none."""
+    found: list[Brought] = []
+    for rank, it in enumerate(brought):
+        kinds = [type(value) for value in it] if isinstance(it, list) else None
+        if it is not None and kinds != [str, int, int, int]:
+            raise BadMessage(f"rank {rank}", f"{it!r:.80} for the snapshot that it has")
+        found.append(it and (it[0], it[1], it[2], it[3]))
+    return found
 
 
 def of_this_run(brought: Sequence[Brought], run_id: str) -> Snapshots:

@@ -1,5 +1,6 @@
 """Rank 0's books of one life: the log and the ledger, and with them metrics, saves and console."""
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
+from gptddp.files import patiently
 from gptddp.run import crash_loop, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
@@ -19,6 +21,7 @@ from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
 from gptddp.run.tidy import Tidier
+from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics, PhaseClock, serve
@@ -55,10 +58,11 @@ class Recorder:
         What memory has kept of log and ledger (`state`) is added to them where it is missing.
         """
         origin, world = self.origin, self.world
-        ledger = summary.read(self.config.run_dir)
-        for event in recover(self.config.run_dir, self.ledger, state.events):
+        run = self.config.run_dir
+        ledger = patiently(lambda: summary.read(run))
+        for event in patiently(lambda: recover(run, self.ledger, state.events)):
             ledger.add(event)
-        complete(self.config.run_dir, self.log, state.lines, origin.step)
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
@@ -73,6 +77,8 @@ class Recorder:
             device=world.device.type,
             seconds=sum(self.clock.seconds.values()),
             chain_fp=f"{progress.chain_fp:016x}",
+            run_id=origin.run_id,
+            **self._new_config(ledger),
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
@@ -80,6 +86,11 @@ class Recorder:
             self.saves.changes.try_to_save()
         self.tidier.begin()
         self._ready = time.time()
+
+    def _new_config(self, ledger: Summary) -> dict[str, Any]:
+        """The configuration for the ledger, which has a copy of it: {} where it is the same."""
+        config = json.loads(json.dumps(fields_of(self.config)))
+        return {} if ledger.config == config else {"config": config}
 
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""

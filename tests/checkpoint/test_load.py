@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.failing_reads import Reads
 
+from gptddp import files
 from gptddp.checkpoint import retention, snapshot, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
@@ -280,6 +282,23 @@ def test_a_name_not_yet_listed_is_found_by_the_hint(tmp_path, monkeypatch):
     assert loaded_step(tmp_path) == 2
 
 
+def test_a_hint_that_cannot_be_read_is_no_reason_to_load_an_older_one(tmp_path, monkeypatch):
+    """It is tried again: the list may be older than the hint, here for the whole test."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    listdir, read_text, fails = os.listdir, Path.read_text, [errno.ESTALE, errno.EIO]
+
+    def failing(path):
+        if path.name == "LATEST" and fails:
+            raise OSError(fails[-1], os.strerror(fails.pop()))
+        return read_text(path)
+
+    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
+    monkeypatch.setattr(Path, "read_text", failing)
+    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
+    assert loaded_step(tmp_path) == 2 and not fails
+
+
 def test_refused_ones_stay(tmp_path, caplog):
     """A checkpoint that the caller refuses is skipped with the reason and left in its place."""
     save(tmp_path, 1, meta={"step": 1, "config": "a"})
@@ -338,7 +357,24 @@ def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code)) if self.name == "manifest.json" else None
 
     monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(files, "RETRY_S", (0.01,))
     with pytest.raises(OSError, match="no checkpoint can be read"):
         load_newest(tmp_path)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     assert path.exists() and loaded_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
+    """Not even its directory answers: the one before is loaded, and where there is none the error
+    may pass, and is not the final one."""
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(files, "RETRY_S", (0.0,))
+    reads = Reads(tmp_path, setattr=monkeypatch.setattr)
+    with reads.failing(code, path=str(path)), pytest.raises(OSError, match="no checkpoint can be"):
+        load_newest(tmp_path)
+    assert loaded_step(tmp_path) == 1
+    newest = save(tmp_path, 2)
+    with reads.failing(code, path=str(newest)):
+        assert loaded_step(tmp_path) == 1
+    assert loaded_step(tmp_path) == 2

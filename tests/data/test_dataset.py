@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.failing_reads import Reads
 from support.prepared import BYTES, all_texts, texts
 
 from gptddp.data.dataset import _FOOTERS, RowGroup, _footer, open_dataset
@@ -60,6 +61,18 @@ def test_a_volume_that_is_away_is_no_mistake(books, tmp_path, monkeypatch, code,
     for look in (dataset.check_storage, lambda: open_dataset(tmp_path / "out")):
         with pytest.raises(raised, match=os.strerror(getattr(errno, code))):
             look()
+
+
+def test_a_folder_that_cannot_be_listed_just_now_is_not_passed_over(books, tmp_path, monkeypatch):
+    """Nobody knows then whether a file was added: an error that may pass, and not a dataset."""
+    prepare([books], tmp_path / "out", Settings(vocab_size=300))
+    reads = Reads(tmp_path / "out", setattr=monkeypatch.setattr)
+    with reads.failing(errno.EIO):
+        open_dataset(tmp_path / "out")
+    for at, path in enumerate(reads.seen):
+        with reads.failing(errno.EIO, at=at), pytest.raises(OSError, match="Input/output error"):
+            open_dataset(tmp_path / "out")
+        assert path == reads.seen[at]
 
 
 def test_read_finds_damage(books: Path, tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ def test_a_group_of_one_runs_the_same_collectives():
     """One process has a process group too, and leaves none behind."""
     with connect("cpu") as world:
         assert world.all_reduce(torch.tensor([3, 4])).tolist() == [3, 4]
-        assert world.from_rank_0(lambda: {"a": 1}) == {"a": 1}
+        assert world.from_rank_0(lambda tell: {"a": 1}) == {"a": 1}
         with pytest.raises(ConfigError, match="nope"):
-            world.from_rank_0(lambda: (_ for _ in ()).throw(ConfigError("nope")))
+            world.from_rank_0(lambda tell: (_ for _ in ()).throw(ConfigError("nope")))
     assert not torch.distributed.is_initialized()
 
 

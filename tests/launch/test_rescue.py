@@ -1,10 +1,14 @@
 """A pod that is stopped while the world forms again saves what its worker has left in memory."""
 
+import errno
 import json
+import shutil
 
 import pytest
+from support.failing_reads import Reads
 from support.trainer_patches import lose_a_peer
 
+from gptddp import files
 from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.writer import Writer
 from gptddp.flags import from_args
@@ -79,6 +83,33 @@ def test_as_many_checkpoints_stay_as_the_run_keeps(left, tmp_path, monkeypatch):
         lambda *args, **how: kept.append(how["keep"]) or Writer(*args, **how),
     )
     assert left() == "step-000000000003.1" and kept == [7]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_volume_that_fails_meanwhile_loses_nothing(left, tmp_path, monkeypatch, code):
+    """Each read before the commit is tried again; where it fails for longer, that is told."""
+    monkeypatch.setattr(files, "RETRY_S", (0.0,))
+    kept = shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    reads = Reads(tmp_path / "run", setattr=monkeypatch.setattr)
+    with reads.failing(code):
+        assert left() == "step-000000000003.1"
+    before = [".tmp" in path for path in reads.seen].index(True)
+    assert before > 10
+    for at in range(before):
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(kept, tmp_path / "run")
+        with reads.failing(code, at=at):
+            assert left() == "step-000000000003.1", reads.seen[at]
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(kept, tmp_path / "run")
+    with reads.failing(code, path=str(tmp_path / "run/config.json")), pytest.raises(OSError):
+        left()
+
+
+def test_a_lost_configuration_is_taken_from_the_ledger(left, tmp_path):
+    """The state in memory is still this run's."""
+    (tmp_path / "run/config.json").unlink()
+    assert left() == "step-000000000003.1"
 
 
 def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):

@@ -1,0 +1,71 @@
+"""Small values from rank to rank, as JSON: what a peer sends is read, and never executed.
+
+torch's own collectives of objects pickle them, and a pickle runs what its sender likes.
+"""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from gptddp.errors import BadMessage
+
+MOST_BYTES = 256 << 20  # of one value: a length beyond it is not a length
+
+
+def encode(value: Any) -> bytes:
+    """A value as it travels. Raises TypeError for one that JSON cannot tell."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(raw: bytes, sender: str) -> Any:
+    """The value that `sender` has sent: tuples have become lists. Raises BadMessage."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:  # bad UTF-8 too
+        raise BadMessage(sender, f"{len(raw)} bytes that are not JSON ({error})") from None
+
+
+def gather(value: Any, names: list[str], device: torch.device) -> list[Any]:
+    """All ranks: every rank's value, by rank. `names`: of the ranks, for messages."""
+    mine = _tensor(encode(value), device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in names]
+    td.all_gather(sizes, torch.tensor([len(mine)], device=device))
+    nbytes = [_size(size, name) for size, name in zip(sizes, names, strict=True)]
+    # of one size, as the collective demands
+    parts = [mine.new_zeros(max(nbytes)) for _ in names]
+    padded = mine.new_zeros(max(nbytes))
+    padded[: len(mine)] = mine
+    td.all_gather(parts, padded)
+    return [
+        decode(_bytes(part[:size]), name)
+        for part, size, name in zip(parts, nbytes, names, strict=True)
+    ]
+
+
+def broadcast(value: Any, source: int, names: list[str], device: torch.device) -> Any:
+    """All ranks: the value that the rank `source` has; the others' are not looked at."""
+    here = td.get_rank() == source
+    data = _tensor(encode(value if here else None), device)
+    size = torch.tensor([len(data)], device=device)
+    td.broadcast(size, src=source)
+    nbytes = _size(size, names[source])
+    data = data if here else data.new_zeros(nbytes)
+    td.broadcast(data, src=source)
+    return decode(_bytes(data), names[source])
+
+
+def _tensor(raw: bytes, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+
+
+def _bytes(data: torch.Tensor) -> bytes:
+    return data.cpu().numpy().tobytes()
+
+
+def _size(size: torch.Tensor, sender: str) -> int:
+    nbytes = int(size.item())
+    if not 0 < nbytes <= MOST_BYTES:
+        raise BadMessage(sender, f"a value of {nbytes} bytes, where 1 to {MOST_BYTES} are allowed")
+    return nbytes

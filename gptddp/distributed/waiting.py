@@ -1,0 +1,130 @@
+"""Rank 0 works and the others wait: its store has a line of what it does, and then that it ended.
+
+Rank 0 alone reads the storage, and a storage may take any time. In a collective, a peer that reads
+on looks like one that hangs. So rank 0 leaves in the store how far it is, and the others wait for
+as long as that changes. A rank 0 that dies closes the store's connections: they notice at once.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch.distributed as td
+
+from gptddp.errors import LostPeer
+
+Tell = Callable[[str], None]  # takes what rank 0 does now, and how far it is
+
+TELL_S = 1.0  # between two lines in the store
+FIRST_LINE_S, NEXT_LINE_S = 15.0, 60.0  # of waiting, after which it is said, and said again
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.005, 0.25
+_SHOWN = 200  # characters of a line
+_WELL = "ended well"
+
+log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """What is used of torch's key-value store. Raises DistError where its host is gone."""
+
+    def set(self, key: str, value: str) -> None:
+        """Give the key a value."""
+
+    def get(self, key: str) -> bytes:
+        """The key's value, which must be there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Are all keys there?"""
+
+
+class Said:
+    """Lines in the log, if `aloud`: one after FIRST_LINE_S, then one every NEXT_LINE_S."""
+
+    def __init__(self, head: str, aloud: bool = True) -> None:
+        self.head, self.aloud = head, aloud
+        self.began = time.monotonic()
+        self.due_s = FIRST_LINE_S
+
+    def update(self, doing: str) -> None:
+        waited_s = time.monotonic() - self.began
+        if self.aloud and waited_s >= self.due_s:
+            self.due_s = waited_s + NEXT_LINE_S
+            log.info("%s: %s (%.0f s so far)", self.head, doing, waited_s)
+
+
+def teller(store: Store, key: str) -> Tell:
+    """Rank 0 only: a function that takes what it does now; it costs next to nothing to call.
+
+    What comes after a comma is how far it is, which is passed on every TELL_S only.
+    """
+    said = Said("[rank 0] the other ranks wait")
+    next_s, last = 0.0, ""  # monotonic
+
+    def tell(doing: str) -> None:
+        nonlocal next_s, last
+        what = doing.split(",")[0]
+        if what != last or time.monotonic() >= next_s:
+            next_s, last = time.monotonic() + TELL_S, what
+            store.set(f"{key} doing", doing)
+            said.update(doing)
+
+    return tell
+
+
+@contextlib.contextmanager
+def ended(store: Store, key: str) -> Iterator[None]:
+    """Rank 0 only, around its work: when it is over, the others hear of it, and of its failure."""
+    try:
+        yield
+    except Exception as error:  # they need not wait for the end of this process
+        store.set(key, f"{type(error).__name__}: {error}")
+        raise
+    store.set(key, _WELL)
+
+
+def wait_for_end(
+    store: Store,
+    key: str,
+    name: str,
+    limit_s: float,
+    said: Said,
+    answered: Callable[[], None] = lambda: None,
+) -> None:
+    """All ranks but 0: wait until the work of rank 0, called `name`, is over.
+
+    Raises LostPeer where rank 0 has failed or is gone, and where it has got no further for
+    `limit_s`. A store whose host is stopped never answers: the caller limits that time, and is told
+    of each answer.
+    """
+    doing, moved = "starting", time.monotonic()
+    next_look = moved + TELL_S
+    try:
+        while not store.check([key]):
+            answered()
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + TELL_S
+                before, doing = doing, _doing(store, key) or doing
+                moved = moved if doing == before else now
+                said.update(doing)
+            if now - moved > limit_s:
+                raise LostPeer(f"{name} has got no further for {limit_s:g} s: {doing}")
+            time.sleep(min(max(_SHORTEST_POLL_S, (now - said.began) / 20), _LONGEST_POLL_S))
+        how = store.get(key).decode("utf-8", "replace")
+    except td.DistError as error:
+        raise LostPeer(f"{name} is gone ({_line(str(error))}); it was {doing}") from error
+    if how != _WELL:
+        raise LostPeer(f"{name} has failed by {_line(how)}")
+
+
+def _doing(store: Store, key: str) -> str:
+    told = store.check([f"{key} doing"])
+    return _line(store.get(f"{key} doing").decode("utf-8", "replace")) if told else ""
+
+
+def _line(text: str) -> str:
+    """One line that a terminal may be shown: a peer has sent it."""
+    first = text.splitlines()[0] if text else ""
+    return "".join(filter(str.isprintable, first))[:_SHOWN]

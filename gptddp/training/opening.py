@@ -1,0 +1,195 @@
+"""What rank 0 reads of a run at the beginning of a life, and what it decides from it."""
+
+import logging
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import known, retention, store
+from gptddp.checkpoint.load import Loaded
+from gptddp.config import Config, check_world_size
+from gptddp.data import inventory
+from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
+from gptddp.distributed.connect import World
+from gptddp.distributed.waiting import Tell
+from gptddp.errors import ConfigError, DataError
+from gptddp.files import explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.run import summary
+from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, restore_config
+from gptddp.run.history import highest_generation, history, last_step
+from gptddp.run.origin import Origin
+from gptddp.run.quarantine import decided
+from gptddp.run.recovery import unsaved_s
+from gptddp.run.summary import Summary
+from gptddp.training.changes import changes, write_config
+from gptddp.training.choose import Brought, newest_rank, of_this_run, trusted
+
+log = logging.getLogger(__name__)
+
+Line = dict[str, Any]  # of the log
+
+
+def open_run(
+    config: Config,
+    dataset: Dataset,
+    world: World,
+    brought: Sequence[Brought],
+    saving: Sequence[str | None],
+    tell: Tell,
+) -> tuple[Origin, Loaded | None]:
+    """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
+
+    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). `saving`:
+    the late saves in progress in the pods of this world, by rank. Whatever cannot be read is tried
+    again for a while. Raises ConfigError when the run directory belongs to another configuration,
+    DataError when it belongs to other data, CheckpointError when it has checkpoints and none is
+    valid; OSError for trouble of the volume that may pass.
+    """
+    run = Path(config.run_dir)
+    tell("reading the ledger and the configuration")
+    ledger, highest, run_id = _known(run)
+    snapshots = of_this_run(brought, run_id)
+    # a life on a full disk has left its traces in memory alone
+    generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
+    config, before = patiently(lambda: resolve(config, world, begun=generation > 1))
+    check_world_size(config, world.world_size)
+    patiently(lambda: _check_data(run, dataset))
+    if config.on_bad == "fail":
+        patiently(dataset.check_whole)
+    newest = patiently(lambda: store.newest(run))
+    snapshots = trusted(snapshots, ledger.void, run, world)
+    from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    chosen = None if from_rank is None else snapshots[from_rank]
+    loaded, late_save = _take_up(config, ledger, chosen, saving, tell)
+    if chosen is not None:
+        step, source, parent = chosen[1], "memory", newest
+    elif loaded is not None:
+        step, source, parent = loaded.step, loaded.name, loaded.name
+    else:
+        step, source, parent = 0, "scratch", None
+    changed = changes(before, config)
+    _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
+    tell("reading the log")
+    redo, last_line, line = patiently(lambda: _in_history(run, step))
+    if redo and source == "scratch":
+        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
+    origin = Origin(
+        config=config,
+        changes=changed,
+        generation=generation,
+        step=step,
+        meta=loaded.meta if loaded else {},
+        source=source,
+        redo=redo,
+        last_line=last_line,
+        line=line,
+        run_id=run_id,
+        parent=parent,
+        snapshot_rank=from_rank,
+        late=late_save,
+        quarantine=decided(ledger.quarantine, step),
+    )
+    return origin, loaded
+
+
+def _known(run: Path) -> tuple[Summary, int, str]:
+    """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
+    ledger = patiently(lambda: summary.read(run))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    highest = patiently(lambda: highest_generation(run, ledger))
+    return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
+
+
+def _id_of(run: Path, known: bool) -> str:
+    """The run's id; a new one where there is no run. `known`: it has left something here."""
+    if found := id_of(run):
+        return found
+    if known and not store.names(run):
+        raise ConfigError(
+            f"{run} has the log or the ledger of a run ({last_step(run)} steps), but neither its "
+            f"{CONFIG} nor a checkpoint: put {CONFIG} back from a backup, or give another --run-dir"
+        )
+    if known:
+        log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
+    return uuid.uuid4().hex
+
+
+def _take_up(
+    config: Config,
+    ledger: Summary,
+    chosen: tuple[int, int, int] | None,
+    saving: Sequence[str | None],
+    tell: Tell,
+) -> tuple[Loaded | None, str | None]:
+    """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
+
+    That is the one in progress, or one of the snapshot where a checkpoint is overdue.
+    """
+    run, commits = Path(config.run_dir), known.committed(ledger)
+    if chosen is None:
+        patiently(lambda: retention.fence(run))
+        return known.load(run, commits, config.from_scratch, tell), None
+    generation, step, _ = chosen
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    overdue = unsaved_s(ledger) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        save = store.name_of(step, generation)
+    patiently(lambda: retention.fence(run, [save] if save else []))
+    patiently(lambda: known.warn(run, commits, f"memory, step {step}"))
+    return None, save
+
+
+def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
+    """How many steps are logged beyond this one; the last line of all; the line of this step."""
+    redo, last, line = 0, None, None
+    for last in history(run, min(step, last_step(run))):  # no more is read, however long the run
+        redo += last["step"] > step
+        line = last if last["step"] == step else line
+    return redo, last, line
+
+
+def _write_config(
+    run: Path, run_id: str, config: Config | None, dataset: Dataset, new: bool
+) -> None:
+    """Write down what this life runs with; a run that is not new goes on where that fails.
+
+    config None: it has changes, which the ledger has first; see `Changes`.
+    """
+
+    def write() -> None:
+        if config:
+            write_config(run, run_id, config)
+        if not (run / DATASET).exists():
+            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+            write_json_atomic(run / DATASET, data)
+
+    try:
+        patiently(write) if new else write()
+    except OSError as error:
+        if new and may_pass(error):
+            raise
+        if new:
+            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
+        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
+
+
+def _check_data(run: Path, dataset: Dataset) -> None:
+    """Refuse other data than the run began with, naming every file that differs.
+
+    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
+    """
+    try:
+        began: Any = read_json(run / DATASET)
+        same = began is None or began["sha256"] == dataset.sha256
+        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if may_pass(error):
+            raise
+        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
+    if not same:
+        raise DataError(
+            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
+            "put that data set back, or give another --run-dir"
+        )

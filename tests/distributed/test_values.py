@@ -1,0 +1,181 @@
+"""What ranks tell each other is JSON: read and checked, and nothing that a peer sends is run."""
+
+import ast
+import dataclasses
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from support.forked import ranks
+from support.paths import ROOT
+
+from gptddp.config import Config
+from gptddp.distributed import values
+from gptddp.distributed.connect import connect
+from gptddp.errors import BadMessage, DataError
+from gptddp.run.origin import Origin
+from gptddp.training.choose import checked
+
+# Of torch.distributed and of torch: each unpickles what it has been sent or has read.
+PICKLING = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "rpc_sync", "rpc_async", "remote"),
+}
+ORIGIN = Origin(
+    config=Config(data="d", run_dir="r", betas=(0.8, 0.9), steps=7, preset="tiny"),
+    generation=3,
+    step=5,
+    meta={"step": 5, "chain_fp": "00000000000000ff"},
+    source="memory",
+    redo=1,
+    last_line={"step": 6, "loss": 1.5},
+    line=None,
+    run_id="ab" * 16,
+    parent=None,
+    snapshot_rank=1,
+    quarantine={5: [1, 2], 9: [3]},
+)
+
+
+def names_used(path: Path) -> set[str]:
+    """Every name, attribute and import of a module."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    found = {node.id for node in nodes if isinstance(node, ast.Name)}
+    found |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_no_module_has_a_peer_send_objects():
+    """No collective of objects is called anywhere in the package: those unpickle what arrives."""
+    modules = list((ROOT / "gptddp").rglob("*.py"))
+    assert len(modules) > 100
+    for path in modules:
+        assert not names_used(path) & PICKLING, path
+
+
+THREE = """
+import json, sys
+from gptddp.distributed.connect import connect
+with connect("cpu") as world:
+    value = [world.rank, "é" * world.rank, None, {"a": 2**63 + world.rank}, [1.5, float("inf")]]
+    found = [world.gather(value), world.broadcast_value(value, 2)]
+    print(json.dumps([*found, world.from_rank_0(lambda _: value)]), file=sys.stderr)
+    world.leave_together()
+"""
+
+
+@pytest.fixture
+def three(forked):
+    """three(code): what each of three ranks has written to stderr, and its exit code."""
+
+    def run(code: str) -> list[tuple[int, str]]:
+        processes = ranks(3, code=code)
+        try:
+            return [(it.wait(60), it.stderr.read()) for it in processes]
+        finally:
+            for it in processes:
+                it.kill()
+
+    return run
+
+
+def test_values_of_every_size_arrive_on_every_rank(three):
+    """Also those of different length on each rank, integers of 64 bits, and infinity."""
+    found = {err.splitlines()[-1] for code, err in three(THREE) if code == 0}
+    assert len(found) == 1
+    (text,) = found
+    gathered, sent, decided = values.decode(text.encode(), "rank 0")
+    assert [it[0] for it in gathered] == [0, 1, 2] and gathered[2][1] == "éé"
+    assert gathered[1][3] == {"a": 2**63 + 1} and gathered[0][4] == [1.5, float("inf")]
+    assert sent == gathered[2] and decided == gathered[0]
+
+
+HOSTILE = """
+import os, pickle, sys
+import torch, torch.distributed as td
+from gptddp.distributed import values
+from gptddp.distributed.connect import connect
+from gptddp.distributed.connect import connect
+from gptddp.errors import BadMessage, DataError
+class Harm:
+    def __reduce__(self):
+        return os._exit, (77,)
+with connect("cpu") as world:
+    if world.rank == 1:
+        values.encode = lambda value: pickle.dumps(Harm())
+    try:
+        print("taken for a value:", CALL, file=sys.stderr)
+    except BadMessage as error:
+        print("refused:", error, file=sys.stderr)
+    world.leave_together()
+"""
+
+
+@pytest.mark.parametrize("call", ["world.gather(1)", "world.broadcast_value(1, 1)"])
+def test_what_a_peer_has_pickled_is_refused_and_not_run(three, call):
+    """Every rank says who has sent it: the life is over, and nothing of it was executed."""
+    for code, err in three(HOSTILE.replace("CALL", call)):
+        assert code == 0 and "refused: rank 1 has sent" in err and "not JSON" in err, err
+        assert "taken for a value" not in err
+
+
+def test_garbage_is_named_with_its_sender():
+    """Torn text, a pickle, too deep a nesting and an impossible length are one kind of error."""
+    for raw in (b"", b"{", b"\xff", pickle.dumps({}), b"[" * 10**6, b"nul"):
+        with pytest.raises(BadMessage, match="rank 3 has sent .* not JSON"):
+            values.decode(raw, "rank 3")
+    for size in (-1, 0, values.MOST_BYTES + 1):
+        with pytest.raises(BadMessage, match="rank 3 has sent a value of"):
+            values._size(torch.tensor([size]), "rank 3")
+
+
+def test_what_rank_0_has_decided_is_a_value_or_an_error_of_ours():
+    """Any other pair is refused: no name of a peer's leads to a class that is not an error."""
+    with connect("cpu") as world:
+        assert world._opened(["ok", [1]]) == [1]
+        with pytest.raises(DataError, match="no text"):
+            world._opened(["DataError", "no text"])
+        for box in (
+            None,
+            [],
+            ["ok"],
+            [1, 2],
+            ["Path", "x"],
+            ["Unusable", "x"],
+            ["BadRowGroup", ""],
+        ):
+            with pytest.raises(BadMessage, match="rank 0 has sent neither"):
+                world._opened(box)
+
+
+def test_an_origin_arrives_as_it_was_sent():
+    """Every field, and its type: the configuration's tuple, the numbers that are keys."""
+    raw = values.encode(ORIGIN.to_json())
+    assert Origin.from_json(values.decode(raw, "rank 0")) == ORIGIN
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Origin)])
+def test_an_origin_with_a_field_of_another_kind_is_refused(field):
+    """So is one that lacks it; no value reaches the training unchecked."""
+    sent = ORIGIN.to_json()
+    for wrong in (True, [[{}]], {"n_layer": "x", "sted": 1}, 1.5):
+        if isinstance(wrong, dict) and field in ("meta", "last_line", "line"):
+            continue  # a dictionary of any content
+        with pytest.raises(BadMessage, match="rank 0 has sent an origin"):
+            Origin.from_json(sent | {field: wrong})
+    with pytest.raises(BadMessage, match="has not the fields"):
+        Origin.from_json({name: value for name, value in sent.items() if name != field})
+
+
+@pytest.mark.parametrize("sent", [[1], "x", ["id", 1, 2], ["id", 1, 2, None], ["id", True, 2, 3]])
+def test_a_snapshot_that_is_described_wrongly_is_refused(sent):
+    """By the rank that has sent it; right ones pass, and so does none."""
+    assert checked([None, ["id", 1, 2, 2**64 - 1]]) == [None, ("id", 1, 2, 2**64 - 1)]
+    with pytest.raises(BadMessage, match="rank 1 has sent"):
+        checked([None, sent])

@@ -1,0 +1,131 @@
+"""Rank 0 reads for longer than a peer is waited for, hangs, is stopped or dies: real processes."""
+
+import os
+import signal
+import time
+
+import pytest
+from support.forked import Forked, ranks
+
+# Rank 0 does what the first flag says; the second is the time limit in seconds. Rank 1 is the first
+# of another pod.
+CODE = """
+import logging, os, sys, time
+from gptddp import errors
+from gptddp.distributed import connect, waiting
+from gptddp.distributed.connect import connect as join
+from gptddp.distributed.process import exit_now
+logging.basicConfig(format="%(message)s", level=logging.INFO)
+if os.environ["RANK"] == "1":
+    os.environ["LOCAL_RANK"] = "0"
+waiting.TELL_S, waiting.FIRST_LINE_S, waiting.NEXT_LINE_S = 0.1, 1.0, 1.0
+def work(tell):
+    if sys.argv[1] == "read":
+        for i in range(45):
+            tell(f"reading {i} of 45")
+            time.sleep(0.1)
+    elif sys.argv[1] == "raise":
+        raise OSError(5, "Input/output error", "/runs/it")
+    elif sys.argv[1] == "refuse":
+        time.sleep(0.5)
+        raise errors.DataError("no such data")
+    else:
+        tell("reading 1 of 60\\n\\033[31mred")
+        time.sleep(600)
+    return sys.argv[1]
+try:
+    with join("cpu") as world:
+        connect.FIRST_TIMEOUT_S, connect.STORE_S = float(sys.argv[2]), 0.5
+        print("joined", file=sys.stderr, flush=True)
+        print("got", world.from_rank_0(work), file=sys.stderr)
+        world.leave_together()
+except errors.GptddpError as error:
+    print(type(error).__name__, error, file=sys.stderr)
+    exit_now(error.exit_code)
+except OSError:
+    time.sleep(600)  # its end takes its time
+except errors.LifeLost as error:
+    print(type(error).__name__, error, file=sys.stderr)
+    exit_now(1)
+"""
+
+
+@pytest.fixture
+def world():
+    """world(what, limit_s): three ranks of which rank 0 does that; killed at the end."""
+    started: list[Forked] = []
+
+    def begin(what: str, limit_s: float = 1.5) -> list[Forked]:
+        started.extend(ranks(3, what, str(limit_s), code=CODE))
+        return started[-3:]
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+def joined(processes: list[Forked]) -> None:
+    """Wait until all ranks are there."""
+    end = time.monotonic() + 60
+    while not all("joined" in it.stderr.path.read_text() for it in processes):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_read_of_three_times_the_limit_is_waited_for(world):
+    """All ranks get the result. Rank 0 says how far it is, and one rank of each other pod, now and
+    then and not at every change."""
+    said = []
+    for it in world("read"):
+        assert it.wait(60) == 0, it.stderr.read()
+        err = it.stderr.read()
+        assert "got read" in err
+        said.append([line for line in err.splitlines() if " of 45 (" in line])
+    assert [len(lines) > 0 for lines in said] == [True, True, False]
+    assert said[0][0].startswith("[rank 0] the other ranks wait: reading ")
+    assert said[1][0].startswith("[rank 1] waiting for rank 0: reading ")
+    assert len(said[0]) < 8 and len(said[1]) < 8
+
+
+def test_a_read_that_hangs_is_noticed_by_all(world):
+    """After the limit without any change. The line of a peer is shown without its controls."""
+    for it in world("hang")[1:]:
+        assert it.wait(60) == 1
+        err = it.stderr.read()
+        assert "LostPeer rank 0 has got no further for 1.5 s: reading 1 of 60" in err, err
+        assert "\033" not in err
+
+
+def test_a_rank_0_that_dies_is_noticed_at_once(world):
+    """While it reads, by the ranks that wait: not after the limit, which is a minute here."""
+    processes = world("hang", 60)
+    joined(processes)
+    time.sleep(0.5)
+    processes[0].kill()
+    killed = time.monotonic()
+    for it in processes[1:]:
+        assert it.wait(60) == 1
+    assert time.monotonic() - killed < 10
+    assert "rank 0 is gone" in processes[1].stderr.read()
+
+
+def test_a_rank_0_that_is_stopped_is_noticed(world):
+    """Its store answers nobody, and torch waits for it for ever: the process ends all the same."""
+    processes = world("hang")
+    joined(processes)
+    os.kill(processes[0].pid, signal.SIGSTOP)
+    for it in processes[1:]:
+        assert it.wait(60) == 1
+        assert "a peer has not answered for 2 s" in it.stderr.read()
+
+
+def test_an_error_of_rank_0_ends_all(world):
+    """A user's mistake is everybody's, with its exit code; trouble of the volume ends the life of
+    all at once, and is told by all."""
+    refused, failed = world("refuse", 60), world("raise", 60)
+    for it in refused:
+        assert it.wait(60) == 2, it.stderr.read()
+        assert "DataError no such data" in it.stderr.read()
+    for it in failed[1:]:
+        assert it.wait(60) == 1
+        assert "rank 0 has failed by OSError: [Errno 5]" in it.stderr.read()

@@ -1,0 +1,67 @@
+"""A volume on which one read fails, at every read until a life has done its first step."""
+
+import errno
+import json
+import shutil
+
+import pytest
+from support.failing_reads import Reads
+from support.faulty_jobs import SHORT
+from support.trainer_patches import lose_a_peer
+
+from gptddp import files
+from gptddp.data import blocks
+from gptddp.run.history import history, read_ledger
+from gptddp.training.recorder import Recorder
+
+pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
+
+
+@pytest.mark.parametrize("kind", ["memory", "checkpoint"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_read_that_fails_once_is_no_end_of_the_run(
+    kind, code, run, corpus, tmp_path, monkeypatch
+):
+    """EIO or ESTALE at any read of the run directory or the dataset, before the first step is done:
+    the same run with the same rows and losses, from the same state; or the life ends by an error
+    that is tried again."""
+    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr(blocks, "RETRY_S", (0.0, 0.0))
+    if kind == "memory":
+        lose_a_peer(run, "--steps", "6", at=4)
+    else:
+        assert run("--steps", "3") == 0
+    for name in ("run", "memory"):
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
+    reads = Reads(tmp_path / "run", corpus, setattr=monkeypatch.setattr)
+
+    step = Recorder.step
+
+    def stepping(*args) -> None:
+        reads.on = False
+        step(*args)
+
+    monkeypatch.setattr(Recorder, "step", stepping)
+
+    def again(at: int | None) -> list:
+        for name in ("run", "memory"):
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+        with reads.failing(code, at=at):
+            assert run("--steps", "6") == 0, at
+        lines = [
+            [line[k] for k in ("step", "loss", "chain_fp")] for line in history(tmp_path / "run")
+        ]
+        start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+        saved = json.loads((tmp_path / "run/config.json").read_text())["run_id"]
+        return [lines, start["source"], start["step"], start["run_id"], saved]
+
+    undisturbed, number, over = again(None), len(reads.seen), 0
+    assert undisturbed[2] == 3 and number > 40
+    for at in range(number):
+        try:
+            assert again(at) == undisturbed, (at, reads.seen[at])
+        except OSError as error:  # the command ends with code 1, and is given again
+            assert files.may_pass(error), at
+            over += 1
+    assert over < number / 4

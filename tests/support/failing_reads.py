@@ -1,0 +1,110 @@
+"""A volume whose n-th read fails, or each read of one file or folder, as Python asks for it.
+
+Reads are: to open a file for reading, to read from it, to list a directory, to ask for a file's
+size; and to open a parquet file, which Arrow does itself.
+"""
+
+import builtins
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gptddp.data import dataset
+
+
+class Broken:
+    """A file that has been opened and cannot be read."""
+
+    def __init__(self, file: Any, fail: Callable[[], None]) -> None:
+        self.file, self.fail = file, fail
+
+    def __enter__(self) -> "Broken":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return self._read if name.startswith("read") else getattr(self.file, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.fail()
+        return iter(self.file)
+
+    def _read(self, *_: object) -> None:
+        self.fail()
+
+
+class Reads:
+    """Counts the reads below the folders and fails those that it is told to."""
+
+    def __init__(self, *folders: Path, setattr: Callable[..., None] = setattr) -> None:
+        self.folders = tuple(map(str, folders))
+        self.code, self.on = 0, False
+        self.at: int | None = None  # the number of the read that fails
+        self.path = ""  # all reads of it fail, and of what is in it
+        self.seen: list[str] = []  # the path of each read
+        setattr(builtins, "open", self._opening(builtins.open))
+        setattr(io, "open", self._opening(io.open))
+        setattr(os, "open", self._asking(os.open, reads=lambda flags, *_: not flags & _WRITES))
+        for name in ("listdir", "scandir", "stat", "lstat"):
+            setattr(os, name, self._asking(getattr(os, name)))
+        setattr(dataset, "open_parquet", self._parquet(dataset.open_parquet))
+
+    @contextlib.contextmanager
+    def failing(self, code: int, at: int | None = None, path: str = "") -> Iterator[None]:
+        """Within it that read fails, or each of that path and below; `seen` is what was read."""
+        self.code, self.at, self.path, self.seen, self.on = code, at, path, [], True
+        try:
+            yield
+        finally:
+            self.on = False
+
+    def _due(self, target: Any) -> bool:
+        """Count a read; is it one that fails?"""
+        path = str(os.fspath(target)) if isinstance(target, str | os.PathLike) else ""
+        inside = any(f"{path}/".startswith(f"{folder}/") for folder in self.folders)
+        if not (self.on and inside):
+            return False
+        self.seen.append(path)
+        if self.path:
+            return f"{path}/".startswith(f"{self.path}/")
+        return len(self.seen) - 1 == self.at
+
+    def _fail(self, path: Any) -> None:
+        raise OSError(self.code, os.strerror(self.code), str(path))
+
+    def _asking(self, real: Any, reads: Callable[..., bool] = lambda *_: True) -> Any:
+        def ask(target: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if reads(*args) and self._due(target):
+                self._fail(target)
+            return real(target, *args, **kwargs)
+
+        return ask
+
+    def _opening(self, real: Any) -> Any:
+        def open_file(target: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if set(mode) & set("wax+"):
+                return real(target, mode, *args, **kwargs)
+            if self._due(target):
+                self._fail(target)
+            file = real(target, mode, *args, **kwargs)
+            return Broken(file, lambda: self._fail(target)) if self._due(target) else file
+
+        return open_file
+
+    def _parquet(self, real: Any) -> Any:
+        @contextlib.contextmanager
+        def open_parquet(path: Any, *args: Any) -> Iterator[Any]:
+            if self._due(path):
+                self._fail(path)
+            with real(path, *args) as file:
+                yield file
+
+        return open_parquet
+
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
