@@ -1,10 +1,12 @@
 """The ranks of a job: into the process group, what they do together, and out of it again."""
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +17,8 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import torch_private
-from gptddp.distributed.environment import job, ranks, restarts, shared_memory
+from gptddp.distributed import lives, torch_private
+from gptddp.distributed.environment import job, ranks, restarts, shared_memory, slurm_step
 from gptddp.distributed.hardware import cpu_quota
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
@@ -39,7 +41,9 @@ class World:
     restarts: int  # of this pod's workers by its agent
     address: str  # the pod's own address when it has one to itself, else ""
     memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
-    job: str | None  # the job by a name of its own, the same in all its lives; None: this process
+    job: str | None  # the name of the job, the same in all its lives; None: it has none
+    life: str  # the id of this life, which no other has
+    follows: frozenset[str]  # the ids of lives that are over, because pods of this one were in them
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -138,7 +142,8 @@ def connect(device: str | None) -> Iterator[World]:
     if kind == "cuda":
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
-    pods = [""] * world_size
+    mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted()]
+    brought: list[Any] = [None] * world_size
     with time_limit(FIRST_TIMEOUT_S + 10):
         td.init_process_group(
             backend="nccl" if kind == "cuda" else "gloo",
@@ -148,7 +153,10 @@ def connect(device: str | None) -> Iterator[World]:
             device_id=where if kind == "cuda" else None,
             timeout=timedelta(seconds=FIRST_TIMEOUT_S),
         )
-        td.all_gather_object(pods, os.environ.get("POD_NAME", ""))  # all ranks
+        td.all_gather_object(brought, mine)  # all ranks
+    pods, drawn, earlier = zip(*brought, strict=True)
+    life = slurm_step() or drawn[0]
+    lives.note(life)
     try:
         yield World(
             rank=rank,
@@ -159,7 +167,9 @@ def connect(device: str | None) -> Iterator[World]:
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
             job=job(),
-            pods=tuple(pods),
+            life=life,
+            follows=frozenset([life, *itertools.chain(*earlier)]),
+            pods=pods,
         )
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that

@@ -11,8 +11,10 @@ from pathlib import Path
 from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
+from gptddp.distributed import lives
 from gptddp.run.directory import CHECKPOINTS, id_of
 from gptddp.run.history import RunLog, complete, read_ledger, void_generation
+from gptddp.run.lease import is_theirs
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,8 @@ def rescue(config: Config, memory: Path) -> str | None:
     """Commit the snapshot in the folder `memory`, if it is the run's newest state; its new name.
 
     Any pod may do so, and all at once: the first makes the checkpoint. A snapshot that a later life
-    has gone on from is not committed, nor one of ranks that differed. Raises OSError.
+    has gone on from is not committed, nor one of ranks that differed, nor one of a pod that the run
+    goes on without, or that another job has taken it from. Raises OSError.
     """
     run = Path(config.run_dir)
     found = snapshot.read(snapshot.path_of(memory, run))
@@ -32,6 +35,7 @@ def rescue(config: Config, memory: Path) -> str | None:
         or found.run_id != id_of(run)
         or (found.generation, found.step) <= (order or (0, 0))
         or found.generation <= void_generation(read_ledger(run))
+        or not is_theirs(run, lives.noted())
     ):
         return None
     with closing(RunLog(run, found.generation)) as lines:

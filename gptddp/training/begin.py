@@ -1,9 +1,10 @@
 """The beginning of a life: all ranks find the newest state, wherever it is."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import TRANSIENT, explain, read_json, write_json_atomic
 from gptddp.run.directory import CONFIG, DATASET, id_of, resolve
 from gptddp.run.history import highest_generation, history, read_ledger
-from gptddp.run.lease import Lease, acquire
+from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.training.choose import Brought, NewestState, newest_rank, of_this_run, trusted
@@ -31,6 +32,7 @@ from gptddp.training.stop import StopFlag
 log = logging.getLogger(__name__)
 
 Line = dict[str, Any]  # of the log
+_MEET_S = 1.0  # between two meetings of the ranks while another has the run
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
@@ -56,11 +58,16 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     left = snapshot.read(path) if path else None
     brought = world.gather(left and (left.run_id, left.generation, left.step, left.digest))
     loaded: Any = None
+    claim: Claim | None = None
     lease: Lease | None = None
 
-    def on_rank_0() -> Origin:
-        nonlocal loaded, lease
-        lease = take_run(config, world)
+    def on_rank_0() -> Origin | None:
+        nonlocal loaded, claim, lease
+        with told(config):
+            claim = claim or claim_run(config, world)
+            lease = claim.poll(_MEET_S)
+        if lease is None:
+            return None
         try:
             origin, loaded = open_run(config, dataset, world, brought)
         except BaseException as error:
@@ -72,7 +79,10 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
             raise
         return origin
 
-    origin = world.from_rank_0(on_rank_0)
+    # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
+    # They meet each second, so none times out while another has the run, however long that is.
+    while (origin := world.from_rank_0(on_rank_0)) is None:
+        pass
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
@@ -84,17 +94,23 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     return NewestState(origin, source, state.tensors if state else None, lines, fault, path, lease)
 
 
-def take_run(config: Config, world: World) -> Lease:
-    """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
+def claim_run(config: Config, world: World) -> Claim:
+    """Rank 0 only: make the run directory, and ask for its lease for this life of the job."""
     run = Path(config.run_dir)
+    run.mkdir(parents=True, exist_ok=True)
+    return Claim(run, world.job, world.life, world.follows, known=(run / CONFIG).exists())
+
+
+@contextlib.contextmanager
+def told(config: Config) -> Iterator[None]:
+    """A run directory that cannot be used is the user's mistake, but for trouble that may pass."""
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        return acquire(run, world.job, known=(run / CONFIG).exists())
+        yield
     except OSError as error:
         if error.errno in TRANSIENT:
             raise
         raise ConfigError(
-            f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
+            f"run {config.run_dir}: cannot be used: {explain(error)}; or use another --run-dir"
         ) from error
 
 

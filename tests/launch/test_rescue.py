@@ -11,8 +11,10 @@ from gptddp.run.history import Ledger, history, read_ledger
 
 
 @pytest.fixture
-def left(run, tmp_path):
+def left(run, tmp_path, monkeypatch):
     """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
+    (tmp_path / "pod").mkdir()
     lose_a_peer(run, "--steps", "6")
     log = tmp_path / "run/log.1.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
@@ -36,6 +38,16 @@ def test_a_state_that_a_later_life_has_gone_on_from_is_not_saved(run, left, tmp_
     Ledger(tmp_path / "run").event("start", 2)
     assert left() is None
     assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_a_state_is_not_saved_where_another_has_the_run(left, tmp_path):
+    """Another job, or a life that this pod was not in, has gone on from what it found."""
+    lease = tmp_path / "run/lease.json"
+    ours = lease.read_text()
+    lease.write_text(json.dumps(json.loads(ours) | {"owner": "another life"}))
+    assert left() is None
+    lease.write_text(ours)
+    assert left() == "step-000000000003.1"
 
 
 def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):

@@ -3,8 +3,11 @@
 Fault 28 of the fault table, and the late writer of faults 13 and 15.
 """
 
+import itertools
+import json
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -17,7 +20,8 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
 from gptddp.run import lease
-from gptddp.run.history import history
+from gptddp.run.history import history, read_ledger
+from gptddp.training import life
 
 
 def state(step):
@@ -42,10 +46,10 @@ def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
 
 def test_nothing_is_committed_without_the_lease(tmp_path):
     """A save that is in flight when another takes over is no checkpoint, and says why."""
-    mine, held = lease.acquire(tmp_path, "job"), []
+    mine, held = lease.Claim(tmp_path, "job", "life 1").poll(0), []
 
     def taken():
-        held.append(lease.acquire(tmp_path, "job"))
+        held.append(lease.Claim(tmp_path, "job", "life 2", ["life 1"]).poll(0))
 
     writer = Writer(tmp_path, 1, before_commit=taken, fence=mine.check)
     saved = writer.save(1, state(1), {})
@@ -70,11 +74,17 @@ sys.exit(train.main(sys.argv[1:]))
 
 @pytest.fixture
 def training(corpus, tmp_path, forked):
-    """training(*flags, code, job) -> a training process on the run directory `run`."""
+    """training(*flags, code, job) -> a training process on the run directory `run`.
+
+    Those of one job are workers of one pod, whose launcher keeps the folder `job`.
+    """
 
     def begin(*flags, code=TRAIN, job=""):
         places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
         env = {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
+        if job:
+            (tmp_path / job).mkdir(exist_ok=True)
+            env["GPTDDP_VERDICT"] = str(tmp_path / job / "verdict.json")
         return forked(code, *SMALL, *places, *flags, env=os.environ | env)
 
     return begin
@@ -122,3 +132,25 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     third.terminate()
     err = third.communicate(timeout=60)[1]
     assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
+
+
+def test_a_life_that_has_lost_the_run_leaves_its_state(run, tmp_path, monkeypatch):
+    """The job that has taken over may end before it has saved anything: no step is lost then."""
+    agree, calls = life.agree, itertools.count(1)
+    path = tmp_path / "run/lease.json"
+
+    def taken(*args):
+        if next(calls) == 4:
+            other = {"owner": "another life", "holder": "x", "job": "other", "space": "elsewhere"}
+            path.write_text(json.dumps(json.loads(path.read_text()) | other))
+            time.sleep(0.5)
+        return agree(*args)
+
+    monkeypatch.setattr(lease, "PERIOD_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(life, "agree", taken)
+        assert run("--steps", "6") == Superseded.exit_code
+    path.unlink()
+    assert run("--steps", "6") == 0
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"], start["redo"]) == ("memory", 4, 0)
