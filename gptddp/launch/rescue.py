@@ -12,6 +12,7 @@ from gptddp.checkpoint import snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed import lives
+from gptddp.errors import Superseded
 from gptddp.run.directory import CHECKPOINTS, id_of
 from gptddp.run.history import RunLog, complete, read_ledger, void_generation
 from gptddp.run.lease import is_theirs
@@ -23,8 +24,8 @@ def rescue(config: Config, memory: Path) -> str | None:
     """Commit the snapshot in the folder `memory`, if it is the run's newest state; its new name.
 
     Any pod may do so, and all at once: the first makes the checkpoint. A snapshot that a later life
-    has gone on from is not committed, nor one of ranks that differed, nor one of a pod that the run
-    goes on without, or that another job has taken it from. Raises OSError.
+    has gone on from is not committed, nor one of ranks that differed. Raises OSError, and
+    Superseded where the run is another job's, or goes on without this pod.
     """
     run = Path(config.run_dir)
     found = snapshot.read(snapshot.path_of(memory, run))
@@ -35,9 +36,9 @@ def rescue(config: Config, memory: Path) -> str | None:
         or found.run_id != id_of(run)
         or (found.generation, found.step) <= (order or (0, 0))
         or found.generation <= void_generation(read_ledger(run))
-        or not is_theirs(run, lives.noted())
     ):
         return None
+    _check_lease(run)
     with closing(RunLog(run, found.generation)) as lines:
         complete(run, lines, found.lines, found.step)
         writer = Writer(
@@ -46,6 +47,7 @@ def rescue(config: Config, memory: Path) -> str | None:
             parent=newest,
             keep=config.keep,
             before_commit=lines.sync,
+            fence=lambda: _check_lease(run),
             alone=False,
         )
         saved = writer.save(found.step, found.tensors, found.meta)
@@ -53,3 +55,8 @@ def rescue(config: Config, memory: Path) -> str | None:
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
+
+
+def _check_lease(run: Path) -> None:
+    if not is_theirs(run, lives.noted()):
+        raise Superseded(f"a life that this pod was not in has run {run}, or had it last")

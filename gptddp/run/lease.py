@@ -189,9 +189,9 @@ class Claim:
         if now >= self._next_word:
             self._next_word = now + _WORD_S
             text = (
-                "run %s: waiting as long as %s renews %s: it has the name of this job, and no rank "
-                "of this world was in it (another cluster, or pods that are cut off from these). "
-                "To have these pods train, stop that one; to end the wait, delete this job"
+                "run %s: waiting as long as %s renews %s: it has the name of this job, but none of "
+                "these pods was in its present life (it is in another cluster, or cut off from "
+                "these pods). To train here, stop that one; to end the wait, delete this job"
             )
             log.warning(text, run, who, LEASE)
 

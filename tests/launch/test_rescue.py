@@ -6,8 +6,9 @@ import pytest
 from support.trainer_patches import lose_a_peer
 
 from gptddp.config import from_args
+from gptddp.errors import Superseded
 from gptddp.launch.rescue import rescue
-from gptddp.run.history import Ledger, history, read_ledger
+from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
 
 @pytest.fixture
@@ -45,9 +46,23 @@ def test_a_state_is_not_saved_where_another_has_the_run(left, tmp_path):
     lease = tmp_path / "run/lease.json"
     ours = lease.read_text()
     lease.write_text(json.dumps(json.loads(ours) | {"owner": "another life"}))
-    assert left() is None
+    with pytest.raises(Superseded, match="a life that this pod was not in"):
+        left()
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
     lease.write_text(ours)
     assert left() == "step-000000000003.1"
+
+
+def test_a_run_that_is_taken_during_the_save_is_left_alone(left, tmp_path, monkeypatch, caplog):
+    """The last look is before the checkpoint gets its name."""
+    lease = tmp_path / "run/lease.json"
+
+    def taken(lines):
+        lease.write_text(json.dumps(json.loads(lease.read_text()) | {"owner": "another life"}))
+
+    monkeypatch.setattr(RunLog, "sync", taken)
+    assert left() is None and "a life that this pod was not in" in caplog.text
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
 def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):
