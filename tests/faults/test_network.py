@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run
+from support.faulty_jobs import SHORT, check_same_run, long
 from support.namespaces import NAME, PREFIX, bridge, enter, inside, sh
 from support.paths import SUPPORT
 
@@ -20,7 +20,6 @@ STEPS = (
     "--checkpoint-every",
     "3600",
 )
-long = pytest.mark.skipif(SHORT, reason="takes minutes")
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +157,7 @@ def far_away(i: int, seconds: float):
 
 
 @pytest.mark.fault(16)
+@long
 def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
     """Steps take longer while its frames are 200 ms late each way, and then no more."""
 
@@ -169,7 +169,7 @@ def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
     job.steady()
     with job.fault(new_life=False) as fault:
         with far_away(3, 0.2):
-            far_s = step_s(4 if SHORT else 8)
+            far_s = step_s(8)
         job.began = time.time()
     near_s = step_s(8)
     measured(

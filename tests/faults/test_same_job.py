@@ -10,14 +10,14 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, Fault, check_same_run
+from support.faulty_jobs import Fault, check_same_run, long
 from support.namespaces import PREFIX, bridge, enter, inside
 
 from gptddp.k8s.local.replica import Network
 from gptddp.run import lease
 from gptddp.run.history import read_ledger
 
-pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
+pytestmark = long
 STEPS = ("--steps", "300", "--eval-every", "5000", "--checkpoint-every")
 PAUSE_S = 0.3
 WAITS = "waiting as long as job gptddp-"
