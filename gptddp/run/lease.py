@@ -145,15 +145,12 @@ class Claim:
         if seen is not None and not self._is_free(seen):
             return None
         try:
-            if (
-                seen is None or lease_file.remove_if_unchanged(self.path, seen)
-            ) and self._is_taken():
-                return Lease(self.path, self._me)
+            gone = seen is None or lease_file.remove_if_unchanged(self.path, seen)
+            return Lease(self.path, self._me) if gone and self._is_taken() else None
         except OSError as error:
             if not self.known or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
             return Lease(self.path, self._me, seen[0] if seen else b"")
-        return None
 
     def _is_free(self, seen: lease_file.Reading) -> bool:
         """May the lease that was read be taken away? Says what is waited for."""
@@ -201,9 +198,8 @@ class Claim:
             return False
         for rest in self.path.parent.glob(f".{LEASE}.*"):  # of a process killed within a removal
             rest.unlink(missing_ok=True)
-        lease_file.create(
-            self.path, self._me
-        )  # again, if another's removal had just moved ours by mistake
+        # again, if another's removal had just moved ours by mistake
+        lease_file.create(self.path, self._me)
         lease = lease_file.parse((lease_file.read(self.path) or (b"", 0))[0])
         return lease is not None and lease["holder"] == self._me["holder"]
 
