@@ -189,7 +189,7 @@ def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, mon
     assert word(first) == "held"
     edit(tmp_path / LEASE, space="another machine")
     claim = lease.Claim(tmp_path, "job", "life 2")
-    assert claim.poll(0.5) is None
+    assert claim.poll(0.2) is None
     first.kill()
     gone = tmp_path.rename(tmp_path.with_name("away"))
     assert claim.poll(0.3) is None

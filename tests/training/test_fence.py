@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from support.forked import TRAIN
+from support.forked import TRAIN, ranks
 from support.local_jobs import until
 from support.toy import SMALL
 
@@ -22,6 +22,10 @@ from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import history, read_ledger
 from gptddp.training import life
+
+# A lease of another life on another machine.
+OTHER = {"owner": "another life", "holder": "x", "job": "other", "host": "there"}
+OTHER |= {"space": "elsewhere", "pid": 1, "started": 1}
 
 
 def state(step):
@@ -56,6 +60,42 @@ def test_nothing_is_committed_without_the_lease(tmp_path):
     held[0].close()
     assert isinstance(writer.failure, Superseded) and "has taken over the run" in saved.error
     assert load_newest(tmp_path) is None
+
+
+IMPATIENT = """
+import sys
+from gptddp import train
+from gptddp.distributed import connect
+begin, connect.TIMEOUT_S = train.begin, 2.0
+def impatient(config, dataset, world, *rest):
+    world.set_timeout(0)  # from here on no rank waits longer than two seconds for another
+    return begin(config, dataset, world, *rest)
+train.begin = impatient
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_the_ranks_wait_together_for_a_run_that_another_has(corpus, tmp_path):
+    """However long it is renewed: no collective times out, and the log says who has it."""
+    (tmp_path / "lease.json").write_text(json.dumps(OTHER | {"job": "job at a:1"}))
+    env = {"TORCHELASTIC_RUN_ID": "job", "PET_RDZV_ENDPOINT": "a:1"}
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path), "--steps", "2"]
+    both = ranks(2, *flags, code=IMPATIENT, env=os.environ | env)
+    said, end, renewals = "", time.monotonic() + 60, 0
+    try:
+        while renewals < 15:  # three seconds
+            assert time.monotonic() < end, said
+            os.utime(tmp_path / "lease.json")
+            time.sleep(0.2)
+            said += both[0].stderr.read()
+            renewals += "waiting as long as job job at a:1" in said
+        assert [process.poll() for process in both] == [None, None]
+        (tmp_path / "lease.json").unlink()
+        assert [process.wait(60) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
+    assert [event["event"] for event in read_ledger(tmp_path)].count("start") == 1
 
 
 LATE = """
@@ -141,8 +181,7 @@ def test_a_life_that_has_lost_the_run_leaves_its_state(run, tmp_path, monkeypatc
 
     def taken(*args):
         if next(calls) == 4:
-            other = {"owner": "another life", "holder": "x", "job": "other", "space": "elsewhere"}
-            path.write_text(json.dumps(json.loads(path.read_text()) | other))
+            path.write_text(json.dumps(OTHER))
             time.sleep(0.5)
         return agree(*args)
 
