@@ -163,11 +163,12 @@ def test_a_worker_0_that_is_cut_off_trains_on_and_its_replacement_waits(halves, 
     job.steady(1)
     another = replace()
     both = job, another
-    together(both, lambda: WAITS in log_of(another), "a word of who waits")
+    together(both, lambda: WAITS in log_of(*both), "a word of who waits")
     lives = len(starts(job))
     job.steady(1)
     rest(both, 1.5 * lease.EXPIRY_S)
     assert len(starts(job)) == lives == 2 and starts(job)[-1]["redo"] == 0
+    assert WAITS not in job.pods[0].log.read_text()
     job.hold(0)
     job.kill(0, back_s=3600)
     together(both, lambda: job.lines()[-1][1]["world_size"] == 3, "a world of the others")
