@@ -5,7 +5,7 @@ shorter, none would ever be finished. So when a life goes on from a snapshot and
 overdue, the launcher of that snapshot's pod saves it, in a process that the next fault does not
 end. Worker and launcher meet in the folder of the pod that holds the verdict:
 
-    late.json   a worker asks for a late save; the launcher takes it away
+    late.asked  a worker asks for a late save; the launcher takes it away
     late.lock   locked by the process that saves, for as long as it lives; what it saves, since when
 """
 
@@ -19,24 +19,22 @@ from typing import Any
 
 from gptddp import files
 
-_REQUEST, _LOCK = "late.json", "late.lock"
+_REQUEST, _LOCK = "late.asked", "late.lock"
 PATIENCE_S = 600.0  # then a save has hung, and another pod may try
 
 
-def ask(folder: Path, job: str | None) -> None:
-    """Worker: have the launcher save the pod's snapshot, for this job. Raises OSError."""
-    files.write_json_atomic(folder / _REQUEST, {"job": job})
+def ask(folder: Path) -> None:
+    """Worker: have the launcher save the pod's snapshot. Raises OSError."""
+    (folder / _REQUEST).touch()
 
 
-def asked(folder: Path) -> dict[str, str | None] | None:
-    """Launcher: the request, once; None where there is none. Raises OSError."""
+def asked(folder: Path) -> bool:
+    """Launcher: has a worker asked since the last call? Raises OSError."""
     try:
-        request = files.read_json(folder / _REQUEST)
-    except ValueError:  # torn: by nobody of ours
-        request = None
-    if request is not None:
         (folder / _REQUEST).unlink()
-    return request
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

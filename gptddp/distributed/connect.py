@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +18,8 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import torch_private, values
-from gptddp.distributed.environment import job, ranks, restarts, shared_memory
+from gptddp.distributed import lives, torch_private, values
+from gptddp.distributed.environment import job, ranks, restarts, shared_memory, slurm_step
 from gptddp.distributed.hardware import cpu_quota
 from gptddp.distributed.waiting import Said, Tell, ended, teller, wait_for_end
 
@@ -43,7 +44,9 @@ class World:
     restarts: int  # of this pod's workers by its agent
     address: str  # the pod's own address when it has one to itself, else ""
     memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
-    job: str | None  # the job by a name of its own, the same in all its lives; None: this process
+    job: str | None  # the name of the job, the same in all its lives; None: it has none
+    life: str  # the id of this life, which no other has
+    follows: frozenset[str]  # the ids of lives that are over, because pods of this one were in them
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
     _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
 
@@ -178,11 +181,18 @@ def connect(device: str | None) -> Iterator[World]:
             address=os.environ.get("POD_ADDRESS", ""),
             memory=shared_memory(),
             job=job(),
+            life="",
+            follows=frozenset(),
             pods=("",) * world_size,
         )
-        pods = world.gather(os.environ.get("POD_NAME", ""))  # all ranks
+        mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted()]
+        brought = world.gather(mine)  # all ranks
+    pods, drawn, earlier = zip(*brought, strict=True)
+    life = slurm_step() or str(drawn[0])
+    lives.note(life)
+    follows = frozenset([life, *map(str, itertools.chain(*earlier))])
     try:
-        yield dataclasses.replace(world, pods=tuple(map(str, pods)))
+        yield dataclasses.replace(world, life=life, follows=follows, pods=tuple(map(str, pods)))
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.

@@ -1,11 +1,14 @@
 """What torchrun, Slurm and the manifest say of this process, in environment variables."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import NamedTuple
 
 from gptddp import errors
+
+RESOLV_CONF = Path("/etc/resolv.conf")
 
 
 def is_launched() -> bool:
@@ -53,16 +56,34 @@ def shared_memory() -> Path | None:
 
 
 def job() -> str | None:
-    """The name of the job that all its pods and lives share, and no other job has.
+    """The name of the job, the same in all its pods and lives, for messages and for who waits.
 
-    A rendezvous id alone is none: people copy it, and one manifest may run in two places, but not
-    at one rendezvous. Nor is a Slurm step unless its tasks are the ranks: it may be a shell.
+    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing; see
+    `lives.py`. A rendezvous id alone is none: people copy it.
     """
+    if step := slurm_step():
+        return step
+    run_id, endpoint = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("PET_RDZV_ENDPOINT")
+    where = f" in namespace {name}" if (name := _namespace()) else ""
+    return f"{run_id} at {endpoint}{where}" if run_id and endpoint else None
+
+
+def slurm_step() -> str | None:
+    """The Slurm step whose tasks are the ranks: Slurm runs it once. A shell in a step is none."""
     env = os.environ
-    if "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env:
-        return f"slurm-{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    run_id, endpoint = env.get("TORCHELASTIC_RUN_ID"), env.get("PET_RDZV_ENDPOINT")
-    return f"{run_id} at {endpoint}" if run_id and endpoint else None
+    if "SLURM_PROCID" not in env or "MASTER_ADDR" not in env or "RANK" in env:
+        return None
+    cluster = f"{name}." if (name := env.get("SLURM_CLUSTER_NAME")) else ""
+    return f"slurm-{cluster}{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+
+
+def _namespace() -> str:
+    """The namespace of this pod, by the first domain that its names are looked up in; or ""."""
+    try:
+        found = re.search(r"^search\s+([a-z0-9-]+)\.svc\.", RESOLV_CONF.read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return ""
+    return found[1] if found else ""
 
 
 def grace_s() -> float | None:

@@ -11,7 +11,6 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,13 +19,14 @@ from typing import Any
 from gptddp.checkpoint import late, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
+from gptddp.distributed import lives
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.errors import Superseded
 from gptddp.files import patiently
 from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of, restore_config
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
-from gptddp.run.lease import is_of
+from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,15 @@ def rescue(config: Config, memory: Path) -> str | None:
     """Commit the snapshot in the folder `memory`, if it is the run's newest state; its new name.
 
     Any pod may do so, and all at once: the first makes the checkpoint. A snapshot that a later life
-    has gone on from is not committed, nor one of ranks that differed. Raises OSError.
+    has gone on from is not committed, nor one of ranks that differed. Raises OSError, and
+    Superseded where the run is another job's, or goes on without this pod.
     """
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
     if found.generation < patiently(lambda: highest_generation(config.run_dir)):
         return None
-    return _commit(config, found, lambda: None, read_back=False)
+    return _commit(config, found, read_back=False)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
@@ -71,11 +72,10 @@ def _closed(config: Config) -> Config:
     return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
 
 
-def _commit(
-    config: Config, found: snapshot.Snapshot, fence: Callable[[], None], read_back: bool
-) -> str | None:
+def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name."""
     run, closed = Path(config.run_dir), _closed(config)
+    patiently(lambda: _check_lease(run))
     with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
         patiently(lambda: recover(run, ledger, found.events))
         patiently(lambda: complete(run, lines, found.lines, found.step))
@@ -86,7 +86,7 @@ def _commit(
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lines.sync,
-            fence=fence,
+            fence=lambda: _check_lease(run),
             late=True,
         )
         writer.read_back = read_back
@@ -111,6 +111,11 @@ def _commit(
     return saved.name
 
 
+def _check_lease(run: Path) -> None:
+    if not is_theirs(run, lives.noted()):
+        raise Superseded(f"a life that this pod was not in has run {run}, or had it last")
+
+
 # -- while the next life trains --------------------------------------------------------------------
 
 
@@ -130,11 +135,9 @@ class LateSaves:
             self._process.close()
             self._process = None
         with suppress(OSError, EOFError):  # the next life asks again
-            request = late.asked(self._args[2])
-            if request is not None and self._process is None:
+            if late.asked(self._args[2]) and self._process is None:
                 context: Any = multiprocessing.get_context("forkserver")
-                args = (*self._args, request["job"])
-                self._process = context.Process(target=save_late, args=args, daemon=True)
+                self._process = context.Process(target=save_late, args=self._args, daemon=True)
                 self._process.start()
 
     def stop(self) -> None:
@@ -144,26 +147,21 @@ class LateSaves:
             self._process.join(STOP_S)
 
 
-def save_late(config: Config, memory: Path, folder: Path, job: str | None) -> None:
+def save_late(config: Config, memory: Path, folder: Path) -> None:
     """Save the pod's newest snapshot; then again, as long as a newer one is overdue.
 
     To be run in a process of its own, which ends with the launcher.
     """
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
-    run = Path(config.run_dir)
     every_s = _closed(config).checkpoint_every
-
-    def fence() -> None:
-        if not is_of(run, job):
-            raise Superseded("another job has taken over the run")
 
     try:
         with late.saving(folder) as note:
             began = time.monotonic()
             while found := _newer_than_any_checkpoint(config, memory):
                 note.write(store.name_of(found.step, found.generation))
-                name = _commit(config, found, fence, read_back=True)
+                name = _commit(config, found, read_back=True)
                 if name is None:
                     break
                 _say(f"checkpoint {name} is saved, of a life that is over")
@@ -173,7 +171,7 @@ def save_late(config: Config, memory: Path, folder: Path, job: str | None) -> No
                 began = time.monotonic()
     except SystemExit:
         exit_now(0)
-    except (OSError, BlockingIOError) as error:
+    except (OSError, Superseded) as error:
         _say(f"the state left in memory is not saved: {error}")
 
 

@@ -1,44 +1,46 @@
 """One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
 
-It names the job and the process that holds the run for it. A later life of the same job takes it
-over at once; so does any process that sees that the holder is dead, which one of the same machine
-and process namespace can. Any other job polls the file: while its time of change moves, the run is
-refused; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
+It names the job, the life and the process that hold the run. A life that follows the holder's takes
+it over at once: it knows that one to be over (distributed/lives.py). So does any process that sees
+that the holder is dead, which one of the same machine and process namespace can. All others poll
+the file: while its time of change moves, a job of another name is refused, and one of the same name
+waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
 is compared with another machine's, no lock of the file system is used, and touching needs no space
 on a full disk: it works on NFS.
 
 A holder that was only silent may come back, so a holder reads the lease again before each commit.
+Who has lost the run does not know its successor as its own, so two cannot take it from each other
+again and again.
 """
 
 import contextlib
 import errno
-import json
 import logging
+import math
 import os
-import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gptddp.errors import ConfigError, Superseded
-from gptddp.files import write_all
+from gptddp.files import TRANSIENT, explain
+from gptddp.run import lease_file
 from gptddp.run.directory import LEASE
 
 PERIOD_S = 2.0  # between two touches by the holder
 EXPIRY_S = 12.0  # without a touch, after which a lease is taken over; a slow volume delays some
 _POLL_S = 0.25
 _RENEWALS = 2  # seen by a poller that prove a living holder: one may be the last, seen late
+_WORD_S = 60.0  # between two words of who waits
 
 log = logging.getLogger(__name__)
 
-_Reading = tuple[bytes, int]  # content, time of change in ns
-
 
 class Lease:
-    """The holder's end, made by `acquire`: touches the file until it is released or lost."""
+    """The holder's end, made by a `Claim`: touches the file until it is released or lost."""
 
     def __init__(self, path: Path, me: dict[str, Any], expired: bytes = b"") -> None:
         self.path, self.me = path, me
@@ -50,15 +52,16 @@ class Lease:
     def check(self) -> None:
         """Raise Superseded where the run is another's now; OSError where that cannot be told."""
         if not self.lost:
-            seen = _read(self.path)
-            if seen and seen[0] == self.expired and _remove_if_unchanged(self.path, seen):
+            seen = lease_file.read(self.path)
+            if seen and seen[0] == self.expired and lease_file.remove_if_unchanged(self.path, seen):
                 seen = None
             if seen is None:  # or removed by hand
-                _create(self.path, self.me)
-                seen = _read(self.path)
-            other = _parse(seen[0]) if seen else None
+                lease_file.create(self.path, self.me)
+                seen = lease_file.read(self.path)
+            other = lease_file.parse(seen[0]) if seen else None
             if other and other["holder"] != self.me["holder"]:
-                self.lost = f"{_describe(other)} has taken over the run: this life of it is over"
+                who = lease_file.describe(other)
+                self.lost = f"{who} has taken over the run: this life of it is over"
         if self.lost:
             raise Superseded(self.lost)
 
@@ -70,7 +73,7 @@ class Lease:
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Touch it no more; a later life of this job takes it over at once."""
+        """Touch it no more; the next life of this job takes it over at once."""
         self._over.set()
 
     def _renew(self) -> None:
@@ -88,169 +91,125 @@ class Lease:
                 warned = True
 
 
-def acquire(
-    run: Path, job: str | None, known: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> Lease:
-    """Rank 0 only: take the run's lease, at once or after EXPIRY_S.
+class Claim:
+    """Rank 0 only: the poller's end, until the run is ours.
 
-    `job`: the name of the job, the same in all its processes; None: the job is this process.
-    `tell` is told while it waits.
-    A run that is `known` goes on when the disk is full or read-only: its lease is written when the
-    disk works again, and before that nothing is committed. Raises ConfigError where another job has
-    the run, OSError where the directory is unusable.
+    `job`: its name, None where it has none; `life`: the id of this life; `follows`: those of lives
+    that are over. A run that is `known` goes on when the disk is full or read-only: its lease is
+    written when the disk works again, and before that nothing is committed.
     """
-    me = _own_lease(job)
-    path = run / LEASE
-    while True:
-        seen = _wait_until_free(path, me, tell)
+
+    def __init__(
+        self,
+        run: Path,
+        job: str | None = None,
+        life: str = "",
+        follows: Iterable[str] = (),
+        known: bool = False,
+    ) -> None:
+        self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
+        self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
+        self._seen: lease_file.Reading | None = None  # when it was last read
+        self._renewals = 0
+        self._end = math.inf  # monotonic: of the wait, unless there is a renewal
+        self._next_word = 0.0  # monotonic: when what is waited for is said again
+        self._trouble = 0  # errno, as long as the directory cannot be used
+
+    def poll(self, seconds: float) -> Lease | None:
+        """Wait for so long at most; the lease once it is ours.
+
+        Raises ConfigError where a job of another name has the run, OSError where the directory is
+        unusable from the start: one that becomes so during the wait is waited for.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if (lease := self._try()) is not None:
+                    return lease
+                self._trouble = 0
+            except OSError as error:
+                if self._seen is None and error.errno not in TRANSIENT:
+                    raise
+                self._end = math.inf  # what has not been seen may have been renewed
+                if error.errno != self._trouble:
+                    text = "run %s: waiting until its directory can be used: %s"
+                    log.warning(text, self.path.parent, explain(error))
+                self._trouble = error.errno or 0
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_POLL_S)
+
+    def _try(self) -> Lease | None:
+        """Look once, and take the run if it is free."""
+        seen = lease_file.read(self.path)
+        if seen is not None and not self._is_free(seen):
+            return None
         try:
-            if (seen is None or _remove_if_unchanged(path, seen)) and _create(path, me):
-                for rest in run.glob(f".{LEASE}.*"):  # of a process killed within a removal
-                    rest.unlink(missing_ok=True)
-                _create(path, me)  # again, if another's removal had just moved ours by mistake
-                lease = _parse((_read(path) or (b"", 0))[0])
-                if lease and lease["holder"] == me["holder"]:
-                    return Lease(path, me)
+            gone = seen is None or lease_file.remove_if_unchanged(self.path, seen)
+            return Lease(self.path, self._me) if gone and self._is_taken() else None
         except OSError as error:
-            if not known or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if not self.known or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
-            return Lease(path, me, seen[0] if seen else b"")
+            return Lease(self.path, self._me, seen[0] if seen else b"")
 
-
-def is_of(run: Path, job: str | None) -> bool:
-    """Is the run's lease this job's, or nobody's? Raises OSError."""
-    seen = _read(run / LEASE)
-    lease = _parse(seen[0]) if seen else None
-    return seen is None or (lease is not None and lease.get("job") == job)
-
-
-def _wait_until_free(
-    path: Path, me: dict[str, Any], tell: Callable[[str], None]
-) -> _Reading | None:
-    """Wait until the lease may be taken; what was read then, None where there is none."""
-    seen, renewals, end = _read(path), 0, 0.0
-    while seen is not None:
-        lease = _parse(seen[0])
-        if lease and (lease["owner"] == me["owner"] or _is_dead(lease, me)):
-            break
-        now = time.monotonic()
-        if not end:
-            end = now + EXPIRY_S
-            what = _describe(lease) if lease else f"{path}, which is damaged,"
+    def _is_free(self, seen: lease_file.Reading) -> bool:
+        """May the lease that was read be taken away? Says what is waited for."""
+        lease, now = lease_file.parse(seen[0]), time.monotonic()
+        if lease and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me)):
+            return True
+        if self._seen is None:
+            what = lease_file.describe(lease) if lease else f"{self.path}, which is damaged,"
             text = "run %s: waiting %.0f s to see whether %s is still there"
-            log.warning(text, path.parent, EXPIRY_S, what)
-        tell(f"waiting for the lease of the run, {max(0.0, end - now):.0f} s more")
-        if now > end:
-            log.warning("run %s: taken over, its lease has not been renewed", path.parent)
-            break
-        time.sleep(_POLL_S)
-        before, seen = seen, _read(path)
-        if seen is not None and seen != before:
-            renewals, end = renewals + 1, time.monotonic() + EXPIRY_S
-            if renewals == _RENEWALS:
-                holder = _describe(_parse(seen[0]))
-                raise ConfigError(
-                    f"run {path.parent} is in use by {holder}, which renewed {LEASE} a moment ago: "
-                    "stop that job first, or give another --run-dir"
-                )
-    return seen
-
-
-def _read(path: Path) -> _Reading | None:
-    """The file's content and time of change; None where there is none. Raises OSError."""
-    try:
-        with path.open("rb") as file:  # opened anew each time: so NFS asks its server
-            return file.read(4096), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    """What a lease says; None where it is torn or foreign."""
-    with contextlib.suppress(ValueError, AttributeError):
-        lease: dict[str, Any] = json.loads(text)
-        if {"owner", "holder", "host", "space", "pid", "started"} <= lease.keys():
-            return lease
-    return None
-
-
-def _create(path: Path, me: dict[str, Any]) -> bool:
-    """Write the lease where there is none: of several, one succeeds. Raises OSError."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        write_all(fd, json.dumps(me).encode() + b"\n")
-    except OSError:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(fd)
-    return True
-
-
-def _remove_if_unchanged(path: Path, seen: _Reading) -> bool:
-    """Remove the lease that was seen, and no other: of several processes, one succeeds."""
-    aside = path.with_name(f".{LEASE}.{uuid.uuid4().hex}")
-    try:
-        os.rename(path, aside)
-        now = _read(aside)
-        same = now is None or now[0] == seen[0]
-        if not same:  # another process was faster, and has the run
-            os.link(aside, path)
-        os.unlink(aside)
-        return same
-    except (FileNotFoundError, FileExistsError):
+            log.warning(text, self.path.parent, EXPIRY_S, what)
+        elif seen != self._seen:
+            self._renewals += 1
+            self._end = math.inf
+        self._seen = seen
+        if self._end == math.inf:
+            self._end = now + EXPIRY_S
+        if now > self._end:
+            text = "run %s: taken over, its lease has not been renewed"
+            log.warning(text, self.path.parent)
+            return True
+        if self._renewals >= _RENEWALS:
+            self._refuse_or_wait(lease, now)
         return False
 
+    def _refuse_or_wait(self, holder: dict[str, Any] | None, now: float) -> None:
+        """Somebody renews the lease: who has our name may be our job, cut off from these pods."""
+        run, who = self.path.parent, lease_file.describe(holder)
+        if not holder or not holder.get("job") or holder["job"] != self._me["job"]:
+            raise ConfigError(
+                f"run {run} is in use by {who}, which renewed {LEASE} a moment ago: "
+                "stop that job first, or give another --run-dir"
+            )
+        if now >= self._next_word:
+            self._next_word = now + _WORD_S
+            text = (
+                "run %s: waiting as long as %s renews %s: it has the name of this job, but none of "
+                "these pods was in its present life (it is in another cluster, or cut off from "
+                "these pods). To train here, stop that one; to end the wait, delete this job"
+            )
+            log.warning(text, run, who, LEASE)
 
-# -- processes -----------------------------------------------------------------------------------
-
-
-def _own_lease(job: str | None) -> dict[str, Any]:
-    """The lease of this process. `space`: where its pid means this process, and nowhere else."""
-    host, pid, space = socket.gethostname(), os.getpid(), uuid.uuid4().hex
-    with contextlib.suppress(OSError):  # not Linux: no other process can be seen to be dead
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        space = f"{host} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    started = _start_ticks(pid)
-    return {
-        "owner": job or f"process {pid} {started} {space}",
-        "holder": uuid.uuid4().hex,
-        "job": job,
-        "host": host,
-        "space": space,
-        "pid": pid,
-        "started": started,
-    }
-
-
-def _is_dead(lease: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Is the holder seen to be gone? Its pid may have been given to another process since."""
-    if lease["space"] != me["space"]:
-        return False
-    try:
-        os.kill(lease["pid"], 0)
-    except (PermissionError, TypeError, OverflowError):  # another user's, who may hide it in /proc
-        return False
-    except ProcessLookupError:
-        return True
-    return bool(_start_ticks(lease["pid"]) != lease["started"])
+    def _is_taken(self) -> bool:
+        """Write the lease where there is none; is it ours? Of several, one succeeds."""
+        if not lease_file.create(self.path, self._me):
+            return False
+        for rest in self.path.parent.glob(f".{LEASE}.*"):  # of a process killed within a removal
+            rest.unlink(missing_ok=True)
+        # again, if another's removal had just moved ours by mistake
+        lease_file.create(self.path, self._me)
+        lease = lease_file.parse((lease_file.read(self.path) or (b"", 0))[0])
+        return lease is not None and lease["holder"] == self._me["holder"]
 
 
-def _start_ticks(pid: int) -> int | None:
-    """When the process began, in ticks since boot; None for a zombie or no process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
-    except OSError:
-        return None
+def is_theirs(run: Path, lives: Iterable[str]) -> bool:
+    """Is the run's lease that of one of these lives, or nobody's? Raises OSError.
 
-
-def _describe(lease: dict[str, Any] | None) -> str:
-    """The holder as a message names it."""
-    if lease is None:
-        return "another job"
-    job = f"job {lease['job']}" if lease.get("job") else "a training"
-    return f"{job} on host {lease['host']} (process {lease['pid']})"
+    With the lives of a pod (`lives.noted()`): has no other job, and no life that the pod was not
+    in, the run? One that has died counts until its lease is taken over.
+    """
+    seen = lease_file.read(run / LEASE)
+    lease = lease_file.parse(seen[0]) if seen else None
+    return seen is None or (lease is not None and lease["owner"] in frozenset(lives))

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
 from gptddp.files import explain, make_folder, may_pass, patiently
 from gptddp.run.directory import CONFIG
-from gptddp.run.lease import Lease, acquire
+from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.choose import NewestState, checked
 from gptddp.training.life import Life
@@ -25,6 +26,7 @@ from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
+_TELL_S = 1.0  # between two words to the other ranks, who wait too
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
 
 
@@ -68,11 +70,12 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
             raise
         return origin.to_json()
 
+    # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
     origin = Origin.from_json(world.from_rank_0(on_rank_0))
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         patiently(dataset.check_whole)
     if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
-        _ask_for_late_save(verdict.parent, world)
+        _ask_for_late_save(verdict.parent)
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
@@ -99,24 +102,28 @@ def _dict_or_none(value: Any) -> dict[str, Any] | None:
 _KINDS: Any = (dict, list, list, _dict_or_none)  # meta, lines, events, fault of a state
 
 
-def _ask_for_late_save(folder: Path, world: World) -> None:
+def _ask_for_late_save(folder: Path) -> None:
     """The rank whose snapshot this life goes on from: its launcher is to save it meanwhile."""
     try:
-        late.ask(folder, world.job)
+        late.ask(folder)
     except OSError as error:
         log.warning("no checkpoint is made of the state left in memory: %s", error)
 
 
 def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:
-    """Rank 0 only: make the run directory, and take its lease for this job; see `lease.acquire`."""
+    """Rank 0 only: make the run directory, and take its lease for this life of the job."""
     run = Path(config.run_dir)
     try:
         if not (begun := patiently((run / CONFIG).exists)):
             patiently(lambda: make_folder(run))
-        return patiently(lambda: acquire(run, world.job, known=begun, tell=tell))
+        claim = Claim(run, world.job, world.life, world.follows, known=begun)
+        began = time.monotonic()
+        while (lease := claim.poll(_TELL_S)) is None:
+            tell(f"waiting until the run is free, for {time.monotonic() - began:.0f} s")
+        return lease
     except OSError as error:
         if may_pass(error):
             raise
         raise ConfigError(
-            f"run {run}: cannot be used: {explain(error)}; or use another --run-dir"
+            f"run {config.run_dir}: cannot be used: {explain(error)}; or use another --run-dir"
         ) from error

@@ -21,7 +21,7 @@ from gptddp.data.loader import Batch
 from gptddp.distributed import environment, peers
 from gptddp.distributed.connect import World
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
-from gptddp.errors import Diverged, GptddpError, LostPeer, NonFiniteError, Stopped
+from gptddp.errors import Diverged, GptddpError, LostPeer, NonFiniteError, Stopped, Superseded
 from gptddp.model.evaluate import Evaluation
 from gptddp.run import crash_loop
 from gptddp.run.progress import Progress
@@ -82,12 +82,16 @@ class Life:
     def guard(self, rows: Rows) -> Iterator[None]:
         """Whatever ends the life inside: what the next one needs of it is left behind.
 
-        A lost peer leaves the live state in memory (LostPeer), ranks that differ leave nothing
+        A lost peer leaves the live state in memory (LostPeer), and so does another job that has
+        taken over the run: it may end before it has saved anything. Ranks that differ leave nothing
         (Diverged), an error of the trainer's own is counted (CrashLoopError the third time).
         """
         self._rows, self._ended_step = rows, time.monotonic()
         try:
             yield
+        except Superseded as error:
+            self.live.leave_snapshot(str(error))
+            raise
         except GptddpError:
             raise
         except Exception as error:

@@ -81,12 +81,15 @@ def worker_of(pid: int) -> int:
 def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
     """A pod, worker-0 twice, one worker: exit 0, the undisturbed run, and no step done twice.
 
-    No checkpoint is written before the end: the state lives in the memory of whoever survives.
+    No checkpoint is written before the end: the state lives in the memory of whoever survives. Nor
+    do they wait for the lease of the pod that is lost, as if it were on another machine.
     """
     it = job("--steps", str(STEPS), "--eval-every", "1000", "--checkpoint-every", "3600")
     it.reach(10)
     os.killpg(it.pid(2), signal.SIGKILL)
     it.reach(it.last_step() + 10)
+    lease = it.run / "lease.json"
+    lease.write_text(json.dumps(json.loads(lease.read_text()) | {"space": "another machine"}))
     os.killpg(it.pid(0), signal.SIGKILL)
     it.reach(it.last_step() + 10)
     os.kill(it.pid(0), signal.SIGKILL)  # the launcher alone: its children must go with it
@@ -103,6 +106,8 @@ def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
     assert len(starts) >= 5
     assert {start["source"] for start in starts[1:]} == {"memory"}
     assert [start["redo"] for start in starts] == [0] * len(starts)
+    logs = (it.folder / "jobs/gptddp/logs").glob("*")
+    assert not any("to see whether" in log.read_text() for log in logs)
 
 
 def test_ctrl_c_commits_and_the_same_command_continues(job, undisturbed):

@@ -132,6 +132,9 @@ ELSEWHERE = {
     27: ("all checkpoints bad", ["checkpoint/test_load.py::test_never_from_zero_when_all_are_bad"]),
     28: ("two jobs on one run directory, and a writer that wakes up late", [
         "elastic/test_storage.py::test_two_jobs_of_one_manifest_on_one_run_directory",
+        "faults/test_same_job.py::"
+        "test_a_worker_0_that_is_cut_off_trains_on_and_its_replacement_waits",
+        "faults/test_same_job.py::test_a_worker_0_that_comes_back_beside_its_replacement_waits",
         "training/test_fence.py::test_a_writer_stopped_before_its_rename_ends_by_itself"]),
     29: ("a reader beside the pruner", [
         "checkpoint/test_retention.py::test_pruners_readers_and_a_writer_at_once"]),

@@ -1,14 +1,13 @@
 """Pods in network namespaces of their own, on a bridge: cut off, slow, lossy, without names."""
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 from support.faulty_jobs import SHORT, check_same_run, long
+from support.namespaces import NAME, PREFIX, bridge, enter, inside, sh
 from support.paths import SUPPORT
 
 from gptddp.k8s.local.replica import Network
@@ -21,46 +20,13 @@ STEPS = (
     "--checkpoint-every",
     "3600",
 )
-PREFIX = f"10.{100 + os.getpid() % 100}.1"
-NAME = f"gf{os.getpid()}"  # of the bridge's namespace; NAME-0 and so on are the pods'
-
-
-def sh(command: str) -> None:
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-
-
-def inside(i: int, command: str) -> None:
-    """As root in the namespace of a pod."""
-    sh(f"nsenter --net=/run/netns/{NAME}-{i} {command}")
 
 
 @pytest.fixture(scope="module")
 def network():
-    """A bridge and four namespaces with an address each; nothing of them is left."""
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("iptables"):
-        assert not os.environ.get("GPTDDP_CI")
-        pytest.skip("needs root, ip and iptables")
-    made = []
-    try:
-        # in a namespace too: this one may have a firewall that sees what a bridge passes on
-        sh(f"ip netns add {NAME} && ip -n {NAME} link add bridge type bridge")
-        sh(f"ip -n {NAME} link set bridge up")
-        for i in range(4):
-            sh(f"ip netns add {NAME}-{i}")
-            made.append(i)
-            sh(f"ip -n {NAME} link add pod{i} type veth peer name eth0 netns {NAME}-{i}")
-            sh(f"ip -n {NAME} link set pod{i} master bridge up")
-            for it in (
-                f"addr add {PREFIX}.{100 + i}/24 dev eth0",
-                "link set eth0 up",
-                "link set lo up",
-            ):
-                sh(f"ip -n {NAME}-{i} {it}")
+    """A bridge and four namespaces with an address each."""
+    with bridge(4):
         yield Network(PREFIX, 23000)
-    finally:
-        for i in made:
-            sh(f"ip netns del {NAME}-{i}")
-        sh(f"ip netns del {NAME}")
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +44,10 @@ HOSTS = f"127.0.0.1 localhost\n{PREFIX}.100 gptddp-worker-0\n"
 def job(jobs, network, hosts):
     """Four pods in their namespaces, which find the rendezvous by its name."""
 
-    def within(i: int) -> list[str]:
-        bind = f'mount --bind {hosts} /etc/hosts && exec "$@"'
-        space = ["nsenter", f"--net=/run/netns/{NAME}-{i}"]
-        return [*space, "unshare", "--mount", "sh", "-c", bind, "sh"]
-
     it = jobs(
         *STEPS,
         network=network,
-        within=within,
+        within=lambda i: enter(i, hosts),
         GLOO_SOCKET_IFNAME="eth0",
         PET_RDZV_ENDPOINT=f"gptddp-worker-0:{network.port}",
     )

@@ -11,15 +11,18 @@ from support.trainer_patches import lose_a_peer
 from gptddp import files
 from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.writer import Writer
+from gptddp.errors import Superseded
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
-from gptddp.run.history import Ledger, history, read_ledger
+from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
 
 @pytest.fixture
-def left(run, tmp_path):
+def left(run, tmp_path, monkeypatch):
     """A life has lost a peer after step 3, and rank 0 with the last line of the log."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
+    (tmp_path / "pod").mkdir()
     lose_a_peer(run, "--steps", "6")
     log = tmp_path / "run/log.1.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
@@ -56,6 +59,30 @@ def test_a_state_that_a_later_life_has_gone_on_from_is_not_saved(run, left, tmp_
     """The run is that life's: neither while it trains nor when it has saved."""
     Ledger(tmp_path / "run").event("start", 2)
     assert left() is None
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_a_state_is_not_saved_where_another_has_the_run(left, tmp_path):
+    """Another job, or a life that this pod was not in, has gone on from what it found."""
+    lease = tmp_path / "run/lease.json"
+    ours = lease.read_text()
+    lease.write_text(json.dumps(json.loads(ours) | {"owner": "another life"}))
+    with pytest.raises(Superseded, match="a life that this pod was not in"):
+        left()
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+    lease.write_text(ours)
+    assert left() == "step-000000000003.1"
+
+
+def test_a_run_that_is_taken_during_the_save_is_left_alone(left, tmp_path, monkeypatch, caplog):
+    """The last look is before the checkpoint gets its name."""
+    lease = tmp_path / "run/lease.json"
+
+    def taken(lines):
+        lease.write_text(json.dumps(json.loads(lease.read_text()) | {"owner": "another life"}))
+
+    monkeypatch.setattr(RunLog, "sync", taken)
+    assert left() is None and "a life that this pod was not in" in caplog.text
     assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 
 

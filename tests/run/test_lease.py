@@ -17,7 +17,7 @@ from support.local_jobs import until
 
 from gptddp.distributed import environment
 from gptddp.errors import ConfigError, Superseded
-from gptddp.run import lease
+from gptddp.run import lease, lease_file
 from gptddp.run.directory import LEASE
 
 PERIOD_S, EXPIRY_S = 0.1, 1.0
@@ -25,11 +25,14 @@ HOLD = f"""
 import logging, sys
 from pathlib import Path
 from gptddp import errors
-from gptddp.run import lease
+from gptddp.run import lease, lease_file
 logging.basicConfig(format="%(message)s")
 lease.PERIOD_S, lease.EXPIRY_S, lease._POLL_S = {PERIOD_S}, {EXPIRY_S}, 0.05
+job, life, *follows = sys.argv[2:]
+claim, mine = lease.Claim(Path(sys.argv[1]), job or None, life, follows), None
 try:
-    mine = lease.acquire(Path(sys.argv[1]), sys.argv[2] or None)
+    while mine is None:
+        mine = claim.poll(1.0)
 except errors.ConfigError as error:
     print(f"refused: {{error}}", flush=True)
     sys.exit(2)
@@ -53,19 +56,20 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def holder(tmp_path, spawn):
-    """holder(job) -> a process that asks for the run."""
+    """holder(job, life, *lives that it follows) -> a process that asks for the run."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    return lambda job="": spawn([*command, job], text=True, **pipes)
+    return lambda job="", *lives: spawn([*command, job, *(lives or [""])], text=True, **pipes)
 
 
 @pytest.fixture
 def acquire(tmp_path):
-    """acquire(job) -> the lease, held by this process until the test ends."""
+    """acquire(job, life, *lives that it follows) -> this process's lease, to the test's end."""
     held = []
 
-    def take(job=None):
-        held.append(lease.acquire(tmp_path, job))
+    def take(job=None, life="", *follows):
+        claim = lease.Claim(tmp_path, job, life, follows)
+        held.append(until(lambda: claim.poll(0.1)))
         return held[-1]
 
     yield take
@@ -123,7 +127,7 @@ def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
     first = holder("job at a:1")
     assert word(first) == "held"
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: lease._start_ticks(first.pid) is None)  # not reaped yet: a zombie
+    until(lambda: lease_file.start_ticks(first.pid) is None)  # not reaped yet: a zombie
     mine = acquire("other at b:1")
     edit(mine.path, owner="third", holder="x", started=1)  # its pid is another process's now
     acquire()
@@ -132,13 +136,86 @@ def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
 
 def test_the_same_job_takes_over_at_once(holder, acquire, caplog):
     """A later life of a job has the run at once; the one before finds out, and is over."""
-    first = holder("job at a:1")
+    first = holder("job at a:1", "life 1")
     assert word(first) == "held" and ask(first) == "mine"
-    mine = acquire("job at a:1")
+    mine = acquire("job at a:1", "life 3", "life 1", "life 2")
     assert f"(process {os.getpid()}) has taken over the run" in ask(first)
     first.communicate()  # its release leaves the successor's lease alone
     mine.check()
     assert caplog.text == ""
+
+
+def waits(process):
+    """The line by which it says that it waits, and for whom."""
+    return next(line for line in process.stderr if "waiting as long as" in line)
+
+
+def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire, tmp_path):
+    """Both know the life before the cut: one has the run at once, the other says who has it, and
+    waits until that one is gone. A member that comes over takes the run with it, once."""
+    before = holder("job", "life 1")
+    assert word(before) == "held"
+    one = holder("job", "life 2", "life 1")
+    assert word(one) == "held" and "taken over" in ask(before)
+    other = holder("job", "life 3", "life 1")
+    assert f"(process {one.pid}) renews" in waits(other)
+    joined = holder("job", "life 4", "life 1", "life 2")  # with a member of `one`
+    assert word(joined) == "held" and "taken over" in ask(one)
+    rest = holder("job", "life 5", "life 1", "life 2")  # what is left of it
+    assert f"(process {joined.pid}) renews" in waits(rest)
+    time.sleep(1.5 * EXPIRY_S)
+    assert ask(joined) == "mine" and other.poll() is None
+    joined.kill()
+    until(lambda: json.loads((tmp_path / LEASE).read_text())["pid"] in (other.pid, rest.pid))
+
+
+def test_two_jobs_of_one_name_do_not_take_the_run_from_each_other(holder):
+    """One manifest in two clusters: the second has no life in common with the first, and waits,
+    says for whom and what to do; it has the run when the first has ended."""
+    first = holder("job at a:1", "life 1")
+    assert word(first) == "held"
+    second = holder("job at a:1", "life 2")
+    line = waits(second)
+    assert f"job job at a:1 on host {os.uname().nodename} (process {first.pid})" in line
+    assert "delete this job" in line
+    assert ask(first) == "mine"
+    first.communicate("")
+    assert word(second) == "held"
+
+
+def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
+    """It is told and waited for: nobody takes over what he could not look at for as long."""
+    first = holder("job", "life 1")
+    assert word(first) == "held"
+    edit(tmp_path / LEASE, space="another machine")
+    claim = lease.Claim(tmp_path, "job", "life 2")
+    assert claim.poll(0.2) is None
+    first.kill()
+    gone = tmp_path.rename(tmp_path.with_name("away"))
+    assert claim.poll(0.3) is None
+    gone.rename(tmp_path)
+    with monkeypatch.context() as patch:
+
+        def fails(*_args):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patch.setattr(lease_file, "read", fails)
+        assert claim.poll(1.1 * EXPIRY_S) is None
+    for error in ("[Errno 2]", "[Errno 5]"):
+        assert caplog.text.count(f"waiting until its directory can be used: {error}") == 1
+    began = time.monotonic()
+    until(lambda: claim.poll(0.1)).close()
+    assert time.monotonic() - began > 0.9 * EXPIRY_S
+
+
+def test_whose_lease_it_is(tmp_path, acquire):
+    """A pod may save for the run while its lease is of a life that the pod was in, or nobody's."""
+    assert lease.is_theirs(tmp_path, [])
+    acquire("job", "life 2").close()
+    assert lease.is_theirs(tmp_path, ["life 1", "life 2"])
+    assert not lease.is_theirs(tmp_path, ["life 1"]) and not lease.is_theirs(tmp_path, [])
+    (tmp_path / LEASE).write_text("{")
+    assert not lease.is_theirs(tmp_path, ["life 2"])
 
 
 def test_a_stopped_holder_comes_back_late(holder, acquire):
@@ -163,9 +240,9 @@ def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
 
 def test_killed_at_every_system_call(tmp_path, acquire):
     """A process killed anywhere while it takes over leaves nothing that keeps the next one out."""
-    take = f"acquire(Path({str(tmp_path)!r}), 'job')"
+    take = f"Claim(Path({str(tmp_path)!r}), 'job', 'life 2', ['life 1']).poll(0)"
     for point in range(1, 30):
-        acquire("job").close()
+        acquire("job", "life 1").close()
         crashed = killed(point, "gptddp.run.lease", take)
         mine = acquire("job")
         mine.check()
@@ -205,10 +282,13 @@ def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
         assert word(holder("two at b:1")).startswith("refused: run")
 
 
-def test_who_is_the_same_job(monkeypatch):
-    """A job is its rendezvous, id and place, or its Slurm step; an id alone may be anybody's."""
-    for name in ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_PROCID", "RANK", "MASTER_ADDR"):
+def test_the_name_of_a_job(monkeypatch, tmp_path):
+    """A job is its rendezvous, id, place and namespace, or its Slurm step; an id alone may be
+    anybody's."""
+    names = ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_PROCID", "RANK", "MASTER_ADDR")
+    for name in (*names, "SLURM_CLUSTER_NAME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(environment, "RESOLV_CONF", tmp_path / "resolv.conf")
     assert environment.job() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert environment.job() is None
@@ -216,19 +296,30 @@ def test_who_is_the_same_job(monkeypatch):
     one = environment.job()
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "127.64.1.100:23457")
     assert one and environment.job() not in (None, one)
+    without = environment.job()
+    for text in ("", "search example.org\n", "nameserver 10.0.0.1\nsearch\n"):
+        environment.RESOLV_CONF.write_text(text)
+        assert environment.job() == without
+    for space in ("one", "two"):  # as the kubelet writes it
+        domains = f"{space}.svc.cluster.local svc.cluster.local cluster.local example.org"
+        environment.RESOLV_CONF.write_text(f"nameserver 10.0.0.1\nsearch {domains}\noptions x\n")
+        assert environment.job() == f"{without} in namespace {space}"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert not environment.job().startswith("slurm")  # a shell in a Slurm step
     monkeypatch.setenv("MASTER_ADDR", "node1")
     assert environment.job().startswith("slurm-7")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "north")
+    assert environment.job().startswith("slurm-north.7") and environment.slurm_step()
 
 
 def test_an_unusable_directory_is_told(tmp_path):
     """A folder in the lease's place is the user's mistake, not a traceback."""
     from gptddp.config import Config
-    from gptddp.training.begin import take_run
+    from gptddp.training.begin import claim_run, told
 
     (tmp_path / LEASE).mkdir()
-    world = type("World", (), {"job": None})
-    with pytest.raises(ConfigError, match="cannot be used"):
-        take_run(Config(run_dir=str(tmp_path)), world)
+    world = type("World", (), {"job": None, "life": "1", "follows": frozenset()})
+    config = Config(run_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be used"), told(config):
+        claim_run(config, world).poll(0)

@@ -48,7 +48,10 @@ class Fault:
 
 
 class Job:
-    """Pods of one job, `size` of them, of which `fewest` go on alone."""
+    """Pods of one job, `size` of them, of which `fewest` go on alone.
+
+    `runs`: the folder of the run directory, where another job has it too.
+    """
 
     def __init__(
         self,
@@ -60,16 +63,18 @@ class Job:
         pause_s: float = PAUSE_S,
         network: Network | None = None,
         within: Callable[[int], list[str]] = lambda i: [],
+        runs: Path | None = None,
         **env: str,
     ) -> None:
-        self.folder, self.run, self.orders = folder, folder / "runs/gptddp", folder / "orders"
+        runs = runs or folder / "runs"
+        self.folder, self.run, self.orders = folder, runs / "gptddp", folder / "orders"
         self.orders.mkdir(parents=True)
         (folder / "logs").mkdir()
         self.pause(pause_s)
         options = {"replicas": size, "min": fewest}
         built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
-        claims = {"data": corpus, "runs": folder / "runs"}
+        claims = {"data": corpus, "runs": runs}
         plans = pods.plan(built, self.network, folder / "pods", claims, folder)
         self.tag = f"{folder}#{uuid.uuid4().hex}/"
         self.pods = [

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gptddp import train
 from gptddp.checkpoint import store
-from gptddp.config import from_args
 from gptddp.distributed import connect, waiting
 from gptddp.distributed.process import run
+from gptddp.flags import from_args
 
 connect.TIMEOUT_S = 2.0
 connect.FIRST_TIMEOUT_S, connect.STORE_S = 4.0, 1.0

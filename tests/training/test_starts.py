@@ -18,11 +18,11 @@ from support.trainer_patches import lose_a_peer
 
 from gptddp import files
 from gptddp.cli import cli
-from gptddp.config import from_args
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed.connect import World, connect
 from gptddp.errors import ConfigError
 from gptddp.files import patiently
+from gptddp.flags import from_args
 from gptddp.run.directory import is_finished
 from gptddp.run.history import read_ledger
 from gptddp.run.origin import Origin

@@ -1,0 +1,112 @@
+"""The file of the run's lease: how it is made, read and removed, and whether its holder lives."""
+
+import contextlib
+import json
+import os
+import socket
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gptddp.files import write_all
+from gptddp.run.directory import LEASE
+
+Reading = tuple[bytes, int]  # content, time of change in ns
+
+
+def read(path: Path) -> Reading | None:
+    """The file's content and time of change; None where there is none. Raises OSError."""
+    try:
+        with path.open("rb") as file:  # opened anew each time: so NFS asks its server
+            return file.read(4096), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def parse(text: bytes) -> dict[str, Any] | None:
+    """What a lease says; None where it is torn or foreign."""
+    with contextlib.suppress(ValueError, AttributeError):
+        lease: dict[str, Any] = json.loads(text)
+        known = {"owner", "holder", "host", "space", "pid", "started"} <= lease.keys()
+        return lease if known and isinstance(lease["owner"], str) else None
+    return None
+
+
+def create(path: Path, me: dict[str, Any]) -> bool:
+    """Write the lease where there is none: of several, one succeeds. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        write_all(fd, json.dumps(me).encode() + b"\n")
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def remove_if_unchanged(path: Path, seen: Reading) -> bool:
+    """Remove the lease that was seen, and no other: of several processes, one succeeds."""
+    aside = path.with_name(f".{LEASE}.{uuid.uuid4().hex}")
+    try:
+        os.rename(path, aside)
+        now = read(aside)
+        same = now is None or now[0] == seen[0]
+        if not same:  # another process was faster, and has the run
+            os.link(aside, path)
+        os.unlink(aside)
+        return same
+    except (FileNotFoundError, FileExistsError):
+        return False
+
+
+def lease_of(job: str | None, life: str) -> dict[str, Any]:
+    """The lease of this process. `space`: where its pid means this process, and nowhere else."""
+    host, pid, space = socket.gethostname(), os.getpid(), uuid.uuid4().hex
+    with contextlib.suppress(OSError):  # not Linux: no other process can be seen to be dead
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = f"{host} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    return {
+        "owner": life,
+        "holder": uuid.uuid4().hex,
+        "job": job,
+        "host": host,
+        "space": space,
+        "pid": pid,
+        "started": start_ticks(pid),
+    }
+
+
+def is_over(lease: dict[str, Any], me: dict[str, Any]) -> bool:
+    """Is the holder seen to be gone, or this very process? Its pid may be another's by now."""
+    if lease["space"] != me["space"]:
+        return False
+    if (lease["pid"], lease["started"]) == (me["pid"], me["started"]):  # one life after another
+        return True
+    try:
+        os.kill(lease["pid"], 0)
+    except (PermissionError, TypeError, OverflowError):  # another user's, who may hide it in /proc
+        return False
+    except ProcessLookupError:
+        return True
+    return bool(start_ticks(lease["pid"]) != lease["started"])
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process began, in ticks since boot; None for a zombie or no process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except OSError:
+        return None
+
+
+def describe(lease: dict[str, Any] | None) -> str:
+    """The holder as a message names it."""
+    if lease is None:
+        return "another job"
+    job = f"job {lease['job']}" if lease.get("job") else "a training"
+    return f"{job} on host {lease['host']} (process {lease['pid']})"

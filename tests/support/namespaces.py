@@ -1,0 +1,62 @@
+"""Pods in network namespaces of their own, on a bridge: a test cuts them off and on again."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NAME = f"gf{os.getpid()}"  # of the bridge's namespace; NAME-0 and so on are the pods'
+PREFIX = f"10.{100 + os.getpid() % 100}.1"
+
+
+def sh(command: str) -> None:
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+def inside(i: int, command: str) -> None:
+    """As root in the namespace of a pod."""
+    sh(f"nsenter --net=/run/netns/{NAME}-{i} {command}")
+
+
+@contextlib.contextmanager
+def bridge(pods: int) -> Iterator[None]:
+    """So many namespaces, PREFIX.100 and so on their addresses; nothing of them is left."""
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("iptables"):
+        assert not os.environ.get("GPTDDP_CI")
+        pytest.skip("needs root, ip and iptables")
+    made = []
+    try:
+        # in a namespace too: this one may have a firewall that sees what a bridge passes on
+        sh(f"ip netns add {NAME} && ip -n {NAME} link add bridge type bridge")
+        sh(f"ip -n {NAME} link set bridge up")
+        for i in range(pods):
+            sh(f"ip netns add {NAME}-{i}")
+            made.append(i)
+            sh(f"ip -n {NAME} link add pod{i} type veth peer name eth0 netns {NAME}-{i}")
+            sh(f"ip -n {NAME} link set pod{i} master bridge up")
+            for it in (
+                f"addr add {PREFIX}.{100 + i}/24 dev eth0",
+                "link set eth0 up",
+                "link set lo up",
+            ):
+                sh(f"ip -n {NAME}-{i} {it}")
+        yield
+    finally:
+        for i in made:
+            sh(f"ip netns del {NAME}-{i}")
+        sh(f"ip netns del {NAME}")
+
+
+def enter(i: int, hosts: Path, host: str = "") -> list[str]:
+    """The words before a command that is to run there, with that file as /etc/hosts.
+
+    `host`: a host name of its own: what runs there cannot see whether processes elsewhere live.
+    """
+    rename = f"hostname {host} && " if host else ""
+    bind = f'{rename}mount --bind {hosts} /etc/hosts && exec "$@"'
+    space = ["nsenter", f"--net=/run/netns/{NAME}-{i}", "unshare", "--mount"]
+    return [*space, *(["--uts"] if host else []), "sh", "-c", bind, "sh"]
