@@ -67,12 +67,15 @@ class Changes:
         before = {it["field"]: it["old"] for it in origin.changes}
         _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, origin.step)
 
-    def try_to_save(self) -> None:
-        """Once the ledger has them. Where the disk does not allow it, the next save does."""
+    def try_to_save(self, trouble: str | None) -> None:
+        """Once the ledger has them, or its `trouble` is known; else the next save does it."""
         try:
-            self.save()
+            if trouble is None:
+                self.save()
         except OSError as error:
-            _tell(error)
+            trouble = explain(error)
+        if self._unsaved:
+            log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
     def save(self) -> None:
         """Before a checkpoint is committed, and after the ledger is durable. Raises OSError."""
@@ -81,10 +84,6 @@ class Changes:
                 Path(self._origin.config.run_dir), self._origin.run_id, self._origin.config
             )
             self._unsaved = False
-
-
-def _tell(error: OSError) -> None:
-    log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
 
 
 def _tell_of_a_jump(before: Config, config: Config, step: int) -> None:

@@ -82,8 +82,9 @@ class Recorder:
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
-        if self.ledger.settle(5.0):  # a late writer of an older life looks for it
-            self.saves.changes.try_to_save()
+        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
+        self.saves.changes.try_to_save(trouble)
         self.tidier.begin()
         self._ready = time.time()
 
