@@ -16,7 +16,14 @@ import torch.distributed as td
 
 from gptddp import errors
 from gptddp.distributed import torch_private
-from gptddp.distributed.environment import job, ranks, restarts, shared_memory
+from gptddp.distributed.environment import (
+    cpu_sharers,
+    has_own_gpus,
+    job,
+    ranks,
+    restarts,
+    shared_memory,
+)
 from gptddp.distributed.hardware import cpu_quota
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
@@ -123,18 +130,26 @@ class World:
         return [f"rank {i} ({pod})" if pod else f"rank {i}" for i, pod in enumerate(self.pods)]
 
 
+def gpu_of(local_rank: int) -> int:
+    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
+    count = torch.cuda.device_count()
+    if local_rank < count:
+        return local_rank
+    if count and has_own_gpus():
+        return 0
+    raise errors.ConfigError(
+        f"device is cuda, but local rank {local_rank} finds {count} GPUs: start fewer processes a "
+        "node, give each a GPU (`srun --gpus-per-task=1`), or use --device cpu"
+    )
+
+
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
     rank, local_rank, world_size, local_world_size = ranks()
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        raise errors.ConfigError(
-            f"device is cuda, but local rank {local_rank} finds {torch.cuda.device_count()} GPUs: "
-            "start fewer processes a node, or use --device cpu"
-        )
-    where = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
-    torch.set_num_threads(max(1, cpu_quota() // local_world_size))
+    where = torch.device("cuda", gpu_of(local_rank)) if kind == "cuda" else torch.device("cpu")
+    torch.set_num_threads(max(1, cpu_quota() // cpu_sharers(local_world_size)))
     if kind == "cuda":
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
