@@ -15,6 +15,7 @@ GptddpError               2   any mistake in what the user gave
 └── TimedOut            124   the wait is over before the Job is
 LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
 ├── LostPeer              1   a collective has failed because another rank is gone or silent
+├── Hung                  1   this rank has not come further for too long
 └── Diverged              1   the ranks do not hold the same state
 Unusable                      one checkpoint cannot be loaded; the one before may be
 """
@@ -22,6 +23,22 @@ Unusable                      one checkpoint cannot be loaded; the one before ma
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+
+def visible(text: object) -> str:
+    """The text in one line, with every control character as an escape such as `\\x1b`.
+
+    For what is read from a shared volume, a peer or a cluster: none of it may move the cursor of a
+    terminal, colour it, or look like another line.
+    """
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return "".join(escaped)
+
+
+def visible_lines(text: object) -> str:
+    """The same of a text that may have several lines, and tabs."""
+    kept = str(text).split("\n")
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in kept)
 
 
 class GptddpError(Exception):
@@ -122,6 +139,10 @@ class LifeLost(RuntimeError):
 
 class LostPeer(LifeLost):
     """A collective has failed, and who is to blame has been found out as far as may be."""
+
+
+class Hung(LifeLost):
+    """This rank has not come further for too long, and nobody waits for it in a collective."""
 
 
 class Diverged(LifeLost):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import torch_private
+from gptddp.distributed import pulse, torch_private
 from gptddp.distributed.environment import (
     cpu_sharers,
     has_own_gpus,
@@ -53,7 +53,9 @@ class World:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
         on_device = values.to(self.device)
         td.all_reduce(on_device)
-        return on_device.cpu()
+        result = on_device.cpu()
+        pulse.beat()
+        return result
 
     @torch.no_grad()
     def broadcast(self, tensors: Collection[torch.Tensor], source: int) -> None:
@@ -71,17 +73,20 @@ class World:
         for tensor in tensors:
             if tensor.nbytes >= _SMALL_BYTES:
                 td.broadcast(tensor, src=source)
+                pulse.beat()
 
     def gather(self, value: Any) -> list[Any]:
         """All ranks: every rank's small value, by rank."""
         values = [None] * self.world_size
         td.all_gather_object(values, value)
+        pulse.beat()
         return values
 
     def broadcast_value(self, value: Any, source: int) -> Any:
         """All ranks: the small value that the rank `source` has."""
         box = [value]
         td.broadcast_object_list(box, src=source, device=self.device)
+        pulse.beat()
         return box[0]
 
     def leave_together(self) -> None:
@@ -113,6 +118,7 @@ class World:
             except errors.GptddpError as error:
                 box = [(type(error).__name__, str(error))]
         td.broadcast_object_list(box, src=0, device=self.device)
+        pulse.beat()
         kind, value = box[0]
         if kind != "ok":
             shared = getattr(errors, kind)(value)
@@ -122,6 +128,7 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
+        pulse.allow(max(TIMEOUT_S, seconds))
         torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
@@ -146,6 +153,7 @@ def gpu_of(local_rank: int) -> int:
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
+    pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.device("cuda", gpu_of(local_rank)) if kind == "cuda" else torch.device("cpu")
