@@ -23,7 +23,6 @@ from gptddp.data.dataset import Dataset, Split
 from gptddp.data.lanes import deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
-from gptddp.distributed.pulse import beat
 from gptddp.errors import ConfigError, DataError
 
 STATE_VERSION = 2
@@ -163,7 +162,6 @@ def eval_rows(
     wanted = max(1, max_tokens // seq_len)
     parts = []
     while wanted > 0 and lane.epoch == 0:
-        beat()
         if made := lane.make(source, encode):
             parts.append(made.rows.take(slice(wanted)))
             wanted -= len(parts[-1])

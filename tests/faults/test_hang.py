@@ -58,7 +58,8 @@ def test_what_stops_every_thread_is_seen_by_the_launcher(jobs, fault):
     until("a new worker", lambda: job.worker(0) != old)
     job.goes_on(1)
     what = "is stopped (SIGSTOP)" if fault == "stop" else "hangs in stick (faulty_worker.py:"
-    assert f"gptddp.launch: no progress for 4 s: rank 0 {what}" in job.log(0)[mark:]
+    said = job.log(0)[mark:]
+    assert "gptddp.launch: no progress for " in said and f" s: rank 0 {what}" in said
     assert not alive(old)
     # who stops it from outside is not its own error
     assert [path.suffixes[-2] for path in (job.folder / "faults").iterdir()] == [".0"]
@@ -79,7 +80,8 @@ def test_ranks_that_all_wait_for_data_for_ever_start_again_from_memory(jobs, cor
     until("another life", lambda: read_ledger(job.folder)[-1]["generation"] > generation)
     job.goes_on(2)
     for i in range(2):
-        assert f"[rank {i}] no progress for 3 s: hangs in next_batch (faulty_" in job.log(i)
+        assert f"[rank {i}] no progress for " in job.log(i)
+        assert " s: hangs in next_batch (faulty_worker.py:" in job.log(i)
     starts = [e for e in read_ledger(job.folder) if e["event"] == "start"]
     assert [(e["source"], e["redo"]) for e in starts] == [("scratch", 0), ("memory", 0)]
     same_run(job, corpus, tmp_path)
