@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.launchers import START
 from support.measurements import recovery
 from support.paths import SUPPORT
@@ -32,6 +33,7 @@ from gptddp.run.history import history, logged, read_ledger
 ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
 PAUSE_S = 0.1  # what a step takes, nearly
 SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
+long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
 
 
 @dataclasses.dataclass
