@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -91,7 +92,8 @@ class Workers:
             stopped = is_stopped(it.pid)
             os.kill(it.pid, signal.SIGKILL)
             if it.step and not stopped:  # a volume may hang at the start; a stop is from outside
-                self.crashed(rank, f"it {line.partition(' ')[2]}", it.step)
+                how = re.sub(r"^rank \d+ |: it is killed$", "", line)
+                self.crashed(rank, f"it {how}", it.step)
 
     def _make_agent(self, *args: Any, **kwargs: Any) -> "_Agent":
         self._agent = _Agent(self, *args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})

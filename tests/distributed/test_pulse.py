@@ -2,20 +2,25 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from gptddp.distributed import pulse
 from gptddp.launch import hung
+from gptddp.launch.agent import Workers
 from gptddp.launch.hung import Pulses
 
 SETUP = """
 import itertools, os, sys, time
 from gptddp.distributed import pulse
+from gptddp.distributed.process import write_stack_on_signal
+write_stack_on_signal()
 pulse.POLL_S, pulse.MARGIN_S, pulse.LAST_WORDS_S = 0.05, 0.3, 0.5
 def beats(seconds):
     for _ in range(int(seconds * 50)):
@@ -111,11 +116,19 @@ def test_at_a_terminal_it_is_only_said(process):
     assert err.count(b"no progress for") == 1 and err.endswith(b"it goes on if it can\n")
 
 
-@pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
-def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, monkeypatch, how):
-    """A call that holds the GIL, and a stopped process: by pid, with the step, after the limit."""
+@pytest.fixture
+def impatient(monkeypatch):
+    """The launcher's side: as quick as the processes of these tests."""
     monkeypatch.setattr(hung, "LATER_S", 0.3)
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
+
+
+STOPS = ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"]
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, impatient, how):
+    """A call that holds the GIL, and a stopped process: by pid, with the step, after the limit."""
     pulses = Pulses(tmp_path)
     it = process("beats(0.1)", how)
     assert it.stdout.readline() == b"here\n"
@@ -128,6 +141,27 @@ def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, monkeypatc
     assert time.monotonic() - begin >= LIMIT_S
     assert [(h.local_rank, h.pid, h.step) for h in found] == [(0, it.pid, 7)]
     assert hung.is_stopped(it.pid) == ("19" in how)
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_the_launcher_kills_it_and_says_where_it_was(process, tmp_path, impatient, how):
+    """As its own error, with rank and step; but a stop comes from outside, and is not counted."""
+    said, counted = [], []
+    rendezvous = types.SimpleNamespace(say=said.append)
+    workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
+    it = process("beats(0.1)", how)
+    assert it.stdout.readline() == b"here\n"
+    begin = time.monotonic()
+    while it.poll() is None:
+        assert time.monotonic() < begin + 30
+        workers.end_hanging([it.pid], first_rank=3)
+        time.sleep(0.02)
+    assert it.returncode == -signal.SIGKILL
+    stopped = "19" in how
+    what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
+    assert len(said) == 1 and said[0].startswith("no progress for ") and what in said[0]
+    assert [(rank, step) for rank, _, step in counted] == ([] if stopped else [(3, 7)])
+    assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][1])
 
 
 def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
