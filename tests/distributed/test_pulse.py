@@ -138,6 +138,7 @@ def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, impatient,
         assert pulses.hanging([it.pid + 1]) == []  # another worker, which has no pulse yet
         time.sleep(0.02)
         found = pulses.hanging([it.pid])
+    assert pulses.hanging([it.pid]) == []  # it is told once, while it is being killed
     assert time.monotonic() - begin >= LIMIT_S
     assert [(h.local_rank, h.pid, h.step) for h in found] == [(0, it.pid, 7)]
     assert hung.is_stopped(it.pid) == ("19" in how)
