@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gptddp import __version__
-from gptddp.errors import ConfigError, GptddpError
+from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import may_pass
 
 
@@ -22,7 +22,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except GptddpError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {visible_lines(error)}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
             if not may_pass(error):
@@ -262,7 +262,7 @@ def checkpoints(
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
-        click.echo(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip())
+        click.echo(visible(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip()))
     if not found:
         click.echo(f"{run} has no checkpoints", err=True)
     if not any(it.ok for it in found):
@@ -298,5 +298,5 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     from gptddp.fingerprints import compare, describe
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
-    click.echo(describe(result))
+    click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)

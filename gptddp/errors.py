@@ -16,6 +16,7 @@ GptddpError               2   any mistake in what the user gave
 LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
 ├── LostPeer              1   a collective has failed because another rank is gone or silent
 ├── BadMessage            1   another rank has sent what cannot be read
+├── Hung                  1   this rank has not come further for too long
 └── Diverged              1   the ranks do not hold the same state
 Unusable                      one checkpoint cannot be loaded; the one before may be
 """
@@ -23,6 +24,22 @@ Unusable                      one checkpoint cannot be loaded; the one before ma
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+
+def visible(text: object) -> str:
+    """The text in one line, with every control character as an escape such as `\\x1b`.
+
+    For what is read from a shared volume, a peer or a cluster: none of it may move the cursor of a
+    terminal, colour it, or look like another line.
+    """
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return "".join(escaped)
+
+
+def visible_lines(text: object) -> str:
+    """The same of a text that may have several lines, and tabs."""
+    kept = str(text).split("\n")
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in kept)
 
 
 class GptddpError(Exception):
@@ -133,6 +150,10 @@ class BadMessage(LifeLost):
             f"{sender} has sent {what}: the ranks must run the same version of gptddp, and nobody "
             "else may reach their ports"
         )
+
+
+class Hung(LifeLost):
+    """This rank has not come further for too long, and nobody waits for it in a collective."""
 
 
 class Diverged(LifeLost):

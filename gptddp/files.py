@@ -20,6 +20,7 @@ _FIXES = {
     errno.EACCES: "let this user write to the run directory",
     errno.EISDIR: "move away the directory that is in a file's place",
     errno.ENOTDIR: "move away the file that is in a directory's place",
+    errno.ELOOP: "move away the symbolic link that is in a file's place",
 }
 TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a volume that may come back
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
@@ -143,15 +144,26 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     fsync(path.parent)
 
 
+def is_inside(name: object) -> bool:
+    """Is this a relative path, as a manifest names a file of its own folder, that stays in there?
+
+    Nobody may have a file read that lies elsewhere by a `..` or an absolute path in a manifest.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    return not os.path.isabs(name) and ".." not in Path(name).parts and Path(name).parts != ()
+
+
 def lock(path: str | Path) -> int:
     """Lock a file (flock), made if need be; returns the descriptor, and closing it unlocks.
 
     Its holder may remove the file before it unlocks. The kernel unlocks it when the process dies.
-    On a file system without locks the descriptor is of an unlocked file. Raises BlockingIOError
-    where another process holds the lock, OSError where the file cannot be made.
+    On a file system without locks the descriptor is of an unlocked file. A symbolic link is not
+    followed. Raises BlockingIOError where another process holds the lock, OSError where the file
+    cannot be made.
     """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -29,7 +29,8 @@ from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import use_fast_fp32
 from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
-from gptddp.distributed.report import report
+from gptddp.distributed.pulse import Listening
+from gptddp.distributed.report import VisibleFormatter, report
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
@@ -144,14 +145,16 @@ def forward_backward(
 
 def main(args: Sequence[str] | None = None) -> int:
     """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     stop = StopFlag()
     try:
         config = patiently(lambda: from_args(sys.argv[1:] if args is None else args))
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
-        with connect(config.device) as world:
+        with Listening(lambda where: stop.hung(where)), connect(config.device) as world:
             train(config, world, stop)
     except Stopped:
         return stop.exit_code  # rank 0 has said what was saved

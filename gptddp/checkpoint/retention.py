@@ -191,6 +191,8 @@ def _generation(name: str) -> int:
 
 def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
+    if directory.is_symlink():  # what it leads to is none of ours
+        return
     with contextlib.suppress(OSError):
         for name in filter(selected, os.listdir(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)

@@ -30,8 +30,17 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
+from gptddp.distributed.pulse import beat
 from gptddp.errors import CheckpointError, Unusable
-from gptddp.files import TRANSIENT, bypass_cache, fsync, may_pass, write_all, write_new
+from gptddp.files import (
+    TRANSIENT,
+    bypass_cache,
+    fsync,
+    is_inside,
+    may_pass,
+    write_all,
+    write_new,
+)
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
@@ -135,7 +144,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     name = name_of(manifest["step"], manifest["generation"])
     if name != path.name:
         raise Unusable(path, f"{MANIFEST} belongs to {name}")
-    for shard in manifest["shards"]:
+    for index, shard in enumerate(manifest["shards"]):
+        if os.path.basename(shard["file"]) != shard["file"] or not is_inside(shard["file"]):
+            raise Unusable(
+                path,
+                f"{MANIFEST}: shards[{index}].file is {shard['file']!r}: it must be the name of a "
+                "file in the checkpoint's own folder",
+            )
         with _reading(path, shard["file"]):
             size = os.stat(path / shard["file"]).st_size
         if size != shard["nbytes"]:
@@ -162,6 +177,7 @@ def read_shards(
             for begin, expected in zip(
                 range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
             ):
+                beat()  # a large one may take many minutes
                 end = min(begin + chunk_bytes, nbytes)
                 tell(f"reading {path.name}, {(done + begin) / 1e9:.2f} of {total / 1e9:.2f} GB")
                 into = buffers[index][begin:end] if buffers else scratch

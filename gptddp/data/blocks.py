@@ -15,6 +15,7 @@ from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import Block, Share, blocks, rows_order
 from gptddp.data.packing import IDS, Packed, pack, row_hashes
 from gptddp.data.tokenizer import Tokenizer
+from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
@@ -163,6 +164,7 @@ class Lane:
                 if stopped and stopped.is_set():
                     return None
                 tokens.append(encode(document))
+                beat()  # for the trainer, which may wait for this block
             packed = source.pack_rows(tokens)
             source.keep(identity, packed)
         at, first = (self.epoch, self.block), self._skip

@@ -194,6 +194,11 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
             f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION}: "
             f"prepare the data again, or use the gptddp that made it ({manifest.get('gptddp')})"
         )
+    if wrong := inventory.misplaced(manifest):
+        raise DataError(
+            f"{dir / MANIFEST}: {wrong}: it must be a path below the dataset's folder, without "
+            "'..'; put the file back as it was prepared, or prepare again"
+        )
     return Dataset(dir, manifest, _check_files(dir, manifest, on_bad == "fail"))
 
 

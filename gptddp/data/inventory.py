@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import may_pass
+from gptddp.files import is_inside, may_pass
 
 _SHOWN = 10  # differences in a message
 
@@ -13,6 +13,16 @@ _SHOWN = 10  # differences in a message
 def files(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The manifest's entry of every shard, by path."""
     return {f["path"]: f for split in manifest["splits"].values() for f in split["files"]}
+
+
+def misplaced(manifest: Mapping[str, Any]) -> str | None:
+    """The first field of a manifest that names a file outside of the dataset's folder."""
+    for split, content in manifest["splits"].items():
+        for i, file in enumerate(content["files"]):
+            if not is_inside(file["path"]):
+                return f"splits.{split}.files[{i}].path is {file['path']!r}"
+    name = manifest["tokenizer"]["file"]
+    return None if not name or is_inside(name) else f"tokenizer.file is {name!r}"
 
 
 def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:

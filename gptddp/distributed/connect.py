@@ -18,8 +18,16 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import lives, torch_private, values
-from gptddp.distributed.environment import job, ranks, restarts, shared_memory, slurm_step
+from gptddp.distributed import lives, pulse, torch_private, values
+from gptddp.distributed.environment import (
+    cpu_sharers,
+    has_own_gpus,
+    job,
+    ranks,
+    restarts,
+    shared_memory,
+    slurm_step,
+)
 from gptddp.distributed.hardware import cpu_quota
 from gptddp.distributed.waiting import Said, Tell, ended, teller, wait_for_end
 
@@ -54,7 +62,9 @@ class World:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
         on_device = values.to(self.device)
         td.all_reduce(on_device)
-        return on_device.cpu()
+        result = on_device.cpu()
+        pulse.beat()
+        return result
 
     @torch.no_grad()
     def broadcast(self, tensors: Collection[torch.Tensor], source: int) -> None:
@@ -72,6 +82,7 @@ class World:
         for tensor in tensors:
             if tensor.nbytes >= _SMALL_BYTES:
                 td.broadcast(tensor, src=source)
+                pulse.beat()
 
     def gather(self, value: Any) -> list[Any]:
         """All ranks: every rank's small value, by rank; as JSON, so tuples come out as lists.
@@ -140,6 +151,7 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
+        pulse.allow(max(TIMEOUT_S, seconds))
         torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
@@ -148,18 +160,27 @@ class World:
         return [f"rank {i} ({pod})" if pod else f"rank {i}" for i, pod in enumerate(self.pods)]
 
 
+def gpu_of(local_rank: int) -> int:
+    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
+    count = torch.cuda.device_count()
+    if local_rank < count:
+        return local_rank
+    if count and has_own_gpus():
+        return 0
+    raise errors.ConfigError(
+        f"device is cuda, but local rank {local_rank} finds {count} GPUs: start fewer processes a "
+        "node, give each a GPU (`srun --gpus-per-task=1`), or use --device cpu"
+    )
+
+
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
+    pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda" and local_rank >= torch.cuda.device_count():
-        raise errors.ConfigError(
-            f"device is cuda, but local rank {local_rank} finds {torch.cuda.device_count()} GPUs: "
-            "start fewer processes a node, or use --device cpu"
-        )
-    where = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
-    torch.set_num_threads(max(1, cpu_quota() // local_world_size))
+    where = torch.device("cuda", gpu_of(local_rank)) if kind == "cuda" else torch.device("cpu")
+    torch.set_num_threads(max(1, cpu_quota() // cpu_sharers(local_world_size)))
     if kind == "cuda":
         torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ

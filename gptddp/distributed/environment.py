@@ -34,17 +34,60 @@ def ranks() -> Ranks:
     env = os.environ
     if "RANK" in env:
         keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    elif "SLURM_PROCID" in env and "MASTER_ADDR" in env:
-        keys = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    elif is_slurm_rank():
+        keys = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "")
     else:
         return Ranks(0, 0, 1, 1)
     try:
         rank, local_rank, world_size = (int(env[key]) for key in keys[:3])
-        return Ranks(rank, local_rank, world_size, int(env.get(keys[3], "1")))
+        local = int(env.get(keys[3], "1")) if keys[3] else _slurm_tasks_here(local_rank)
+        return Ranks(rank, local_rank, world_size, local)
     except (KeyError, ValueError) as error:
         raise errors.ConfigError(
             f"the environment has {keys[0]} but no usable {error}: start through torchrun or srun"
         ) from None
+
+
+def is_slurm_rank() -> bool:
+    """Is this process a rank because it is a task of `srun`?"""
+    env = os.environ
+    return "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env
+
+
+def _slurm_tasks_here(local_rank: int) -> int:
+    """The tasks on this node: of the step, whose list has a number for each node, or of the job.
+
+    SLURM_NTASKS_PER_NODE is only there where somebody has given --ntasks-per-node.
+    """
+    env = os.environ
+    for key in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
+        counts: list[int] = []
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get(key, "")):  # 4(x2),3
+            counts += [int(count)] * int(times or 1)
+        node = int(env.get("SLURM_NODEID", "0")) if len(counts) > 1 else 0
+        if node < len(counts):
+            return max(counts[node], local_rank + 1)
+    return local_rank + 1
+
+
+def cpu_sharers(local_world_size: int) -> int:
+    """How many ranks share the CPUs of this one: all of the node, but where Slurm binds tasks."""
+    masks = os.environ.get("SLURM_CPU_BIND_LIST", "").split(",") if is_slurm_rank() else [""]
+    return max(1, local_world_size // len(set(masks)))
+
+
+def has_own_gpus() -> bool:
+    """Does Slurm show this task GPUs that it shows no other task? Then their numbers begin at 0.
+
+    So with --gpus-per-task, --ntasks-per-gpu=1 and some ways to bind, unless --gpu-bind=none.
+    """
+    env = os.environ
+    return is_slurm_rank() and (
+        "SLURM_GPUS_PER_TASK" in env
+        or env.get("SLURM_NTASKS_PER_GPU") == "1"
+        or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
+        or re.search(r"per_task|single:1\b|map_gpu", env.get("SLURM_GPU_BIND", "")) is not None
+    )
 
 
 def shared_memory() -> Path | None:
@@ -71,8 +114,9 @@ def job() -> str | None:
 def slurm_step() -> str | None:
     """The Slurm step whose tasks are the ranks: Slurm runs it once. A shell in a step is none."""
     env = os.environ
-    if "SLURM_PROCID" not in env or "MASTER_ADDR" not in env or "RANK" in env:
+    if not is_slurm_rank():
         return None
+    env = os.environ
     cluster = f"{name}." if (name := env.get("SLURM_CLUSTER_NAME")) else ""
     return f"slurm-{cluster}{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 

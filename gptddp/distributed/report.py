@@ -1,11 +1,19 @@
 """How a rank says a final error."""
 
 import contextlib
+import logging
 import sys
 
 from gptddp import errors
 from gptddp.distributed.environment import ranks, verdict
 from gptddp.files import write_json_atomic
+
+
+class VisibleFormatter(logging.Formatter):
+    """Lines of the log, in which what files and peers say has no control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return errors.visible_lines(super().format(record))
 
 
 def report(error: errors.GptddpError) -> None:
@@ -22,4 +30,5 @@ def report(error: errors.GptddpError) -> None:
             return
     if rank == 0 or not error.shared:
         where = f"[rank {rank}] " if rank else ""
-        print(f"{where}gptddp train: {error}", file=sys.stderr, flush=True)
+        text = errors.visible_lines(error)
+        print(f"{where}gptddp train: {text}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from gptddp.distributed import pulse
 from gptddp.errors import BadMessage
 
 MOST_BYTES = 256 << 20  # of one value: a length beyond it is not a length
@@ -38,6 +39,7 @@ def gather(value: Any, names: list[str], device: torch.device) -> list[Any]:
     padded = mine.new_zeros(max(nbytes))
     padded[: len(mine)] = mine
     td.all_gather(parts, padded)
+    pulse.beat()
     return [
         decode(_bytes(part[:size]), name)
         for part, size, name in zip(parts, nbytes, names, strict=True)
@@ -53,6 +55,7 @@ def broadcast(value: Any, source: int, names: list[str], device: torch.device) -
     nbytes = _size(size, names[source])
     data = data if here else data.new_zeros(nbytes)
     td.broadcast(data, src=source)
+    pulse.beat()
     return decode(_bytes(data), names[source])
 
 

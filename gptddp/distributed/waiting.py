@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch.distributed as td
 
+from gptddp.distributed import pulse
 from gptddp.errors import LostPeer
 
 Tell = Callable[[str], None]  # takes what rank 0 does now, and how far it is
@@ -67,6 +68,7 @@ def teller(store: Store, key: str) -> Tell:
         what = doing.split(",")[0]
         if what != last or time.monotonic() >= next_s:
             next_s, last = time.monotonic() + TELL_S, what
+            pulse.beat()
             store.set(f"{key} doing", doing)
             said.update(doing)
 
@@ -103,6 +105,7 @@ def wait_for_end(
     try:
         while not store.check([key]):
             answered()
+            pulse.beat()
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + TELL_S

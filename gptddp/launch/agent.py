@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.multiprocessing.spawn import ProcessContext
 
 from gptddp.distributed import torch_private_elastic
 from gptddp.files import is_locked
+from gptddp.launch.hung import Hanging, Pulses, describe, is_stopped
 from gptddp.launch.rendezvous import Rendezvous
 
 EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead; torch: 300
@@ -24,7 +24,7 @@ EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead
 # from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 BROKEN_WORLD_S = 2  # for the workers of a broken world to end by themselves; torch: 30
-STACK_S = 0.2  # for a worker to write its stack
+SNAPSHOT_S = 60.0  # for a worker that hangs to leave its state
 
 
 class Workers:
@@ -36,6 +36,8 @@ class Workers:
     that the others miss hangs, or is stopped: those are killed, and the log says where they were.
     One that is writing its snapshot is waited for. A worker of a whole world has the pod's grace
     period, to finish its step and save.
+
+    A worker that hangs though nobody misses it is killed too, by its pulse (`launch/hung.py`).
     """
 
     def __init__(
@@ -43,15 +45,15 @@ class Workers:
         rendezvous: Rendezvous,
         verdict: Path,
         memory: Path | None,
-        crashed: Callable[[int, int], None],
+        crashed: Callable[[int, str, int], None],
     ) -> None:
-        """`verdict`: the file of a worker's final error, with the files of their stacks beside it.
+        """`verdict`: the file of a worker's final error; beside it, their stacks and pulses.
 
         `memory`: the folder in shared memory for snapshots. `crashed` is told the rank of a worker
-        that has crashed, and the number of the signal.
+        that has crashed or hangs, how, and its step where that is known, else 0.
         """
         self.rendezvous, self.verdict, self.memory = rendezvous, verdict, memory
-        self.crashed = crashed
+        self.crashed, self.pulses = crashed, Pulses(verdict.parent)
         self._agent: _Agent | None = None
 
     def install(self) -> None:
@@ -69,8 +71,29 @@ class Workers:
         """Wait for the siblings of a worker that has failed; say where the others hang."""
         wait_for_snapshot(self.memory, limit_s)
         torch_private_elastic.join_processes(context, min(limit_s, BROKEN_WORLD_S))
-        for line in describe_living(context.processes, self.verdict.parent):
+        living = {i: p.pid for i, p in enumerate(context.processes) if p.pid and p.is_alive()}
+        for line in describe(living, self.verdict.parent):
             self.rendezvous.say(line)
+
+    def end_hanging(self, pids: list[int], first_rank: int) -> None:
+        """Kill the workers that hang; a snapshot that one is leaving is waited for.
+
+        `first_rank`: of this pod's. Raises what `crashed` raises.
+        """
+        for it in self.pulses.hanging(pids):
+            wait_for_snapshot(self.memory, SNAPSHOT_S)
+            if Path(f"/proc/{it.pid}").exists():
+                self._end(it, first_rank + it.local_rank)
+
+    def _end(self, it: Hanging, rank: int) -> None:
+        line = describe({it.local_rank: it.pid}, self.verdict.parent)[0]
+        self.rendezvous.say(f"no progress for {it.seconds:.0f} s: {line}")
+        with contextlib.suppress(OSError):  # it has ended by itself
+            stopped = is_stopped(it.pid)
+            os.kill(it.pid, signal.SIGKILL)
+            if it.step and not stopped:  # a volume may hang at the start; a stop is from outside
+                how = re.sub(r"^rank \d+ |: it is killed$", "", line)
+                self.crashed(rank, f"it {how}", it.step)
 
     def _make_agent(self, *args: Any, **kwargs: Any) -> "_Agent":
         self._agent = _Agent(self, *args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
@@ -87,10 +110,12 @@ class _Agent(torch_private_elastic.Agent):
         self._owner = owner
 
     def observe_workers(self, group: server.WorkerGroup) -> server.RunResult:
+        self._owner.end_hanging(self.pids(), group.workers[0].global_rank)
         result = super().observe_workers(group)
         for rank, failure in result.failures.items():
             if -failure.exitcode in CRASHES:
-                self._owner.crashed(rank, -failure.exitcode)
+                name = signal.Signals(-failure.exitcode).name
+                self._owner.crashed(rank, f"its process has died of {name}", 0)
         return result
 
     def end_workers(self, number: signal.Signals, limit_s: int) -> None:
@@ -107,31 +132,3 @@ def wait_for_snapshot(memory: Path | None, limit_s: float) -> None:
     end = time.monotonic() + limit_s
     while memory and any(map(is_locked, memory.glob("gptddp-*.part"))) and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def describe_living(processes: Sequence[BaseProcess], stacks: Path) -> list[str]:
-    """A line for each worker that lives: where it is, by the stack that it writes on SIGUSR1.
-
-    `stacks`: the folder of the files, see `distributed/process.py`.
-    """
-    living = {i: it.pid for i, it in enumerate(processes) if it.pid and it.is_alive()}
-    for pid in living.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-    time.sleep(STACK_S if living else 0)
-    return [
-        _describe(stacks / f"stack.{i}", Path(f"/proc/{pid}/stat")) for i, pid in living.items()
-    ]
-
-
-def _describe(stack: Path, stat: Path) -> str:
-    try:
-        rank, *lines = stack.read_text().splitlines()
-        stopped = stat.read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, ValueError) as error:
-        return f"a worker is killed that does not end ({error})"
-    # '  File "/a/b.py", line 7 in f', the innermost first
-    frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
-    calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
-    where = f"hangs in {', called by '.join(calls)}" if calls else "does not end"
-    return f"{rank} {'is stopped (SIGSTOP)' if stopped else where}: it is killed"

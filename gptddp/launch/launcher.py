@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
 from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import Watchdog
-from gptddp.errors import GptddpError
+from gptddp.errors import GptddpError, visible_lines
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
@@ -41,6 +41,8 @@ WORKER = str(Path(__file__).with_name("worker_script.py"))
 UNEXPECTED = 200
 NO_WORKERS_S = 3.0  # after a signal, for torchrun to end once its workers have
 MARKER_S = 1.0  # between two reads of the marker of a finished run
+ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
+VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
 # Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
@@ -71,6 +73,7 @@ class Launcher:
         self.config = Config()
         self.verdict = Path(os.devnull)
         self.poll_late_saves: Callable[[], None] = lambda: None
+        self.next_alive_s = 0.0  # monotonic
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.worker_pids: Callable[[], list[int]] = list  # of those that live
         self.limit_s = self.last_worker_s = 0.0  # after the signal
@@ -93,9 +96,13 @@ class Launcher:
         """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
         self.raise_verdict()
         self.poll_late_saves()
+        self.say_alive()
         if joining and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
-            if is_finished(self.config):
+            self.say_alive(VOLUME_S)
+            finished = is_finished(self.config)
+            self.say_alive()
+            if finished:
                 raise Exit(0)
         if self.signals.number:
             from torch.distributed.elastic.multiprocessing import SignalException
@@ -103,13 +110,26 @@ class Launcher:
             number = signal.Signals(self.signals.number)
             raise SignalException(f"stopped by {number.name}", number)
 
-    def _crashed(self, rank: int, number: int) -> None:
-        """Count a worker's crash, which it cannot record itself. Raises CrashLoopError."""
+    def say_alive(self, busy_s: float = 0.0) -> None:
+        """Touch the file of the liveness probe: the loop turns; the next turn may take `busy_s`."""
+        path, now = os.environ.get("GPTDDP_ALIVE"), time.monotonic()
+        if path and (busy_s or now > self.next_alive_s):
+            self.next_alive_s = now + (0.0 if busy_s else ALIVE_S)
+            with contextlib.suppress(OSError):  # without the file nothing is wrong
+                Path(path).touch()
+                os.utime(path, times=(time.time() + busy_s,) * 2)
+
+    def _crashed(self, rank: int, how: str, step: int) -> None:
+        """Count a worker's crash, which it cannot record itself; `step`: 0 where none is known.
+
+        Raises CrashLoopError.
+        """
+        self.say_alive(VOLUME_S)
         run = Path(self.config.run_dir)
         final = crash_loop.final(
-            RuntimeError(f"its process has died of {signal.Signals(number).name}"),
+            RuntimeError(how),
             run,
-            step=1 + last_step(run),
+            step=step or 1 + last_step(run),
             generation=highest_generation(run),
             rank=rank,
             pod=os.environ.get("POD_NAME", ""),
@@ -140,6 +160,9 @@ class Launcher:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ.update(ENVIRONMENT)
+        if alive := os.environ.get("GPTDDP_ALIVE"):  # of a launcher before this one
+            with contextlib.suppress(OSError):
+                Path(alive).unlink()
         pod = pod_from(os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
@@ -218,7 +241,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _say(message: str) -> None:
-    print(f"gptddp.launch: {message}", file=sys.stderr, flush=True)
+    print(f"gptddp.launch: {visible_lines(message)}", file=sys.stderr, flush=True)
 
 
 def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptddp.config import Config
 from gptddp.data.packing import documents_of
+from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
 
 
@@ -21,6 +22,7 @@ def micro_batches(
     the tokens of a document from 0; None unless the configuration's mask is "document".
     """
     for i in range(0, len(tokens), config.micro_batch):
+        beat()  # a step on a slow processor may take many minutes
         rows = slice(i, i + config.micro_batch)
         part = torch.from_numpy(tokens[rows].astype(np.int64))
         y = part[:, 1:].masked_fill(~torch.from_numpy(valid[rows]), IGNORE)

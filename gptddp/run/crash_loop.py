@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptddp.errors import CrashLoopError
+from gptddp.errors import CrashLoopError, visible
 from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import FAULTS
 from gptddp.run.history import logged
@@ -94,7 +94,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _describe(record: Mapping[str, Any]) -> str:
-    return f"rank {record['rank']} ({record['pod']}): {record['error']}"
+    return visible(f"rank {record['rank']} ({record['pod']}): {record['error']}")
 
 
 def forget(folder: Path) -> None:

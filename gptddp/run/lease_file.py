@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from gptddp.errors import visible
 from gptddp.files import write_all
 from gptddp.run.directory import LEASE
 
@@ -108,5 +109,5 @@ def describe(lease: dict[str, Any] | None) -> str:
     """The holder as a message names it."""
     if lease is None:
         return "another job"
-    job = f"job {lease['job']}" if lease.get("job") else "a training"
-    return f"{job} on host {lease['host']} (process {lease['pid']})"
+    job = f"job {visible(lease['job'])}" if lease.get("job") else "a training"
+    return f"{job} on host {visible(lease['host'])} (process {visible(lease['pid'])})"

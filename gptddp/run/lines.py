@@ -154,9 +154,9 @@ class Lines:
 
     def _open(self) -> int:
         if self._fd is None:
-            self._fd = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-            )
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            # Who may write here may not have us write elsewhere, by a link in the file's place.
+            self._fd = os.open(self.path, flags | os.O_NOFOLLOW, 0o644)
             size = os.fstat(self._fd).st_size
             if size == 0:
                 fsync(self.path.parent)

@@ -18,10 +18,19 @@ from torch import Tensor
 from gptddp.checkpoint.load import copy_into
 from gptddp.config import Config
 from gptddp.data.loader import Batch
-from gptddp.distributed import environment, peers
+from gptddp.distributed import connect, environment, peers, pulse
 from gptddp.distributed.connect import World
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
-from gptddp.errors import Diverged, GptddpError, LostPeer, NonFiniteError, Stopped, Superseded
+from gptddp.distributed.report import report
+from gptddp.errors import (
+    Diverged,
+    GptddpError,
+    Hung,
+    LostPeer,
+    NonFiniteError,
+    Stopped,
+    Superseded,
+)
 from gptddp.model.evaluate import Evaluation
 from gptddp.run import crash_loop
 from gptddp.run.progress import Progress
@@ -60,6 +69,7 @@ class Life:
         self._began_step = self._ended_step = 0.0  # monotonic: of the last step
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
+        stop.hung = self._hung
 
     @property
     def config(self) -> Config:
@@ -95,6 +105,7 @@ class Life:
         except GptddpError:
             raise
         except Exception as error:
+            pulse.allow(connect.FIRST_TIMEOUT_S)  # what follows may be long: a snapshot of any size
             if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
                 waited_s = time.monotonic() - self._ended_step
                 blame = f"after step {self.step}: {peers.blame(error, self.world, waited_s)}"
@@ -121,6 +132,21 @@ class Life:
             rank=self.world.rank,
             pod=environment.pod(),
         )
+
+    def _hung(self, where: str) -> int:
+        """In a thread: this rank hangs, and its process is about to end with this exit code.
+
+        An error of the trainer's own, but for a hang on the way to the first step: there it is
+        mostly a volume, which may come back.
+        """
+        hung = Hung(f"it {where}")
+        if not self._tensors:
+            return hung.exit_code
+        self.live.leave_snapshot(f"rank {self.world.rank} ({environment.pod()}): {hung}")
+        if not (final := self._count_failure(hung)):
+            return hung.exit_code
+        report(final)
+        return final.exit_code
 
     def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
         """All ranks: the newest state into these live tensors, by name; then the life has begun.
@@ -154,6 +180,7 @@ class Life:
     def next_batch(self) -> Batch:
         """This rank's rows of the next step; none, and `bad`, where a row group cannot be read."""
         self.clock.enter("data_wait")
+        pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
         batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
         self.clock.enter("step" if self.step > self.origin.step else "warmup")

@@ -1,11 +1,13 @@
 """The wish to stop, as the training loop sees it."""
 
 import signal
+from collections.abc import Callable
 
 from gptddp.config import WORKER_S, limit_s
 from gptddp.distributed import environment
 from gptddp.distributed.environment import is_launched
 from gptddp.distributed.watchdog import Watchdog
+from gptddp.errors import LifeLost
 
 
 class StopFlag(Watchdog):
@@ -17,6 +19,8 @@ class StopFlag(Watchdog):
 
     def __init__(self) -> None:
         self.holds = False  # is there a state that would be lost?
+        # What is done where the main thread hangs, here; the exit code. The life sets it.
+        self.hung: Callable[[str], int] = lambda where: LifeLost.exit_code
         grace_s = environment.grace_s()
         self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
         # torchrun passes on what the terminal has sent to all of its processes.

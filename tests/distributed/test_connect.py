@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
+from gptddp.distributed import connect as connect_module
 from gptddp.distributed import peers
 from gptddp.distributed.connect import connect
-from gptddp.distributed.environment import ranks
+from gptddp.distributed.environment import cpu_sharers, ranks
 from gptddp.distributed.hardware import cpu_quota, use_fast_fp32
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError
@@ -46,7 +47,7 @@ def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
     slurm = dict(SLURM_PROCID="5", SLURM_LOCALID="1", SLURM_NTASKS="8", MASTER_ADDR="node0")
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    assert ranks() == (5, 1, 8, 1)
+    assert ranks() == (5, 1, 8, 2)  # there are two at least
     torchrun = dict(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
@@ -54,6 +55,81 @@ def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(ConfigError, match="start through torchrun or srun"):
         ranks()
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """slurm(**variables): a task of srun with two more of its kind on its node, the third."""
+
+    def task(**more: str) -> None:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+        own = dict(PROCID="6", LOCALID="2", NTASKS="7", NODEID="2")
+        for name, value in [*own.items(), *more.items()]:
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv("MASTER_ADDR", "node0")
+
+    return task
+
+
+@pytest.mark.parametrize(
+    ("variables", "here"),
+    [
+        ({"STEP_TASKS_PER_NODE": "2(x2),5"}, 5),
+        ({"STEP_TASKS_PER_NODE": "4,2,3", "TASKS_PER_NODE": "8(x3)", "NTASKS_PER_NODE": "8"}, 3),
+        ({"TASKS_PER_NODE": "2,2,3"}, 3),
+        ({"TASKS_PER_NODE": "4(x3)"}, 4),
+        ({"NTASKS_PER_NODE": "3"}, 3),
+        ({"TASKS_PER_NODE": "nonsense"}, 3),
+        ({"TASKS_PER_NODE": "2(x2)"}, 3),  # a list without this node
+        ({}, 3),
+    ],
+)
+def test_slurm_tells_the_tasks_of_this_node_without_a_flag(slurm, variables, here):
+    """From the step's list, else the job's; never fewer than there must be."""
+    slurm(**variables)
+    assert ranks() == (6, 2, 7, here)
+
+
+def test_tasks_that_slurm_binds_do_not_share_their_cpus(slurm, monkeypatch):
+    """Threads: the CPUs of a task are its own where each is bound to others."""
+    assert cpu_sharers(4) == 4
+    slurm()
+    assert cpu_sharers(4) == 4
+    monkeypatch.setenv("SLURM_CPU_BIND_LIST", "0x3,0xC,0x30,0xC0")
+    assert cpu_sharers(4) == 1
+    monkeypatch.setenv("SLURM_CPU_BIND_LIST", "0xF,0xF,0xF0,0xF0")
+    assert cpu_sharers(4) == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible", "gpu"),
+    [
+        ({"GPUS_PER_TASK": "1"}, 1, 0),
+        ({"NTASKS_PER_GPU": "1"}, 1, 0),
+        ({"TRES_PER_TASK": "cpu=4,gres/gpu=1"}, 1, 0),
+        ({"GPU_BIND": "verbose,per_task:1"}, 1, 0),
+        ({"GPU_BIND": "single:1"}, 1, 0),
+        ({"GPUS_PER_TASK": "2"}, 2, 0),
+        ({"GPUS_PER_TASK": "1", "GPU_BIND": "none"}, 4, 2),  # every task sees all of them
+        ({}, 4, 2),
+        ({}, 1, None),  # three tasks would share one
+        ({"GPU_BIND": "single:2"}, 1, None),
+        ({"NTASKS_PER_GPU": "3"}, 1, None),
+        ({"GPUS_PER_TASK": "1"}, 0, None),
+    ],
+)
+def test_a_task_that_slurm_gives_a_gpu_of_its_own_uses_it(
+    slurm, monkeypatch, variables, visible, gpu
+):
+    """It is number 0 of each; GPUs that all tasks see go by local rank; no two share one."""
+    slurm(**variables)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    if gpu is None:
+        with pytest.raises(ConfigError, match=f"local rank 2 finds {visible} GPUs.*gpus-per-task"):
+            connect_module.gpu_of(2)
+    else:
+        assert connect_module.gpu_of(2) == gpu
 
 
 def test_fp32_stays_fp32_whatever_the_processor():

@@ -1,7 +1,10 @@
 """Rendering: golden manifests, and what each of them has."""
 
 import copy
+import os
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,39 @@ def test_companions_select_the_pods_of_the_job(name):
     ports = {port["name"]: port["containerPort"] for port in container(job)["ports"]}
     assert metrics == {"ports": [{"protocol": "TCP", "port": ports["metrics"]}]}
     assert budget["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("age_s", "alive"),
+    [(None, True), (-3600, True), (0, True), (350, True), (500, False), (86400, False)],
+)
+def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
+    tmp_path, age_s, alive
+):
+    """Not before its first sign of life, nor within a grace period and five minutes of the last."""
+    file = tmp_path / "alive"
+    if age_s is not None:
+        file.touch()
+        os.utime(file, times=(time.time() - age_s,) * 2)
+    built = container(render_job({"grace_s": 60}))
+    probe, env = built["livenessProbe"], {e["name"]: e.get("value") for e in built["env"]}
+    assert Path(env["GPTDDP_ALIVE"]).parent == Path("/tmp")
+    env = os.environ | {"GPTDDP_ALIVE": str(file)}
+    done = subprocess.run(probe["exec"]["command"], env=env, stderr=subprocess.DEVNULL)
+    assert (done.returncode == 0) == alive
+    done = subprocess.run(
+        ["/bin/sh", *probe["exec"]["command"][1:]],
+        env=env | {"PATH": "/nowhere"},
+        stderr=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0  # an image without `find`
+    assert probe["failureThreshold"] * probe["periodSeconds"] >= 180
+
+
+def test_the_probe_leaves_time_for_a_long_grace_period():
+    """The launcher's loop stands still while its workers end."""
+    probe = container(render_job({"grace_s": 3600}))["livenessProbe"]
+    assert "-mmin +65 " in probe["exec"]["command"][-1]
 
 
 def test_the_hash_is_that_of_the_job_in_any_namespace():

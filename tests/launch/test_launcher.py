@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.forked import LAUNCH as forked_launch
+from support.launchers import until
 
 from gptddp.config import Config
 from gptddp.errors import ConfigError
@@ -213,6 +215,32 @@ def test_sigterm_ends_it_while_it_imports(python):
         time.sleep(0.005)
     pod.terminate()
     assert ended(pod)[0] == 143
+
+
+def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_path):
+    """Again and again, from its loop: not before that begins, and not when it stands still."""
+    file = tmp_path / "alive"
+    file.touch()
+    os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
+    env = os.environ | ENV | {"PET_RDZV_ENDPOINT": "127.0.0.1:9", "GPTDDP_ALIVE": str(file)}
+    pod = forked(forked_launch, "--run-dir", str(tmp_path), env=env)
+    until("its first sign of life", lambda: file.exists() and file.stat().st_mtime)
+    first = file.stat().st_mtime
+    assert abs(first - time.time()) < 30
+    until("the next one", lambda: first < file.stat().st_mtime < time.time() + 1)
+    trains = (
+        "from gptddp.launch.launcher import Launcher, Path; it = Launcher(); "
+        "it.verdict = Path('/none'); it.raise_if_over(joining=False)"
+    )
+    alone = env | {"GPTDDP_ALIVE": str(tmp_path / "trains")}
+    assert forked(trains, env=alone).wait(60) == 0
+    assert abs((tmp_path / "trains").stat().st_mtime - time.time()) < 30
+    pod.send_signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    last = file.stat().st_mtime
+    time.sleep(1.5)
+    assert file.stat().st_mtime == last
+    assert pod.poll() is None
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 import torch
 
 from gptddp import train
-from gptddp.distributed import connect
+from gptddp.distributed import connect, pulse
 from gptddp.distributed.process import run
 from gptddp.files import write_atomic
 from gptddp.flags import from_args
-from gptddp.training import life
+from gptddp.training import life, quarantine
 
 connect.TIMEOUT_S, connect.FIRST_TIMEOUT_S = 2.0, 20.0
+pulse.MARGIN_S = float(os.environ.get("HANG_MARGIN_S", pulse.MARGIN_S))
 life.CHECK_EVERY = 10
 connect.cpu_quota = lambda: 1  # as plain torchrun gives several workers of two processors
 STEP_S = 0.05
@@ -89,6 +90,12 @@ def forward_backward(ddp: Any, batch: Any, targets: int, step: int, *rest: Any) 
     return nats
 
 
+def next_batch(*args: Any) -> Any:
+    if ordered("starve", 0):
+        time.sleep(600)
+    return real_next_batch(*args)
+
+
 def build(*args: Any) -> Any:
     train_state["optimizer"] = real_build(*args)
     return train_state["optimizer"]
@@ -96,6 +103,7 @@ def build(*args: Any) -> Any:
 
 real, real_build = train.forward_backward, train.optim.build
 train.forward_backward, train.optim.build = forward_backward, build
+real_next_batch, quarantine.next_batch = quarantine.next_batch, next_batch
 
 if __name__ == "__main__":
     write_atomic(RUN / f"{POD}.pid", str(os.getpid()).encode())

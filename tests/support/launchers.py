@@ -52,7 +52,7 @@ class Job:
     ) -> None:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
         self.script, self.flags = script, flags or TOY_FLAGS
-        self.size = pods
+        self.size, self.before = pods, ""  # code that each launcher runs first
         self.pods: dict[int, Forked] = {}
         folder.mkdir()
 
@@ -71,7 +71,8 @@ class Job:
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
-            self.pods[i] = launch(self.folder, env, *self.flags, script=self.script)
+            code = self.before + START
+            self.pods[i] = launch(self.folder, env, *self.flags, script=self.script, code=code)
 
     def steps(self) -> list[dict[str, Any]]:
         log = self.folder / "steps.jsonl"
@@ -114,11 +115,13 @@ class Job:
             pod.wait()
 
 
-def launch(folder: Path, env: dict[str, str], *flags: str, script: Path = TOY) -> Forked:
+def launch(
+    folder: Path, env: dict[str, str], *flags: str, script: Path = TOY, code: str = START
+) -> Forked:
     """A launcher of `script` on `folder`, which writes to `<pod's name>.log` there."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
     log = folder / f"{env.get('POD_NAME', 'pod')}.log"
-    code = QUICK + START if script == TOY else START
+    code = QUICK + code if script == TOY else code
     return fork(code, str(script), "--run-dir", str(folder), *flags, env=clean | env, stderr=log)
 
 

@@ -43,7 +43,7 @@ def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
 def scale(cluster: "Cluster", name: str, replicas: int) -> None:
     """Change the number of pods of a job while it trains.
 
-    The step in flight is done again, and the rows of every step stay the same.
+    The step in flight is finished first, and the rows of every step stay the same.
 
     \b
     gptddp-k8s scale demo --replicas 2

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gptddp import config
-from gptddp.errors import GptddpError
+from gptddp.errors import GptddpError, visible_lines
 
 
 class Command(click.Command):
@@ -48,7 +48,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except GptddpError as error:
-            for line in str(error).splitlines():
+            for line in visible_lines(error).split("\n"):
                 click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
@@ -59,4 +59,4 @@ class Group(click.Group):
 
 def note(text: str) -> None:
     """A line for the person at the terminal, apart from the data on stdout."""
-    click.echo(text, err=True)
+    click.echo(visible_lines(text), err=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gptddp.errors import visible, visible_lines
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import cluster_options
 
@@ -45,7 +46,7 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
         header = ("NAMESPACE", "NAME", "STATE", "PODS", "AGE")
         first = 0 if all_namespaces else 1
         for line in status.table(header[first:], [c[first:] for c in cells]):
-            click.echo(line)
+            click.echo(visible(line))
 
 
 @click.command()
@@ -67,7 +68,7 @@ def status(name: str, output: str | None, cluster: Any) -> None:
     if output == "json":
         click.echo(json.dumps(answer, indent=2))
         return
-    click.echo(job_status.to_text(answer))
+    click.echo(visible_lines(job_status.to_text(answer)))
     if command := job_status.next_command(answer):
         note(f"next: {command}{cluster.flags}")
 
@@ -109,7 +110,8 @@ def logs(
     """Print what the pods of a job have written, each line opened by its pod: `[w0] ...`.
 
     Without -f in the order of time. With -f it waits for pods that are not there yet, goes on
-    with those that replace others, and ends with the job.
+    with those that replace others, and ends with the job. What they have written is printed as it
+    is, with the colours and progress bars of programs; so it is as safe as the image is.
     """
     from gptddp.k8s.observe import logs as pod_logs
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, visible
 from gptddp.k8s.local import container, reaper
 from gptddp.k8s.local.replica import Network, Replica, replicas
 from gptddp.k8s.render import quantity
@@ -222,7 +222,7 @@ class Pod:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+        return next((visible(line.strip()[:500]) for line in reversed(lines) if line.strip()), "")
 
     def status(self) -> dict[str, Any]:
         """The pod's entry in `status.json`."""

@@ -18,6 +18,7 @@ from gptddp.k8s.render.spec import JobSpec
 from gptddp.launch.pod import RDZV_CONF
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
+ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
 RENDEZVOUS_PORT, METRICS_PORT = 23456, 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
 
@@ -172,6 +173,7 @@ def _container(spec: JobSpec) -> Object:
             {"name": "metrics", "containerPort": spec.train.metrics_port or METRICS_PORT},
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
+        "livenessProbe": _liveness(spec),
         **restricted.container_fields(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
@@ -182,9 +184,28 @@ def _container(spec: JobSpec) -> Object:
     }
 
 
+def _liveness(spec: JobSpec) -> Object:
+    """The container is started again when its launcher hangs; it sees to the workers itself.
+
+    The launcher touches the file every second, while it waits for peers too. Its loop stands still
+    for a grace period at most, when it ends its workers. No file, as before the loop has begun,
+    and no `find` in the image: nothing is wrong.
+    """
+    minutes = 5 + -(-spec.grace_s // 60)
+    return {
+        "exec": {
+            "command": ["sh", "-c", f'! find "$GPTDDP_ALIVE" -mmin +{minutes} | grep -q .'],
+        },
+        "periodSeconds": 60,
+        "timeoutSeconds": 30,  # of a busy node
+        "failureThreshold": 3,
+    }
+
+
 def _env(spec: JobSpec) -> list[Object]:
     """The variables of the launcher; the operator appends its own PET_* after these."""
     ours = {
+        "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
         "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
         # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.

@@ -1,0 +1,171 @@
+"""The pulse of a trainer, by which a hang is noticed that no collective notices.
+
+Where a rank is alone, or all ranks hang outside of a collective, nobody waits for them. So a rank
+beats whenever it has come further, and says how long that may take the next time. Two listen:
+
+- a thread of the process (`Listening`), which can still leave the state as a snapshot;
+- the launcher (`launch/hung.py`), from outside, for what stops every thread: a call that holds
+  the GIL, SIGSTOP.
+
+Only the time counts in which the listener itself was running, so a machine that is suspended or
+stopped as a whole is no hang, and no clock is compared with another.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gptddp.distributed.environment import is_launched, ranks, verdict
+
+# A silent peer is told by its peers, who know more; so this waits longer than a collective does.
+MARGIN_S = 60.0
+POLL_S = 0.5
+LAST_WORDS_S = 60.0  # for a snapshot of any size; a device that hangs never gives it
+HUNG = 1  # exit code: torchrun starts the ranks again
+
+_LAYOUT = struct.Struct("4d")
+_PID, _BEATS, _LIMIT_S, _STEP = range(4)
+
+
+class Pulse(NamedTuple):
+    """What a process says of itself."""
+
+    pid: int
+    beats: int
+    limit_s: float  # until the next beat
+    step: int  # that it is in; 0 before its life has begun
+
+
+# Of this process; shared with the launcher once it listens.
+_cells: "memoryview[float]" = memoryview(bytearray(_LAYOUT.size)).cast("d")
+
+
+def beat(step: int | None = None) -> None:
+    """This process has come further; `step`: it is in this step now. Takes 0.1 us."""
+    if step is not None:
+        _cells[_STEP] = step
+    _cells[_BEATS] += 1
+
+
+def allow(collective_s: float) -> None:
+    """The next beats may each take as long as a collective waits for a silent peer, and more."""
+    _cells[_LIMIT_S] = collective_s + MARGIN_S
+    beat()
+
+
+def path_of(folder: Path, local_rank: int) -> Path:
+    """The file of a worker's pulse, in the folder of its pod's verdict."""
+    return folder / f"pulse.{local_rank}"
+
+
+def read(path: Path) -> Pulse | None:
+    """The pulse of another process; None where it has none yet."""
+    try:
+        pid, beats, limit_s, step = _LAYOUT.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return Pulse(int(pid), int(beats), limit_s, int(step))
+
+
+class Silence:
+    """How long a pulse has not beaten, in seconds in which the caller was running itself."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._heard, self._last = (0, -1), time.monotonic()
+
+    def listen(self, pid: int, beats: int) -> float:
+        """To be called every POLL_S or more often; a longer pause counts as one of twice that."""
+        now = time.monotonic()
+        same = self._heard == (pid, beats)
+        self.seconds = self.seconds + min(now - self._last, 2 * POLL_S) if same else 0.0
+        self._heard, self._last = (pid, beats), now
+        return self.seconds
+
+
+class Listening:
+    """A thread that ends this process where it hangs; for as long as the context lasts.
+
+    `last_words(where)` is called in another thread first, and returns the exit code; it may leave
+    the state to the next life. A process that nobody would start again, at a terminal where
+    somebody sees it, is not ended: it may be at a breakpoint.
+    """
+
+    def __init__(self, last_words: Callable[[str], int]) -> None:
+        self.last_words = last_words
+        self._over = threading.Event()
+        self._only_told = not is_launched() and _at_terminal()
+
+    def __enter__(self) -> "Listening":
+        global _cells
+        _cells = _shared(verdict())
+        _cells[_PID], _cells[_LIMIT_S] = os.getpid(), math.inf  # until `allow`
+        threading.Thread(target=self._listen, name="pulse", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        _cells[_LIMIT_S] = math.inf
+
+    def _listen(self) -> None:
+        silence, told = Silence(), False
+        while not self._over.wait(POLL_S):
+            seconds = silence.listen(0, int(_cells[_BEATS]))
+            if seconds <= _cells[_LIMIT_S]:
+                told = False
+            elif not told:
+                told = self._only_told
+                self._give_up(seconds)
+
+    def _give_up(self, seconds: float) -> None:
+        """Say where the process hangs, and end it; both may hang too."""
+        code = [HUNG]
+
+        def words() -> None:
+            where = main_stack()
+            end = "it goes on if it can" if self._only_told else "it is ended"
+            text = f"[rank {ranks().rank}] no progress for {seconds:.0f} s: {where}: {end}"
+            print(text, file=sys.stderr, flush=True)
+            if not self._only_told:
+                code[0] = self.last_words(where)
+
+        thread = threading.Thread(target=words, name="last words", daemon=True)
+        thread.start()
+        thread.join(LAST_WORDS_S)
+        if not self._only_told and not self._over.is_set():
+            os._exit(code[0])
+
+
+def _at_terminal() -> bool:
+    with contextlib.suppress(OSError):
+        return os.isatty(0)
+    return False
+
+
+def _shared(verdict: Path | None) -> "memoryview[float]":
+    """The cells, in memory that our launcher reads too, where there is one."""
+    if verdict is not None:
+        with contextlib.suppress(OSError):  # a full disk: then only the thread listens
+            file = path_of(verdict.parent, ranks().local_rank)
+            file.unlink(missing_ok=True)  # another process may still have the last one mapped
+            file.write_bytes(bytes(_LAYOUT.size))
+            with file.open("r+b") as opened:
+                return memoryview(mmap.mmap(opened.fileno(), _LAYOUT.size)).cast("d")
+    return memoryview(bytearray(_LAYOUT.size)).cast("d")
+
+
+def main_stack() -> str:
+    """Where the main thread is: `hangs in f (a.py:7), called by g (b.py:3)`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = traceback.extract_stack(frame)[::-1][:4] if frame else []
+    calls = [f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in frames]
+    return f"hangs in {', called by '.join(calls)}" if calls else "does not end"

@@ -1,0 +1,79 @@
+"""Workers that hang though nobody waits for them: seen by their pulse, and where they are."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from gptddp.distributed import pulse
+
+STACK_S = 0.2  # for a worker to write its stack
+LATER_S = 20.0  # than the worker's own thread, which can leave the state
+
+
+class Hanging(NamedTuple):
+    """A worker that has not come further for so long."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    step: int  # 0 before its life has begun
+
+
+class Pulses:
+    """The pulses of this pod's workers; `folder` has their files, beside the verdict."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._silence: dict[int, pulse.Silence] = {}  # by local rank
+
+    def hanging(self, pids: Iterable[int]) -> list[Hanging]:
+        """Those that hang of the workers with these process ids, by local rank.
+
+        To be called again and again, see `pulse.Silence.listen`. A worker without a pulse of its
+        own, because it has not come so far yet, does not hang.
+        """
+        found = []
+        for local_rank, pid in enumerate(pids):
+            it = pulse.read(pulse.path_of(self.folder, local_rank))
+            if it is None or it.pid != pid:
+                continue
+            seconds = self._silence.setdefault(local_rank, pulse.Silence()).listen(pid, it.beats)
+            if seconds > it.limit_s + LATER_S:
+                found.append(Hanging(local_rank, pid, seconds, it.step))
+                del self._silence[local_rank]  # it is told once, and again if it cannot be killed
+        return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Is the process stopped, by SIGSTOP for instance? Raises OSError where there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def describe(pids: Mapping[int, int], stacks: Path) -> list[str]:
+    """A line for each of these workers: where it is, by the stack that it writes on SIGUSR1.
+
+    `pids`: by local rank; `stacks`: the folder of the files, see `distributed/process.py`.
+    """
+    for pid in pids.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(STACK_S if pids else 0)
+    return [_describe(stacks / f"stack.{i}", pid) for i, pid in pids.items()]
+
+
+def _describe(stack: Path, pid: int) -> str:
+    try:
+        rank, *lines = stack.read_text().splitlines()
+        stopped = is_stopped(pid)
+    except (OSError, ValueError) as error:
+        return f"a worker is killed that does not end ({error})"
+    # '  File "/a/b.py", line 7 in f', the innermost first
+    frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
+    calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
+    where = f"hangs in {', called by '.join(calls)}" if calls else "does not end"
+    return f"{rank} {'is stopped (SIGSTOP)' if stopped else where}: it is killed"

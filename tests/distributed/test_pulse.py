@@ -1,0 +1,181 @@
+"""A process that hangs where no collective would notice: alone, and as its launcher sees it."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from gptddp.distributed import pulse
+from gptddp.launch import hung
+from gptddp.launch.agent import Workers
+from gptddp.launch.hung import Pulses
+
+SETUP = """
+import itertools, os, sys, time
+from gptddp.distributed import pulse
+from gptddp.distributed.process import write_stack_on_signal
+write_stack_on_signal()
+pulse.POLL_S, pulse.MARGIN_S, pulse.LAST_WORDS_S = 0.05, 0.3, 0.5
+def beats(seconds):
+    for _ in range(int(seconds * 50)):
+        time.sleep(0.02)
+        pulse.beat(7)
+def words(where):
+    print(where, flush=True)
+    return 9
+def here():
+    print("here", flush=True)
+"""
+HANG = """
+with pulse.Listening(words):
+    pulse.allow(0.2)
+    {}
+    here()
+    {}
+print("end", flush=True)
+"""
+LIMIT_S = 0.5
+
+
+@pytest.fixture
+def process(spawn, tmp_path):
+    """process(before, hang): one that says `here` and then hangs so; its folder is tmp_path."""
+
+    def begin(before: str, hang: str, **options):
+        clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID")}
+        env = clean | {"GPTDDP_VERDICT": str(tmp_path / "verdict.json"), "PYTHONUNBUFFERED": "1"}
+        options = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) | options
+        code = SETUP + HANG.format(before, hang)
+        return spawn([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, **options)
+
+    return begin
+
+
+def test_a_hang_is_said_and_ends_the_process(process):
+    """In Python or in C without the GIL: after its last words, with their code."""
+    it = process("pass", "time.sleep(60)")
+    out, err = it.communicate(timeout=30)
+    assert it.returncode == 9
+    assert out.startswith(b"here\nhangs in <module> (<string>:")
+    assert b"[rank 0] no progress for " in err and b"hangs in <module>" in err
+
+
+def test_last_words_that_hang_do_not_hold_it_up(process):
+    """As those of a device that hangs: the process ends all the same."""
+    it = process("words.__code__ = (lambda where: time.sleep(60)).__code__", "time.sleep(60)")
+    it.communicate(timeout=30)
+    assert it.returncode == pulse.HUNG
+
+
+def test_what_comes_further_goes_on(process):
+    """Slow is not hung: for three times the limit, and after the end of the listening."""
+    it = process(f"beats({3 * LIMIT_S})", "pass")
+    out, err = it.communicate(timeout=30)
+    assert (it.returncode, out, err) == (0, b"here\nend\n", b"")
+
+
+def test_a_machine_that_is_suspended_is_no_hang(process):
+    """A process that was stopped for longer than the limit goes on when it is continued."""
+    it = process("pass", "beats(0.5)")
+    assert it.stdout.readline() == b"here\n"
+    it.send_signal(signal.SIGSTOP)
+    time.sleep(2 * LIMIT_S)
+    it.send_signal(signal.SIGCONT)
+    assert it.communicate(timeout=30) == (b"end\n", b"") and it.returncode == 0
+
+
+def test_only_time_counts_in_which_the_listener_was_running(monkeypatch):
+    """A pause of an hour is as one of a second; a beat, and another process, begin anew."""
+    clock = [0.0]
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: clock[0])
+    silence = pulse.Silence()
+    assert silence.listen(1, 5) == 0.0
+    for clock[0], expected in ((0.5, 0.5), (1.0, 1.0), (3600.0, 2.0), (3600.5, 2.5)):
+        assert silence.listen(1, 5) == expected
+    assert silence.listen(1, 6) == 0.0
+    clock[0] += 0.5
+    assert silence.listen(2, 6) == 0.0
+
+
+def test_at_a_terminal_it_is_only_said(process):
+    """Nobody would start it again, and somebody sees it: it may be at a breakpoint."""
+    terminal, end = pty.openpty()
+    try:
+        it = process("pass", f"time.sleep({2.5 * LIMIT_S})", stdin=end)
+        out, err = it.communicate(timeout=30)
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert (it.returncode, out) == (0, b"here\nend\n")
+    assert err.count(b"no progress for") == 1 and err.endswith(b"it goes on if it can\n")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The launcher's side: as quick as the processes of these tests."""
+    monkeypatch.setattr(hung, "LATER_S", 0.3)
+    monkeypatch.setattr(pulse, "POLL_S", 0.05)
+
+
+STOPS = ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"]
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, impatient, how):
+    """A call that holds the GIL, and a stopped process: by pid, with the step, after the limit."""
+    pulses = Pulses(tmp_path)
+    it = process("beats(0.1)", how)
+    assert it.stdout.readline() == b"here\n"
+    begin, found = time.monotonic(), []
+    while not found:
+        assert time.monotonic() < begin + 30 and it.poll() is None
+        assert pulses.hanging([it.pid + 1]) == []  # another worker, which has no pulse yet
+        time.sleep(0.02)
+        found = pulses.hanging([it.pid])
+    assert pulses.hanging([it.pid]) == []  # it is told once, while it is being killed
+    assert time.monotonic() - begin >= LIMIT_S
+    assert [(h.local_rank, h.pid, h.step) for h in found] == [(0, it.pid, 7)]
+    assert hung.is_stopped(it.pid) == ("19" in how)
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_the_launcher_kills_it_and_says_where_it_was(process, tmp_path, impatient, how):
+    """As its own error, with rank and step; but a stop comes from outside, and is not counted."""
+    said, counted = [], []
+    rendezvous = types.SimpleNamespace(say=said.append)
+    workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
+    it = process("beats(0.1)", how)
+    assert it.stdout.readline() == b"here\n"
+    begin = time.monotonic()
+    while it.poll() is None:
+        assert time.monotonic() < begin + 30
+        workers.end_hanging([it.pid], first_rank=3)
+        time.sleep(0.02)
+    assert it.returncode == -signal.SIGKILL
+    stopped = "19" in how
+    what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
+    assert len(said) == 1 and said[0].startswith("no progress for ") and what in said[0]
+    assert [(rank, step) for rank, _, step in counted] == ([] if stopped else [(3, 7)])
+    assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][1])
+
+
+def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
+    """Before the worker has come so far, there is nothing to be told."""
+    pulses = Pulses(tmp_path)
+    assert pulses.hanging([1, 2]) == []
+    pulse.path_of(tmp_path, 0).write_bytes(b"torn")
+    assert pulses.hanging([1, 2]) == []
+
+
+def test_a_beat_costs_next_to_nothing():
+    """A step has about five: 20 us each would still be a part in ten thousand of a second."""
+    begin = time.perf_counter()
+    for _ in range(10_000):
+        pulse.beat(3)
+    assert time.perf_counter() - begin < 10_000 * 20e-6
