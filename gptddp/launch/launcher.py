@@ -27,7 +27,7 @@ from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import pod_from, torchrun_args
+from gptddp.launch.pod import KEY, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import is_finished
 from gptddp.run.history import highest_generation, history
@@ -49,6 +49,10 @@ ENVIRONMENT = {
 # Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+_NO_KEY = (
+    "whoever reaches the port of the rendezvous can change who is in the job; a Secret of the job's"
+    " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
+)
 
 
 class Exit(BaseException):
@@ -134,6 +138,7 @@ class Launcher:
         self.config = from_args(args, prog="python -m gptddp.launch")
         os.environ.update(ENVIRONMENT)
         pod = pod_from(os.environ)
+        os.environ.pop(KEY, None)  # nothing that this process starts needs it
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this does not depend on the hardware.
@@ -154,12 +159,12 @@ class Launcher:
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)
             start_server(Path(folder))
             try:
-                return self._loop(torchrun_args(pod, script, args))
+                return self._loop(torchrun_args(pod, script, args), pod.key)
             except Exception:
                 self.raise_verdict()  # whatever has happened to torchrun
                 raise
 
-    def _loop(self, args: list[str]) -> int:
+    def _loop(self, args: list[str], key: str) -> int:
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -170,7 +175,9 @@ class Launcher:
         from gptddp.launch.agent import Workers
         from gptddp.launch.rendezvous import Rendezvous
 
-        rendezvous = Rendezvous(self.raise_if_over, _say)
+        if not key:
+            _say(f"warning: {KEY} is not set: {_NO_KEY}")
+        rendezvous = Rendezvous(self.raise_if_over, _say, key)
         rendezvous.register()
         memory = shared_memory()
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)

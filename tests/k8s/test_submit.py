@@ -13,7 +13,8 @@ from support.writable_api_server import WriteAPI
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import difference, manifest, spec
 
-COMPANIONS = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
+RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
+COMPANIONS = [*RENDERED, "Secret"]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def end(api, kind):
 
 
 def test_submit_creates_companions_first_and_owns_them(api, k8s):
-    """What render prints, in its order; then each companion has the job as its owner."""
+    """What render prints, in its order, and a Secret; then each has the job as its owner."""
     result = submit(k8s)
     assert result.exit_code == 0, result.output
     assert result.stdout == "pytorchjob.kubeflow.org/demo created\n"
@@ -69,7 +70,7 @@ def test_submit_creates_companions_first_and_owns_them(api, k8s):
     assert job(api)["metadata"]["annotations"] == rendered["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("cut_at", range(7))
+@pytest.mark.parametrize("cut_at", range(9))
 def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cut_at):
     """After any number of writes: the second call ends with the same objects and owners."""
     api.cut_at = cut_at
@@ -77,7 +78,7 @@ def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cu
     assert len(api.writes) == cut_at
     api.cut_at = None
     assert submit(k8s).exit_code == 0
-    assert len(api.writes) == 7
+    assert len(api.writes) == 9
     assert sorted(api.all()) == sorted((kind, "demo") for kind in [*COMPANIONS, "PyTorchJob"])
     for kind in COMPANIONS:
         (owner,) = api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"]
@@ -190,6 +191,58 @@ def test_leftovers_of_an_earlier_job_are_adopted(api, k8s):
     assert [o["uid"] for o in policy["metadata"]["ownerReferences"]] == [
         job(api)["metadata"]["uid"]
     ]
+
+
+# -- the key of the rendezvous -----------------------------------------------------------------
+
+
+def secret(api):
+    return api.objects.get(("secrets", "demo"))
+
+
+def test_each_job_gets_a_key_of_its_own_that_nobody_prints(api, k8s):
+    """In a Secret that the pods name, and neither in the job nor in any output."""
+    result = submit(k8s)
+    key = secret(api)["stringData"]["rendezvous-key"]
+    assert len(key) == 64 and secret(api)["type"] == "Opaque"
+    (variable,) = [e for e in pod_spec(job(api))["containers"][0]["env"] if "RENDEZ" in e["name"]]
+    source = {"name": "demo", "key": "rendezvous-key", "optional": True}
+    assert variable["valueFrom"] == {"secretKeyRef": source}
+    assert key not in json.dumps(job(api)) + result.output
+    submit(k8s)
+    assert secret(api)["stringData"]["rendezvous-key"] == key
+    assert key not in k8s("delete", "demo").output and secret(api) is None
+    submit(k8s)
+    assert secret(api)["stringData"]["rendezvous-key"] != key
+
+
+def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
+    """As `render` tells to make it: used as it is, without an owner, and not deleted."""
+    theirs = {"kind": "Secret", "metadata": {"name": "demo"}, "data": {"rendezvous-key": "eA=="}}
+    api.put(copy.deepcopy(theirs))
+    assert submit(k8s).exit_code == 0 and k8s("delete", "demo").exit_code == 0
+    assert secret(api)["data"] == theirs["data"]
+    assert "ownerReferences" not in secret(api)["metadata"]
+
+
+def test_without_the_right_to_secrets_the_job_runs_without_a_key(api, k8s):
+    """A warning, and no error of submit or delete."""
+    api.secrets_are_hidden = True
+    result = submit(k8s)
+    assert result.exit_code == 0 and "created" in result.stdout
+    assert "warning: the pods have no key for their rendezvous" in result.stderr
+    assert "docs/security.md" in result.stderr
+    assert k8s("delete", "demo").exit_code == 0
+
+
+def test_a_job_that_runs_gets_no_new_key(api, k8s):
+    """Its next pod would have another key than the others: a warning, and not one write."""
+    submit(k8s)
+    api.remove("Secret", "demo")
+    del api.writes[:]
+    result = submit(k8s)
+    assert result.exit_code == 0 and api.writes == []
+    assert "warning: there is no Secret demo" in result.stderr
 
 
 @pytest.mark.parametrize(
