@@ -29,6 +29,7 @@ from gptddp.distributed.hardware import use_fast_fp32
 from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
+from gptddp.distributed.torch_private import TRAINER, check_torch
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.model import gpt, optim
 from gptddp.model.evaluate import Evaluation, evaluate
@@ -145,6 +146,7 @@ def main(args: Sequence[str] | None = None) -> int:
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
+        check_torch(TRAINER)
         with connect(config.device) as world:
             train(config, world, stop)
     except Stopped:

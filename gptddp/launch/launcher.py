@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gptddp.config import LAUNCHER_S, Config, check_world_size, from_args, limit_s, with_preset
-from gptddp.distributed.torch_private import check_torch
+from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
@@ -153,7 +153,7 @@ class Launcher:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch.distributed.run  # noqa: F401  # a second or two, and nothing to clean up yet
 
-        check_torch()
+        check_torch(TRAINER, LAUNCHER)
         with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
             self.verdict = Path(folder) / "verdict.json"
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)
