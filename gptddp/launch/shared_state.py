@@ -13,7 +13,6 @@ smaller than it may be, for they may be the pods of a second group, with another
 """
 
 import os
-import random
 import time
 import zlib
 from collections.abc import Callable
@@ -33,7 +32,6 @@ POLL_S, MOST_POLLS = 0.1, 2560  # the polls of all agents together, a second
 READ_S, MOST_READS = 1.0, 50  # of the whole state, changed or not; of all agents together, a second
 WATCHERS = 16
 MOST_LOOKS = 256  # at the beats; of all agents together, a second
-JOSTLE_S = 0.001  # times the agents: the longest pause after a write that came too late
 HELD_S = 2.0  # after a state that does not verify, until a smaller world may form
 ABSENT = b"-"  # a key that holds nothing; reading one that is missing would block
 _PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -138,7 +136,6 @@ class SharedState(torch_private_elastic.StateHolder):
             if found == self._found:  # which is also the answer where the key has been deleted
                 found = self._read(self._key)
             self._take(found)
-            time.sleep(random.uniform(0, JOSTLE_S * len(nodes_of(self._state))))
             return False
         self._text, self._seq, self._ours, self._found = text, self._seq + 1, value, value
         return True
