@@ -132,6 +132,7 @@ def test_the_log_says_once_that_a_stranger_writes():
 
 def test_the_store_does_not_grow_with_the_rounds(monkeypatch):
     """Hundred rounds of a world leave no more keys than ten."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as the launcher does
     monkeypatch.setattr(torchs, "get_method_name", lambda depth=2: "")  # reads sources: slow
     conf = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=5, last_call_timeout=1)
     params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 1, "me", **conf)
