@@ -38,27 +38,33 @@ class PhaseClock:
         return spent
 
 
-class Metrics:
-    """The families of one process. Counters start at 0; what belongs to the run is a gauge.
+class _Registry(prom.CollectorRegistry):
+    """Of the families `gptddp_...`, and of the process's own."""
 
-    A gauge is NaN until its value is known, because an untouched gauge would export 0.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
+        prom.ProcessCollector(registry=self)
+        prom.PlatformCollector(registry=self)
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Gauge:
+        """NaN until its value is known, because an untouched gauge would export 0."""
+        made = prom.Gauge(f"gptddp_{name}", text, labels, registry=self)
+        if not labels:
+            made.set(float("nan"))
+        return made
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Counter:
+        """Of this process: it starts at 0."""
+        return prom.Counter(f"gptddp_{name}", text, labels, registry=self)
+
+
+class Metrics:
+    """The families of one process. Counters start at 0; what belongs to the run is a gauge."""
 
     def __init__(self, **info: str):
-        self.registry = registry = prom.CollectorRegistry()
-        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
-        prom.ProcessCollector(registry=registry)
-        prom.PlatformCollector(registry=registry)
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Gauge:
-            made = prom.Gauge(f"gptddp_{name}", text, labels, registry=registry)
-            if not labels:
-                made.set(float("nan"))
-            return made
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Counter:
-            return prom.Counter(f"gptddp_{name}", text, labels, registry=registry)
-
+        self.registry = registry = _Registry()
+        gauge, counter = registry.gauge, registry.counter
         prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
         self.steps = counter("steps", "Optimizer steps of this process.")
         self.tokens = counter("tokens", "Tokens trained by this process's world, over all ranks.")
@@ -88,15 +94,19 @@ class Metrics:
             registry=registry,
             buckets=_STEP_S,
         )
+        self._export_labels()
+        self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
+        self._phase_seen = dict.fromkeys(PHASES, 0.0)
+        self._tokens = 0  # of the run, as of the last step
+
+    def _export_labels(self) -> None:
+        """From the first scrape on, every series is there."""
         for phase in PHASES:
             self.phases.labels(phase)
         for result in ("success", "failure"):
             self.saves.labels(result)
         for split in ("train", "val"):
             self.loss.labels(split).set(float("nan"))
-        self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
-        self._phase_seen = dict.fromkeys(PHASES, 0.0)
-        self._tokens = 0  # of the run, as of the last step
 
     def began(self, origin: Origin, progress: Progress, world_size: int, nodes: int) -> None:
         """Where a life goes on, in which world."""

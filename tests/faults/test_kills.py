@@ -6,12 +6,11 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run
+from support.faulty_jobs import SHORT, check_same_run, long
 
 from gptddp.launch.rendezvous import FIRST_REPORT_S
 
 STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
-long = pytest.mark.skipif(SHORT, reason="takes minutes")
 MEMORY = "the others leave their state in memory; all go on from the step in flight"
 
 
@@ -107,7 +106,7 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
 
 
 LATER = [
-    pytest.param(2, 5, marks=pytest.mark.fault(3), id="pod-5"),
+    pytest.param(2, 5, marks=[pytest.mark.fault(3), long], id="pod-5"),
     pytest.param(2, 60, marks=[pytest.mark.fault(3), long], id="pod-60"),
     pytest.param(0, 10, marks=pytest.mark.fault(5), id="host-10"),
     pytest.param(0, 60, marks=[pytest.mark.fault(34), long], id="host-60"),

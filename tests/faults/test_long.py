@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import SHORT, Fault, check_same_run
+from support.faulty_jobs import SHORT, Fault, check_same_run, long
 
 from gptddp.run.history import read_ledger
 
@@ -30,7 +30,7 @@ def test_a_kill_every_ten_seconds_leaves_most_of_the_time(job, measured):
     random.seed(7)
     first, began = job.lines()[-1][1]["step"], time.time()
     lives = len(read_ledger(job.run))
-    kills = 6 if SHORT else 60
+    kills = 4 if SHORT else 60
     for _ in range(kills):
         job.until(lambda: all(pod.process for pod in job.pods))
         if (which := random.randrange(8)) < 4:
@@ -52,7 +52,7 @@ def test_a_kill_every_ten_seconds_leaves_most_of_the_time(job, measured):
 
 
 @pytest.mark.fault(13)
-@pytest.mark.skipif(SHORT, reason="takes minutes")
+@long
 @pytest.mark.parametrize("whole_pod", [False, True], ids=["worker", "pod"])
 def test_a_rank_that_stays_silent_is_done_without(job, measured, whole_pod):
     """The others' collective times out, and they go on; a zombie that wakes up changes nothing."""

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run
+from support.faulty_jobs import SHORT, check_same_run, long
 from support.paths import SUPPORT
 
 from gptddp.k8s.local.replica import Network
@@ -23,7 +23,6 @@ STEPS = (
 )
 PREFIX = f"10.{100 + os.getpid() % 100}.1"
 NAME = f"gf{os.getpid()}"  # of the bridge's namespace; NAME-0 and so on are the pods'
-long = pytest.mark.skipif(SHORT, reason="takes minutes")
 
 
 def sh(command: str) -> None:
@@ -197,6 +196,7 @@ def far_away(i: int, seconds: float):
 
 
 @pytest.mark.fault(16)
+@long
 def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
     """Steps take longer while its frames are 200 ms late each way, and then no more."""
 
@@ -208,7 +208,7 @@ def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
     job.steady()
     with job.fault(new_life=False) as fault:
         with far_away(3, 0.2):
-            far_s = step_s(4 if SHORT else 8)
+            far_s = step_s(8)
         job.began = time.time()
     near_s = step_s(8)
     measured(

@@ -5,9 +5,9 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import Fault, check_same_run
+from support.faulty_jobs import SHORT, Fault, check_same_run
 
-STEPS = ("--steps", "600", "--eval-every", "5000", "--checkpoint-every", "3")
+STEPS = ("--steps", "450" if SHORT else "600", "--eval-every", "5000", "--checkpoint-every", "3")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A job that is stopped while its world forms again."""
 
 import pytest
-from support.faulty_jobs import check_same_run
+from support.faulty_jobs import check_same_run, long
 
 from gptddp.run.history import read_ledger
 
@@ -9,7 +9,9 @@ STEPS = ("--steps", "150", "--eval-every", "5000", "--checkpoint-every", "3600")
 
 
 @pytest.mark.fault(12)
-@pytest.mark.parametrize("gone", [2, 0], ids=["pod", "host"])
+@pytest.mark.parametrize(
+    "gone", [pytest.param(2, id="pod", marks=long), pytest.param(0, id="host")]
+)
 def test_a_stop_between_two_worlds_saves_what_is_in_memory(jobs, undisturbed, gone):
     """A pod is gone, the others have left their state: SIGTERM to all commits it, once."""
     job = jobs(*STEPS)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.launchers import START
 from support.measurements import recovery
 from support.paths import SUPPORT
@@ -33,6 +34,7 @@ ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
 KEY = "faults" * 8
 PAUSE_S = 0.1  # what a step takes, nearly
 SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
+long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
 
 
 @dataclasses.dataclass
