@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 
 from gptddp.distributed import torch_private_elastic
 from gptddp.distributed.torch_private_elastic import State
-from gptddp.launch.signing import UNSIGNED, Signer
+from gptddp.launch.signing import Signer
 from gptddp.launch.state import decode, encode, nodes_of
 
 POLL_S, MOST_POLLS = 0.1, 2560  # the polls of all agents together, a second
@@ -141,14 +141,13 @@ class SharedState(torch_private_elastic.StateHolder):
         return True
 
     def _complaint(self, found: bytes) -> str:
-        text = "the rendezvous has a state that no pod with this job's key has written"
-        if not self._signer.has_key:
-            text = "the rendezvous has a state that no pod of this job has written"
-            if not found.startswith(UNSIGNED.encode()) and found[64:66] == b" {":
-                text = "the rendezvous has a signed state, and this pod has no key"
+        whose = "with this job's key" if self._signer.has_key else "of this job"
+        text = f"the state of the rendezvous was replaced or deleted, and not by a pod {whose}"
+        if not self._signer.has_key and found[64:66] == b" {":
+            text = "the state of the rendezvous is signed, and this pod has no key"
         return (
-            f"{text}: it is ignored. Restart the pods that were started without the Secret, or "
-            "with an older one; if there are none, somebody else reaches the port: see "
+            f"{text}: what is there is ignored. Restart the pods that were started without the "
+            "Secret, or with an older one; if there are none, somebody else reaches the port: see "
             "docs/security.md. This is said once"
         )
 
