@@ -31,6 +31,7 @@ from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.pulse import Listening
 from gptddp.distributed.report import VisibleFormatter, report
+from gptddp.distributed.torch_private import TRAINER, check_torch
 from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
@@ -154,6 +155,7 @@ def main(args: Sequence[str] | None = None) -> int:
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
+        check_torch(TRAINER)
         with Listening(lambda where: stop.hung(where)), connect(config.device) as world:
             train(config, world, stop)
     except Stopped:

@@ -16,7 +16,7 @@ import torch.distributed as td
 
 from gptddp.distributed import connect
 from gptddp.distributed.connect import World
-from gptddp.distributed.torch_private import default_store
+from gptddp.distributed.torch_private import LOST_PEER, default_store
 from gptddp.errors import LostPeer
 
 ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
@@ -72,4 +72,4 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, td.DistError | LostPeer):
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
-    return "gloo" in text or "Connection closed by peer" in text
+    return any(words in text for words in LOST_PEER)

@@ -1,4 +1,4 @@
-"""What this package uses of torch beyond its API, read in torch 2.13, and a check that it is there.
+"""What this package uses of torch beyond its API, and a check that it is there, and as it was read.
 
 No other module touches a private name of torch or of multiprocessing, but for the second half of
 this one: `torch_private_elastic.py` has the parts of torchrun, for the launcher alone. torch is
@@ -6,71 +6,157 @@ imported inside the functions, because the launcher imports this module before i
 """
 
 import importlib
+import inspect
+import platform
+import re
+from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
 
 from gptddp.errors import ConfigError
 
-VERIFIED = "2.13"  # the version of torch that all tests have passed with
+VERIFIED = "2.13"  # the version of torch in which the names were read, and all tests have passed
+PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
+# The texts of gloo and NCCL by which a failed collective tells a lost peer from a mistake of ours.
+# No name to look for at the start: a test loses a peer of the installed torch.
+LOST_PEER = ("gloo", "Connection closed by peer", "Application timeout caused pair closure")
+
+# What each name must be like. `(a, b)`: called with these, in this order, it misses none. `{a, b}`:
+# it has these members, or __init__ makes them. `{=a, b}`: it declares these and no others.
+Names = Mapping[str, Mapping[str, str]]
+TRAINER: Names = {
+    "torch.distributed.distributed_c10d": {
+        "_get_default_store": "()",
+        "_set_pg_timeout": "(timeout, group)",
+    },
+    "torch.cpu": {"_is_amx_tile_supported": "()", "_is_avx512_bf16_supported": "()"},
+    "multiprocessing.forkserver": {
+        "_forkserver": "{_forkserver_address, _forkserver_alive_fd, _forkserver_pid}",
+        "main": "(listener_fd, alive_r, preload)",
+        "ensure_running": "()",
+    },
+}
 _ELASTIC = "torch.distributed.elastic"
-NAMES = {
-    f"{_ELASTIC}.rendezvous.dynamic_rendezvous": [
-        "_Action",
-        "_NodeDesc",
-        "_delay",
-        "datetime",
-        "_BackendRendezvousStateHolder._sanitize",
-        "_BackendRendezvousStateHolder._settings",
-        "_BackendRendezvousStateHolder.mark_dirty",
-        "_BackendRendezvousStateHolder.state",
-        "DynamicRendezvousHandler._get_deadline",
-        "DynamicRendezvousHandler._op_executor",
-        "DynamicRendezvousHandler._settings",
-        "DynamicRendezvousHandler._state_holder",
-        "DynamicRendezvousHandler._stop_heartbeats",
-    ],
-    f"{_ELASTIC}.agent.server.api": ["SimpleElasticAgent._shutdown_timeout"],
-    f"{_ELASTIC}.agent.server.local_elastic_agent": [
-        "LocalElasticAgent._monitor_workers",
-        "LocalElasticAgent._pcontext",
-        "LocalElasticAgent._shutdown",
-    ],
-    f"{_ELASTIC}.multiprocessing.api": ["MultiprocessContext._pc"],
-    "torch.distributed.launcher.api": ["LocalElasticAgent"],
-    "torch.multiprocessing.spawn": ["ProcessContext._join_procs_with_timeout"],
-    "torch.distributed.distributed_c10d": ["_get_default_store", "_set_pg_timeout"],
-    "torch.cpu": ["_is_amx_tile_supported", "_is_avx512_bf16_supported"],
+LAUNCHER: Names = {
+    "torch.distributed": {
+        "TCPStore": "(host_name, port, is_master, timeout, wait_for_workers, master_listen_fd)",
+        "PrefixStore": "(prefix, store)",
+        "Store": "{check, compare_set, delete_key, get, multi_get, set}",
+    },
+    f"{_ELASTIC}.rendezvous": {
+        "RendezvousStoreInfo": "{MASTER_ADDR_KEY, MASTER_PORT_KEY}",
+    },
+    f"{_ELASTIC}.rendezvous.dynamic_rendezvous": {
+        "_Action": "{FINISH, REMOVE_FROM_PARTICIPANTS, REMOVE_FROM_WAIT_LIST}",
+        "_NodeDesc": "(addr, pid, local_id)",
+        "_RendezvousContext": "{node, state}",
+        "_RendezvousState": "{=round, complete, deadline, closed, participants, wait_list,"
+        " redundancy_list, last_heartbeats}",
+        "_RendezvousStateHolder": "{=state, sync, mark_dirty}",
+        "_delay": "(seconds)",
+        "_remove_participant_epilogue": "(state, settings)",
+        "datetime": "{now}",
+        "DynamicRendezvousHandler": "(node, settings, backend_name, store, state_holder)",
+        "DynamicRendezvousHandler._get_deadline": "(timeout)",
+        "DynamicRendezvousHandler._op_executor": "",
+        "DynamicRendezvousHandler._settings": "",
+        "DynamicRendezvousHandler._state_holder": "",
+        "DynamicRendezvousHandler._stop_heartbeats": "()",
+        "DynamicRendezvousHandler._store": "",
+        "DynamicRendezvousHandler._wrap_store": "(store)",
+        "_DistributedRendezvousOpExecutor.run": "(state_handler, deadline)",
+        "RendezvousSettings": "(run_id, min_nodes, max_nodes, timeout, keep_alive_interval,"
+        " keep_alive_max_attempt)",
+        "RendezvousTimeout": "(join, last_call, close, heartbeat)",
+    },
+    f"{_ELASTIC}.agent.server.api": {"SimpleElasticAgent._shutdown_timeout": ""},
+    f"{_ELASTIC}.agent.server.local_elastic_agent": {
+        "LocalElasticAgent": "(spec, logs_specs, exit_barrier_timeout)",
+        "LocalElasticAgent._monitor_workers": "(worker_group)",
+        "LocalElasticAgent._pcontext": "",
+        "LocalElasticAgent._shutdown": "(death_sig, timeout)",
+    },
+    f"{_ELASTIC}.multiprocessing.api": {
+        "MultiprocessContext._pc": "",
+        "MultiprocessContext.pids": "()",
+    },
+    "torch.distributed.launcher.api": {"LocalElasticAgent": ""},
+    "torch.multiprocessing.spawn": {"ProcessContext._join_procs_with_timeout": "(timeout)"},
 }
 
 
-def check_torch() -> None:
-    """Raise ConfigError, with the version to install, where torch lacks one of the names.
+# -- the check -------------------------------------------------------------------------------------
+
+
+def check_torch(*tables: Names) -> None:
+    """Raise ConfigError, with the version to install, where a name is missing or has changed.
 
     torch may rename them in any release. A launcher that found out in the middle of a recovery
-    would take it for a fault of the job.
+    would take it for a fault of the job, and a trainer for a fault of the life: both try again.
     """
     import torch
 
-    for module, names in NAMES.items():
-        for name in names:
-            if not _has(module, name):
-                raise ConfigError(
-                    f"torch {torch.__version__} has no {module}.{name}, which the launcher needs: "
-                    f"install torch {VERIFIED}, the version that it is tested with"
-                )
+    for table in tables:
+        for module, names in table.items():
+            for name, shape in names.items():
+                problem = _problem(module, name, shape)
+                if not problem:
+                    continue
+                if module.startswith("torch"):
+                    found = f"torch {torch.__version__}"
+                    fix = f"install torch {VERIFIED}, the version in which it was read"
+                else:
+                    found = f"Python {platform.python_version()}"
+                    fix = f"use one of Python {PYTHONS}, the versions in which it was read"
+                raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
 
 
-def _has(module: str, name: str) -> bool:
-    """Is there `function`, `Class` or `Class.member`? A member may be one that __init__ sets."""
+def _problem(module: str, name: str, shape: str) -> str:
+    """What is wrong with `function`, `Class` or `Class.member`; empty if nothing is."""
+    owner: Any
     try:
-        owner: Any = importlib.import_module(module)
-        if "." in name:
-            owner, name = getattr(owner, name.split(".")[0]), name.split(".")[1]
+        owner = importlib.import_module(module)
+        *classes, last = name.split(".")
+        for part in classes:
+            owner = getattr(owner, part)
     except (ImportError, AttributeError):
-        return False
+        return f"has no {module}.{name}"
+    if not _has(owner, last):
+        return f"has no {module}.{name}"
+    wanted = re.findall(r"\w+", shape)
+    value = getattr(owner, last, None)
+    if shape.startswith("(") and not _takes(value, wanted, is_method=inspect.isclass(owner)):
+        return f"has a {module}.{name} that is not called with {shape}"
+    if shape.startswith("{=") and _declared(value) != set(wanted):
+        return f"has a {module}.{name} with other members than {shape}"
+    if shape.startswith("{") and not all(_has(value, member) for member in wanted):
+        return f"has a {module}.{name} without all of {shape}"
+    return ""
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Is there such a member? It may also be one that __init__ sets."""
     made = getattr(getattr(owner, "__init__", None), "__code__", None)
     return hasattr(owner, name) or (made is not None and name in made.co_names)
+
+
+def _declared(value: Any) -> set[str]:
+    """The members that a class declares: those that are abstract, or those that have a type."""
+    return set(getattr(value, "__abstractmethods__", ()) or getattr(value, "__annotations__", ()))
+
+
+def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:
+    """Can it be called with these parameters, in this order, and no others?"""
+    try:
+        known = list(inspect.signature(value).parameters.values())[int(is_method) :]
+    except (TypeError, ValueError):  # a class of torch's own C++: its parameters are in its text
+        text = str(value.__init__.__doc__ or value.__doc__)
+        found = re.findall(r"(\w+): ", text.splitlines()[0])
+        return [name for name in found if name in wanted] == wanted
+    names = [it.name for it in known]
+    needed = {it.name for it in known if it.default is it.empty and it.kind not in (2, 4)}
+    return [name for name in names if name in wanted] == wanted and needed <= set(wanted)
 
 
 # -- the process group and the processor -----------------------------------------------------------
@@ -97,14 +183,12 @@ def cpu_has_fast_bf16() -> bool:
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-# -- multiprocessing's forkserver, read in Python 3.11 to 3.14 -------------------------------------
-
-_FORKSERVER: Any = forkserver._forkserver
+# -- multiprocessing's forkserver ------------------------------------------------------------------
 
 
 def forkserver_has_key() -> bool:
     """Does the forkserver ask for a key that only its own start can give it? Python >= 3.14."""
-    return hasattr(_FORKSERVER, "_forkserver_authkey")
+    return hasattr(_server(), "_forkserver_authkey")
 
 
 def set_forkserver(address: str, alive_fd: int, pid: int) -> None:
@@ -112,13 +196,19 @@ def set_forkserver(address: str, alive_fd: int, pid: int) -> None:
 
     `address`: its Unix socket; `alive_fd`: the write end of the pipe that it lives with.
     """
-    _FORKSERVER._forkserver_address = address
-    _FORKSERVER._forkserver_alive_fd = alive_fd
-    _FORKSERVER._forkserver_pid = pid
+    server = _server()
+    server._forkserver_address = address
+    server._forkserver_alive_fd = alive_fd
+    server._forkserver_pid = pid
 
 
 def take_forkserver_alive_fd() -> int | None:
     """This process's write end of that pipe, for the caller to close; None where it has none."""
-    fd: int | None = _FORKSERVER._forkserver_alive_fd
-    _FORKSERVER._forkserver_alive_fd = None
+    server = _server()
+    fd: int | None = server._forkserver_alive_fd
+    server._forkserver_alive_fd = None
     return fd
+
+
+def _server() -> Any:
+    return forkserver._forkserver

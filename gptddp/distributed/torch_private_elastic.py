@@ -6,13 +6,13 @@ subclass may use and override. The names are listed, and checked, in `torch_priv
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import RendezvousStoreInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousSettings,
@@ -86,23 +86,20 @@ def install_waiting(delay: Callable[[float | tuple[float, float]], None], clock:
     module._delay, module.datetime = delay, clock
 
 
-class StateHolder(dynamic_rendezvous._BackendRendezvousStateHolder):
-    """An agent's copy of the rendezvous' state, which it reads from the store and writes there."""
+# What torch reads and writes through a holder: `state`, `sync()`, `mark_dirty()`; see there.
+StateHolder = dynamic_rendezvous._RendezvousStateHolder
+State = dynamic_rendezvous._RendezvousState
+Node = dynamic_rendezvous._NodeDesc
 
-    def __init__(self, backend: Any, settings: RendezvousSettings, cache_s: float) -> None:
-        """`cache_s`: how old a copy may be that `sync` does not read anew."""
-        super().__init__(backend, settings, cache_s)  # type: ignore[arg-type]
 
-    @property
-    def settings(self) -> RendezvousSettings:
-        return self._settings
-
-    def remove_silent(self) -> None:
-        """Take out who has been silent for too long; called after each reading of the state."""
-        super()._sanitize()
-
-    def _sanitize(self) -> None:
-        self.remove_silent()
+def remove_nodes(state: State, nodes: Iterable[Node], settings: RendezvousSettings) -> None:
+    """Take agents out of a state, with all that torch does when they leave."""
+    for node in nodes:
+        state.last_heartbeats.pop(node, None)
+        state.wait_list.discard(node)
+        state.redundancy_list.discard(node)
+        if state.participants.pop(node, None) is not None:
+            dynamic_rendezvous._remove_participant_epilogue(state, settings)
 
 
 class Handler(DynamicRendezvousHandler):
@@ -116,13 +113,28 @@ class Handler(DynamicRendezvousHandler):
         store: Store,
         holder: StateHolder,
     ) -> None:
-        node = dynamic_rendezvous._NodeDesc(address, 0, 0)
-        super().__init__(node, settings, backend, store, holder)
+        super().__init__(Node(address, 0, 0), settings, backend, store, holder)
 
     @property
     def holder(self) -> Any:
         """The agent's copy of the state."""
         return self._state_holder
+
+    def round_store(self, prefix: str, store: Store) -> Store:
+        """The store of the present round, whose keys all begin with the prefix."""
+        return PrefixStore(prefix, store)
+
+    def forget_round(self, number: int) -> None:
+        """Delete what rank 0 has written into the store of that round."""
+        store = PrefixStore(self._prefix(number), self._store)
+        for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY):
+            store.delete_key(key)
+
+    def _prefix(self, number: int) -> str:
+        return f"torch.rendezvous.{self._settings.run_id}.{number}"
+
+    def _wrap_store(self, store: Store) -> Store:
+        return self.round_store(self._prefix(self._state_holder.state.round), store)
 
     def withdraw(self) -> None:
         """Leave the world and the wait list. Raises RendezvousError where the host is gone."""

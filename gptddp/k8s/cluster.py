@@ -21,6 +21,7 @@ _ROUTES = {  # kind: (API group and version, plural)
     "Job": ("apis/batch/v1", "jobs"),
     "Pod": (_CORE, "pods"),
     "Service": (_CORE, "services"),
+    "Secret": (_CORE, "secrets"),
     "Event": (_CORE, "events"),
     "ServiceAccount": (_CORE, "serviceaccounts"),
     "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
-from gptddp.distributed.torch_private import check_torch
+from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError, visible_lines
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import pod_from, torchrun_args
+from gptddp.launch.pod import KEY, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import config_in_force, is_finished
 from gptddp.run.history import highest_generation, last_step
@@ -56,6 +56,10 @@ ENVIRONMENT = {
 # Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+_NO_KEY = (
+    "whoever reaches the port of the rendezvous can change who is in the job; a Secret of the job's"
+    " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
+)
 
 
 class Exit(BaseException):
@@ -164,6 +168,7 @@ class Launcher:
             with contextlib.suppress(OSError):
                 Path(alive).unlink()
         pod = pod_from(os.environ)
+        os.environ.pop(KEY, None)  # nothing that this process starts needs it
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this does not depend on the hardware.
@@ -179,24 +184,26 @@ class Launcher:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch.distributed.run  # noqa: F401  # a second or two, and nothing to clean up yet
 
-        check_torch()
+        check_torch(TRAINER, LAUNCHER)
         with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
             self.verdict = Path(folder) / "verdict.json"
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)
             start_server(Path(folder))
             try:
-                return self._loop(torchrun_args(pod, script, args))
+                return self._loop(torchrun_args(pod, script, args), pod.key)
             except Exception:
                 self.raise_verdict()  # whatever has happened to torchrun
                 raise
 
-    def _loop(self, args: list[str]) -> int:
+    def _loop(self, args: list[str], key: str) -> int:
         from gptddp.distributed.environment import shared_memory
         from gptddp.launch.agent import Workers
         from gptddp.launch.rendezvous import Rendezvous
         from gptddp.launch.rescue import LateSaves
 
-        rendezvous = Rendezvous(self.raise_if_over, _say)
+        if not key:
+            _say(f"warning: {KEY} is not set: {_NO_KEY}")
+        rendezvous = Rendezvous(self.raise_if_over, _say, key)
         rendezvous.register()
         memory = shared_memory()
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)

@@ -1,8 +1,9 @@
 """The facts of this pod, from the operator and the manifest, as torchrun's command line."""
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gptddp.config import KILL_S, limit_s
 from gptddp.errors import ConfigError
@@ -18,6 +19,8 @@ RDZV_CONF = {
     "heartbeat_timeout": 5,
     "read_timeout": 60,
 }
+KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
+LEAST_KEY = 32  # characters
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class PodFacts:
     rdzv_id: str
     rdzv_conf: dict[str, int]
     grace_s: int
+    key: str = field(repr=False)  # empty: the job has none
 
     @property
     def largest_world(self) -> int:
@@ -65,7 +69,19 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
         rdzv_id=env.get("PET_RDZV_ID") or "gptddp",
         rdzv_conf=_conf(env.get("PET_RDZV_CONF", "")),
         grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
+        key=_key(env.get(KEY, "")) if endpoint else secrets.token_hex(),
     )
+
+
+def _key(text: str) -> str:
+    """The job's key; a message must not show it."""
+    key = text.strip()  # a file that was made by `echo` ends with a line feed
+    if key and len(key) < LEAST_KEY:
+        raise ConfigError(
+            f"{KEY} has {len(key)} characters: a key must have {LEAST_KEY} at least, as "
+            "`openssl rand -hex 32` makes it"
+        )
+    return key
 
 
 def _number(name: str, text: str) -> int:

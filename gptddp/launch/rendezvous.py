@@ -1,7 +1,7 @@
 """torchrun's c10d rendezvous as pods need it: `--rdzv-backend gptddp`.
 
-The protocol and its state are torch's own (`DynamicRendezvousHandler` of torch 2.13), so agents
-of both kinds can meet. What differs is how one agent behaves:
+The protocol is torch's own (`DynamicRendezvousHandler` of torch 2.13); its state is our own signed
+JSON, so agents of torch's c10d backend cannot take part. What differs in how one agent behaves:
 
 - Its identity is its address, not (address, pid): a restarted agent replaces its predecessor at
   once, where peers would else wait until the dead one's keep-alive runs out.
@@ -10,9 +10,11 @@ of both kinds can meet. What differs is how one agent behaves:
 - The host's store belongs to the launcher, so it outlives the agents that fail in that process; it
   listens on the endpoint's own address where that is an IP, so that two jobs on one machine can
   use the same port.
-- It reads the state every 0.1 s, not every second, and calls `raise_if_over(joining)` each time,
+- It asks for changes every 0.1 s, not every second, and calls `raise_if_over(joining)` each time,
   which raises to leave: for a signal, a final error, a finished run. So nothing has to be raised
   from a signal handler, and no thread has to watch.
+- It unpickles nothing, and uses nothing from the store that was not signed with the job's key.
+- It deletes the keys of past rounds.
 - It does not compare times of different machines, nor use a clock of its own that can be set:
   clocks may differ, and jump.
 """
@@ -24,16 +26,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
-    C10dRendezvousBackend,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
@@ -42,27 +41,32 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from gptddp.distributed import torch_private_elastic
+from gptddp.launch.shared_state import POLL_S, Seen, SharedState
+from gptddp.launch.signing import SignedStore, Signer
 
 BACKEND = "gptddp"
-POLL_S = 0.1
 FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
 CONNECT_S = 2.0  # one attempt to reach the host; attempts go on until `raise_if_over` does
-_PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-_Seen = dict[Any, tuple[datetime, float]]  # a time as it was written; when we first saw it
+KEPT_ROUNDS = 8  # of which the store keeps the keys, for agents that are late
 
 
 class Rendezvous:
     """What the agents of one launcher share: the store that they host, and how they leave."""
 
-    def __init__(self, raise_if_over: Callable[[bool], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, raise_if_over: Callable[[bool], None], say: Callable[[str], None], key: str = ""
+    ) -> None:
+        """`key`: the job's, with which its pods sign what they write; empty: they cannot."""
         self.raise_if_over, self.say = raise_if_over, say
+        self._key = key
+        self._warned = False  # that the store has what does not verify
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
         self.joined = False  # has the present agent been part of a world?
         self.broken = False  # has a peer left that world, or its store gone?
         self._server: TCPStore | None = None
         self._handler: _Handler | None = None
-        self._seen: _Seen = {}  # an agent that begins anew does not count anew
+        self._seen: Seen = {}  # an agent that begins anew does not count anew
 
     def register(self) -> None:
         """Make `--rdzv-backend gptddp` known to torchrun in this process."""
@@ -122,11 +126,16 @@ class Rendezvous:
         self._wait_for(host, port)
         store = TCPStore(host, port, is_master=False, timeout=timeout)
         settings = _settings(params)
-        backend = C10dRendezvousBackend(store, params.run_id)
-        holder = _StateHolder(backend, settings, self._seen)
+        signer = Signer(self._key, params.run_id)
         address = params.local_addr or socket.getfqdn()
-        self._handler = _Handler(self, address, settings, BACKEND, store, holder)
+        holder = SharedState(store, settings, address, signer, self._seen, self._warn)
+        self._handler = _Handler(self, signer, address, settings, BACKEND, store, holder)
         return self._handler
+
+    def _warn(self, line: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self.say(f"warning: {line}")
 
     def _wait_for(self, host: str, port: int) -> None:
         """Wait until the host accepts; TCPStore's own waiting cannot be interrupted."""
@@ -186,49 +195,12 @@ class _Clock:
         return (self._start + timedelta(seconds=time.monotonic())).astimezone(tz)
 
 
-class _StateHolder(torch_private_elastic.StateHolder):
-    """Judges each time in the state by how long we have seen it there, whoever has written it.
-
-    torch compares it with the time of day: where clocks differ, a living peer is evicted, or a
-    world formed before its last call is over. What is written back is what was read.
-    """
-
-    def __init__(self, backend: Any, settings: Any, seen: _Seen) -> None:
-        super().__init__(backend, settings, POLL_S)
-        self._seen = seen
-
-    def _past_or_future(self, key: Any, written: datetime, limit: timedelta) -> datetime:
-        """A time that torch finds to be over if we have seen this one for longer than the limit."""
-        now = time.monotonic()
-        if self._seen.get(key, (None, now))[0] != written:
-            self._seen[key] = written, now
-        return _PAST if now - self._seen[key][1] > limit.total_seconds() else _FUTURE
-
-    def remove_silent(self) -> None:
-        state, limits = self.state, self.settings
-        silence = limits.keep_alive_interval * limits.keep_alive_max_attempt
-        stamps = state.last_heartbeats
-        state.last_heartbeats = {
-            node: self._past_or_future(node, at, silence) for node, at in stamps.items()
-        }
-        super().remove_silent()
-        state.last_heartbeats = {node: stamps[node] for node in state.last_heartbeats}
-        if state.deadline is not None:
-            last_call = limits.timeout.last_call
-            state.deadline = self._past_or_future(None, state.deadline, last_call)
-
-    def mark_dirty(self) -> None:
-        super().mark_dirty()
-        if self.state.deadline in (_PAST, _FUTURE):
-            self.state.deadline = self._seen[None][0]
-
-
 class _Handler(torch_private_elastic.Handler):
     """One agent's handler, which tells its Rendezvous what it finds."""
 
-    def __init__(self, owner: Rendezvous, *args: Any) -> None:
+    def __init__(self, owner: Rendezvous, signer: Signer, *args: Any) -> None:
         super().__init__(*args)
-        self._owner = owner
+        self._owner, self._signer = owner, signer
         self._world: set[Any] = set()  # the agents of the present world
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -237,7 +209,12 @@ class _Handler(torch_private_elastic.Handler):
         info = super().next_rendezvous()
         self._world = set(self.holder.state.participants)
         self._owner.joined, self._owner.broken = True, False
+        if info.rank == 0:
+            self.forget_round(self.holder.state.round - KEPT_ROUNDS)
         return info
+
+    def round_store(self, prefix: str, store: Store) -> Store:
+        return SignedStore(prefix, store, self._signer)
 
     def num_nodes_waiting(self) -> int:
         self._owner.raise_if_over(False)

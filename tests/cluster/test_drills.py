@@ -253,7 +253,7 @@ def test_no_fault_cost_more_than_the_step_in_flight(job):
 def test_delete_leaves_nothing_but_the_run(job):
     """No pod, service, companion or job of this name is left; the run directory is."""
     job.cli("delete")
-    kinds = "pytorchjobs,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,jobs"
+    kinds = "pytorchjobs,pods,services,secrets,serviceaccounts,networkpolicies,pdb,jobs"
     left = job.namespace.kubectl("get", kinds, "-o", "name").stdout.split()
     assert [name for name in left if job.name in name] == []
     assert (job.run / "config.json").exists()

@@ -12,7 +12,7 @@ import yaml
 from support.toy import SMALL
 
 ROOT = Path(__file__).parents[2]
-KINDS = "pytorchjobs,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,jobs"
+KINDS = "pytorchjobs,pods,services,secrets,serviceaccounts,networkpolicies,pdb,jobs"
 JOB = (
     "--name",
     "demo",
@@ -104,7 +104,7 @@ def test_from_texts_to_a_sample(k8s, namespace):
     out, err = k8s("submit", *JOB, "--wait", "--", *SMALL, "--steps", "12")
     assert out == "pytorchjob.kubeflow.org/demo created\n" and "Succeeded" in err
     uid = namespace.get("pytorchjob", "demo")["metadata"]["uid"]
-    for kind in ("serviceaccount", "networkpolicy", "poddisruptionbudget"):
+    for kind in ("serviceaccount", "networkpolicy", "poddisruptionbudget", "secret"):
         assert [o["uid"] for o in namespace.get(kind, "demo")["metadata"]["ownerReferences"]] == [
             uid
         ]
@@ -161,7 +161,7 @@ def test_a_killed_submit_is_completed_by_the_same_command(k8s, namespace):
         process.kill()
         process.communicate()
         k8s("submit", *job)
-        for kind in ("serviceaccount", "networkpolicy", "poddisruptionbudget"):
+        for kind in ("serviceaccount", "networkpolicy", "poddisruptionbudget", "secret"):
             assert namespace.get(kind, job[1])["metadata"]["ownerReferences"]
         k8s("delete", job[1], "--no-wait")
 

@@ -2,13 +2,16 @@
 
 import json
 import os
+import pickle
 import signal
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launchers import PATIENCE_S, Job, alive, launch, until
+from support.launchers import PATIENCE_S, PORT, Job, alive, launch, until
+from torch.distributed import TCPStore
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,32 @@ def test_a_worker_that_hangs_after_a_kill_is_killed_soon(job):
     until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
     job.goes_on(3)
     survivors(job)
+
+
+def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, tmp_path):
+    """Over the state, and where the next world looks for its rank 0: all three step on."""
+    store = TCPStore(f"{job.prefix}.100", PORT, is_master=False)
+    key, bomb = f"torch.rendezvous.job-{job.slot}", pickle.dumps(Touch(tmp_path / "executed"))
+    for value in (bomb, b64encode(bomb), b"\xff\x00", b"unsigned {}", b""):
+        state, old = json.loads(store.get(key).partition(b" ")[2]), job.worker(1)
+        store.set(f"{key}.{state['round'] + 1}/MASTER_ADDR", "192.0.2.1")
+        store.set(key, value)
+        os.kill(old, signal.SIGKILL)
+        until("a new worker", lambda old=old: job.worker(1) != old)
+        job.goes_on(3)
+    survivors(job)
+    assert not (tmp_path / "executed").exists()
+    assert any("docs/security.md" in job.log(i) for i in range(3))
+
+
+class Touch:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
 
 
 def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):

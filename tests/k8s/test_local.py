@@ -57,6 +57,9 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
     assert "read_timeout=60" in env["PET_RDZV_CONF"].split(",")
     assert env["PET_RDZV_ID"] == built["spec"]["elasticPolicy"]["rdzvId"]
     assert (env["PYTHONUNBUFFERED"], env["GPTDDP_GRACE_S"]) == ("1", "60")
+    key = tmp_path / "local/jobs/job/rendezvous.key"
+    assert env["GPTDDP_RENDEZVOUS_KEY"] == key.read_text() and len(key.read_text()) == 64
+    assert key.stat().st_mode & 0o777 == 0o600
     assert "MASTER_ADDR" not in env and "WORLD_SIZE" not in env
     assert env["CACHE"].endswith(f"/shm/cache:{volumes}/runs")
     assert one["args"] == [
@@ -64,6 +67,19 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
         *("--data", f"{volumes}/data/set", "s3://b/data", "job-worker-0", "$"),
     ]
     assert one["cpus"] == 1 and one["session"]
+
+
+@pytest.mark.parametrize("torn", ["", "0123", "\xff" * 64])
+def test_a_torn_key_is_made_anew(finish, tmp_path, torn):
+    """A runner that was killed, or a disk that was full, may leave anything."""
+    folder = tmp_path / "local/jobs/job"
+    folder.mkdir(parents=True)
+    for name in ("rendezvous.key", "rendezvous.key.new"):
+        (folder / name).write_text(torn, "latin-1")
+    code, _, err = finish(job("(runs / name).write_text(os.environ['GPTDDP_RENDEZVOUS_KEY'])"))
+    assert code == 0, err
+    key = (folder / "rendezvous.key").read_text()
+    assert len(key) == 64 and pod_file(tmp_path, "job-worker-0").read_text() == key
 
 
 def test_scratch_is_deep_in_the_job_and_short_enough_for_a_socket(finish, tmp_path):

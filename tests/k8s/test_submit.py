@@ -13,7 +13,8 @@ from support.writable_api_server import WriteAPI
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import difference, manifest, spec
 
-COMPANIONS = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
+RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
+COMPANIONS = [*RENDERED, "Secret"]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def end(api, kind):
 
 
 def test_submit_creates_companions_first_and_owns_them(api, k8s):
-    """What render prints, in its order; then each companion has the job as its owner."""
+    """What render prints, in its order, and a Secret; then each has the job as its owner."""
     result = submit(k8s)
     assert result.exit_code == 0, result.output
     assert result.stdout == "pytorchjob.kubeflow.org/demo created\n"
@@ -69,7 +70,7 @@ def test_submit_creates_companions_first_and_owns_them(api, k8s):
     assert job(api)["metadata"]["annotations"] == rendered["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("cut_at", range(7))
+@pytest.mark.parametrize("cut_at", range(9))
 def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cut_at):
     """After any number of writes: the second call ends with the same objects and owners."""
     api.cut_at = cut_at
@@ -77,7 +78,7 @@ def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cu
     assert len(api.writes) == cut_at
     api.cut_at = None
     assert submit(k8s).exit_code == 0
-    assert len(api.writes) == 7
+    assert len(api.writes) == 9
     assert sorted(api.all()) == sorted((kind, "demo") for kind in [*COMPANIONS, "PyTorchJob"])
     for kind in COMPANIONS:
         (owner,) = api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"]

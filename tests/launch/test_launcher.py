@@ -96,12 +96,22 @@ def test_without_an_operator_the_pod_is_the_whole_job():
         ("PET_RDZV_ENDPOINT", "demo-worker-0"),
         ("PET_RDZV_CONF", "join_timeout=soon"),
         ("GPTDDP_GRACE_S", "1m"),
+        ("GPTDDP_RENDEZVOUS_KEY", "too short"),
     ],
 )
 def test_a_bad_variable_is_named(name, value):
     """A mistake in the pod's environment is a ConfigError that names the variable."""
     with pytest.raises(ConfigError, match=name):
         pod_from(ENV | {name: value})
+
+
+def test_the_key_is_the_jobs_and_is_not_shown():
+    """As the Secret has it, with or without a line feed; a pod that is alone makes its own."""
+    key = "0123456789abcdef" * 4
+    pod = pod_from(ENV | {"GPTDDP_RENDEZVOUS_KEY": f"{key}\n"})
+    assert pod.key == key and key not in repr(pod)
+    assert pod_from(ENV).key == ""
+    assert len(pod_from({}).key) == 64 and pod_from({}).key != pod_from({}).key
 
 
 def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):

@@ -1,90 +1,80 @@
-"""Whether a peer lives does not depend on anybody's time of day."""
+"""Whether a peer lives does not depend on anybody's time of day, nor on when an agent began."""
 
-import pickle
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import HashStore
+from support.agents import KEY, SETTINGS, Agents, add, beat, change, fresh, names
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from gptddp.launch import rendezvous
+from gptddp.launch.state import encode
 
 HOUR = timedelta(hours=1)
-TIMEOUTS = torchs.RendezvousTimeout(last_call=timedelta(seconds=0.3))
-SETTINGS = torchs.RendezvousSettings("id", 1, 4, TIMEOUTS, timedelta(seconds=0.2), 3)
-NODES = [torchs._NodeDesc(name, 0, 0) for name in ("me", "ahead", "behind", "dead")]
+NAMES = ("me", "ahead", "behind", "dead")
+NODES = [torchs._NodeDesc(name, 0, 0) for name in NAMES]
 ME, AHEAD, BEHIND, DEAD = NODES
 
 
 @pytest.fixture
-def backend():
-    """A rendezvous that four agents have joined, whose last call is not over."""
-    made = C10dRendezvousBackend(HashStore(), "id")
-
-    def join(state):
-        state.participants = dict.fromkeys(NODES, 0)
-        state.last_heartbeats = dict.fromkeys(NODES, datetime.now(UTC))
-
-    change(made, join)
-    return made
+def store():
+    """A real store, on a port of its own."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def read(backend):
-    bits, token = backend.get_state() or (None, None)
-    return (pickle.loads(bits) if bits else torchs._RendezvousState()), token
-
-
-def change(backend, how):
-    """Change the state as an agent on another machine would."""
-    state, token = read(backend)
-    how(state)
-    assert backend.set_state(pickle.dumps(state), token)[2]
-
-
-def read_by_newcomer(backend):
-    """The state of an agent that has just begun."""
-    holder = rendezvous._StateHolder(backend, SETTINGS, {})
-    holder.sync()
-    return holder
-
-
-def test_only_who_falls_silent_is_given_up(backend):
+def test_only_who_falls_silent_is_given_up(store):
     """Not who is an hour ahead or behind, and not by a newcomer."""
-
-    def beat(state):
-        state.last_heartbeats[ME] = datetime.now(UTC)
-        state.last_heartbeats[AHEAD] = datetime.now(UTC) + HOUR
-        state.last_heartbeats[BEHIND] = datetime.now(UTC) - HOUR
-
-    holder, end = read_by_newcomer(backend), time.monotonic() + 0.9
-    assert len(holder.state.participants) == 4
+    agents = Agents(store)
+    me, ahead, behind, _ = agents.join(*NAMES)
+    end = time.monotonic() + 0.9
+    assert names(me) == set(NAMES)
     while time.monotonic() < end:
-        change(backend, beat)
+        beat(me)
+        beat(ahead, datetime.now(UTC) + HOUR)
+        beat(behind, datetime.now(UTC) - HOUR)
         time.sleep(0.11)  # it reads every 0.1 s at most
-        holder.sync()
-        assert {ME, AHEAD, BEHIND} <= holder.state.participants.keys()
-    assert DEAD not in holder.state.participants
-    assert DEAD in read_by_newcomer(backend).state.participants
-    holder.mark_dirty()
-    assert holder.sync()
-    written = read(backend)[0].last_heartbeats
-    assert written.keys() == {ME, AHEAD, BEHIND}
-    assert written[AHEAD] - written[ME] > HOUR / 2 < written[ME] - written[BEHIND]
+        assert {"me", "ahead", "behind"} <= names(me)
+    assert names(agents.agent("new")) == {"me", "ahead", "behind"}  # a write has taken it out
+    assert names(me) == {"me", "ahead", "behind"}
+
+
+def test_a_newcomer_gives_nobody_up(store):
+    """Who has said nothing for long may have said it just before the newcomer began to look."""
+    agents = Agents(store)
+    agents.join("dead")
+    time.sleep(0.9)
+    newcomer = agents.agent("new")
+    assert names(newcomer) == {"dead"}
+    time.sleep(0.9)
+    assert names(newcomer) == set()
+
+
+def test_who_comes_back_is_not_given_up_again(store):
+    """One sign of life after a long silence counts at once."""
+    agents = Agents(store)
+    me, late = agents.join("me", "late")
+    for _ in range(8):
+        beat(me)
+        names(me)
+        time.sleep(0.11)
+    beat(me)
+    assert names(me) == {"me"}
+    assert names(late) == {"me"}
+    change(late, lambda state: add(state, "late"))
+    for _ in range(3):
+        assert names(me) == {"me", "late"}
 
 
 def test_an_agent_that_begins_anew_does_not_count_anew():
     """Who has been silent before the agent of a launcher failed is given up by the next at once."""
     conf = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=1)
     params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 4, "me", **conf)
-    launcher = rendezvous.Rendezvous(lambda joining: None, print)
+    launcher = rendezvous.Rendezvous(lambda joining: None, print, KEY)
     agent = launcher._create(params)
-    state = torchs._RendezvousState()
-    state.participants, state.last_heartbeats = {DEAD: 0}, {DEAD: datetime.now(UTC) + HOUR}
-    C10dRendezvousBackend(agent._store, "id").set_state(pickle.dumps(state))
+    Agents(agent._store).join("dead")
     agent.refresh()
     assert agent.agents == 1
     time.sleep(1.2)
@@ -94,21 +84,22 @@ def test_an_agent_that_begins_anew_does_not_count_anew():
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_the_last_call_is_as_long_for_every_clock(backend, off):
+def test_the_last_call_is_as_long_for_every_clock(store, off):
     """It is over when we have seen it for that long; who writes keeps it as it was."""
     deadline = datetime.now(UTC) + off
-    change(backend, lambda state: setattr(state, "deadline", deadline))
-    holder = read_by_newcomer(backend)
+    agents = Agents(store)
+    (holder,) = agents.join("me")
+    change(holder, lambda state: setattr(state, "deadline", deadline))
 
     def action():
         context = torchs._RendezvousContext(ME, holder.state, SETTINGS)
         return torchs._RendezvousJoinOp()(context, time.monotonic() + 60)
 
     assert action() is torchs._Action.SYNC
-    holder.mark_dirty()
-    assert holder.sync() and read(backend)[0].deadline == deadline
+    change(holder, lambda state: add(state, "ahead"))
+    assert encode(holder.state, holder._seq, deadline) == holder._text
     time.sleep(0.4)
-    holder.sync()
+    fresh(holder)
     assert action() is torchs._Action.MARK_RENDEZVOUS_COMPLETE
 
 
@@ -128,3 +119,28 @@ def test_heartbeats_go_on_when_our_clock_is_set(monkeypatch, jump):
     assert not torchs._should_keep_alive(context)
     time.sleep(0.25)
     assert torchs._should_keep_alive(context)
+
+
+def test_the_log_says_once_that_a_stranger_writes():
+    """A line for each forged state would fill the log."""
+    said = []
+    owner = rendezvous.Rendezvous(lambda joining: None, said.append, KEY)
+    owner._warn("first")
+    owner._warn("second")
+    assert said == ["warning: first"]
+
+
+def test_the_store_does_not_grow_with_the_rounds(monkeypatch):
+    """Hundred rounds of a world leave no more keys than ten."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as the launcher does
+    monkeypatch.setattr(torchs, "get_method_name", lambda depth=2: "")  # reads sources: slow
+    conf = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=5, last_call_timeout=1)
+    params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 1, "me", **conf)
+    launcher = rendezvous.Rendezvous(lambda joining: None, print, KEY)
+    agent = launcher._create(params)
+    keys = []
+    for _ in range(100):
+        agent.next_rendezvous()
+        keys.append(agent._store.num_keys())
+    assert agent.holder.state.round >= 99
+    assert keys[-1] == keys[10] < 30

@@ -1,21 +1,26 @@
 """What is used of torch beyond its API: in one place, in a list that is checked at the start."""
 
 import ast
+import importlib
+import re
+import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as td
+import torch.distributed.launcher.api
+from support.forked import fork
+from support.paths import ROOT
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import gptddp
 from gptddp.distributed import torch_private
+from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.torch_private import LAUNCHER, TRAINER
 from gptddp.errors import ConfigError
 
-HIDDEN = [
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous._delay",
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler"
-    "._stop_heartbeats",
-    "torch.distributed.launcher.api.LocalElasticAgent",
-]
 PRIVATE = Path(torch_private.__file__).parent
 KINDS = ("foreign", "own", "methods")
 HALVES = [PRIVATE / "torch_private.py", PRIVATE / "torch_private_elastic.py"]
@@ -42,31 +47,137 @@ def test_private_names_of_others_are_used_in_one_place():
 
 
 def test_the_list_of_names_is_what_is_used():
-    """Every name of torch that the two modules take or override is checked, and no other."""
+    """Every private name that the two modules take or override is checked, and no other."""
     used = {it for path in HALVES for kind in KINDS for it in private_names(path, kind)}
-    used = {it for it in used if not it.startswith("_forkserver")}  # multiprocessing's
-    listed = {name.split(".")[-1] for names in torch_private.NAMES.values() for name in names}
-    listed |= {name.split(".")[0] for names in torch_private.NAMES.values() for name in names}
-    assert used == {it for it in listed if it.startswith("_")}
+    used -= {"_server", "_forkserver_authkey", "_prefix"}  # ours; one that may be missing; ours
+    listed = set()
+    for names in (*TRAINER.values(), *LAUNCHER.values()):
+        for name, shape in names.items():
+            listed |= {*name.split("."), *re.findall(r"\w+", shape if "{" in shape else "")}
+    reached = {"_RendezvousContext", "_DistributedRendezvousOpExecutor"}  # by a member of others
+    assert used | reached == {it for it in listed if it.startswith("_")}
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_a_name_that_torch_lacks_is_told_at_the_start(monkeypatch, name):
-    """The message has the name, this torch and the one to install; the unchanged torch passes."""
-    torch_private.check_torch()
-    monkeypatch.delattr(name)
-    with pytest.raises(
-        ConfigError, match=rf"torch {torch.__version__[:4]}.* has no {name},.*2\.13"
-    ):
-        torch_private.check_torch()
+def refused(*tables):
+    with pytest.raises(ConfigError) as caught:
+        torch_private.check_torch(*tables)
+    return str(caught.value)
 
 
-def test_what_only_an_instance_has_is_looked_for_too(monkeypatch):
+ALL = [
+    (f"{module}:{name}", shape)
+    for table in (TRAINER, LAUNCHER)
+    for module, names in table.items()
+    for name, shape in names.items()
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), ALL, ids=[name for name, _ in ALL])
+def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, shape):
+    """The message has the name, what is installed, where it was read and the fix."""
+    torch_private.check_torch(TRAINER, LAUNCHER)  # the unchanged torch passes
+    module, _, path = name.partition(":")
+    owner = importlib.import_module(module)
+    *classes, last = path.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    whole, table = f"{module}.{path}", {module: {path: shape}}
+    if shape:
+        monkeypatch.setattr(owner, last, lambda other, *, new: None)
+        assert whole in refused(table)
+        monkeypatch.undo()
+    if hasattr(owner, last):
+        for it in filter(lambda it: last in vars(it), getattr(owner, "__mro__", [owner])):
+            monkeypatch.delattr(it, last)
+    else:  # a member that only instances have
+        monkeypatch.setattr(owner, "__init__", lambda self: None)
+    message = refused(table)
+    assert f"has no {whole}, which gptddp needs" in message
+    torchs = module.startswith("torch")
+    assert (
+        f"torch {torch.__version__} " if torchs else f"Python {sys.version.split()[0]} "
+    ) in message
+    assert ("install torch 2.13" if torchs else "use one of Python 3.11 to 3.14") in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_set_pg_timeout", lambda timeout: None),  # one parameter less
+        ("_set_pg_timeout", lambda group, timeout: None),  # another order
+        ("_set_pg_timeout", lambda timeout, group, force: None),  # one more that must be given
+    ],
+)
+def test_another_signature_is_not_what_was_read(monkeypatch, name, value):
+    """A call that would fail in the middle of a run is refused at the start."""
+    monkeypatch.setattr(torch.distributed.distributed_c10d, name, value)
+    assert f"{name} that is not called with (timeout, group)" in refused(TRAINER)
+
+
+def test_a_new_field_of_the_state_is_refused(monkeypatch):
+    """Our JSON would lose it without a word; and so it is with what a holder must do."""
+    fields = dynamic_rendezvous._RendezvousState.__annotations__
+    monkeypatch.setitem(fields, "spares", "set")
+    assert "_RendezvousState with other members than {=round" in refused(LAUNCHER)
+    monkeypatch.undo()
+    holder = dynamic_rendezvous._RendezvousStateHolder
+    monkeypatch.setattr(holder, "__abstractmethods__", {"state", "sync", "mark_dirty", "close"})
+    assert "_RendezvousStateHolder with other members" in refused(LAUNCHER)
+
+
+def test_what_only_an_instance_has_is_looked_for_too():
     """A member that no __init__ sets is missing, and so is a whole module."""
-    for module, name in [
-        (next(iter(torch_private.NAMES)), "_RendezvousState._gone"),
-        ("torch.gone", "x"),
-    ]:
-        monkeypatch.setattr(torch_private, "NAMES", {module: [name]})
-        with pytest.raises(ConfigError, match=f"has no {module}.{name}"):
-            torch_private.check_torch()
+    dynamic = dynamic_rendezvous.__name__
+    for module, name in [(dynamic, "_RendezvousState._gone"), ("torch.gone", "x")]:
+        assert f"has no {module}.{name}" in refused({module: {name: ""}})
+
+
+def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):
+    """Exit code 2 and one line, which torchrun does not try again for ever to mend."""
+    code = (
+        "import sys, torch.distributed.distributed_c10d as c10d; del c10d._set_pg_timeout; "
+        "from gptddp.train import main; sys.exit(main(sys.argv[1:]))"
+    )
+    trainer = fork(code, "--data", "x", "--run-dir", "y", stderr=tmp_path / "err")
+    assert trainer.wait(60) == 2
+    (line,) = (tmp_path / "err").read_text().splitlines()
+    assert "has no torch.distributed.distributed_c10d._set_pg_timeout" in line
+
+
+def test_torch_is_capped_below_the_next_minor_version():
+    """In the package's requirements; the image has a version of those."""
+    major, minor = map(int, torch_private.VERIFIED.split("."))
+    requirement = f'"torch>={major}.{minor},<{major}.{minor + 1}"'
+    assert requirement in (ROOT / "pyproject.toml").read_text()
+    assert f"\ntorch=={major}.{minor}." in (ROOT / "image/constraints.txt").read_text()
+    assert torch.__version__.startswith(f"{major}.{minor}.")
+
+
+PEER = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as td
+group = td.ProcessGroupGloo(td.FileStore(sys.argv[1], 2), 1, 2, timedelta(seconds=20))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_lost_peer_is_told_by_the_text_of_its_error(tmp_path, monkeypatch):
+    """Of the installed gloo: one that is silent, one that is gone, and what follows a time-out."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    errors = []
+    for life, lives_s in (("silent", "60"), ("closed", "0")):
+        store = str(tmp_path / life)
+        peer = fork(PEER, store, lives_s)
+        group = td.ProcessGroupGloo(td.FileStore(store, 2), 0, 2, timedelta(seconds=20))
+        if life == "closed":
+            peer.wait(20)
+        for _ in range(2):
+            options = td.AllreduceOptions()
+            options.timeout = timedelta(seconds=0.2)
+            with pytest.raises(RuntimeError) as caught:
+                group.allreduce([torch.zeros(4)], options).wait()
+            errors.append(caught.value)
+        peer.kill()
+    assert all(map(is_lost_peer, errors)), errors
+    assert not is_lost_peer(RuntimeError("a mistake of ours"))

@@ -31,6 +31,7 @@ from gptddp.k8s.render import manifest, spec
 from gptddp.run.history import history, logged, read_ledger
 
 ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
+KEY = "faults" * 8
 PAUSE_S = 0.1  # what a step takes, nearly
 SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
 long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
@@ -75,7 +76,7 @@ class Job:
         built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
         claims = {"data": corpus, "runs": runs}
-        plans = pods.plan(built, self.network, folder / "pods", claims, folder)
+        plans = pods.plan(built, self.network, folder / "pods", claims, folder, KEY)
         self.tag = f"{folder}#{uuid.uuid4().hex}/"
         self.pods = [
             pods.Pod(

@@ -24,6 +24,8 @@ QUICK = (  # a new server imports only what the toy needs, and the end of a job 
     "from gptddp.launch import agent, forkserver; "
     "agent.EXIT_BARRIER_S = 3; forkserver.PRELOAD[1:] = []; "
 )
+PORT = 23111  # of the rendezvous
+KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
 PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
 
@@ -53,20 +55,21 @@ class Job:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
         self.script, self.flags = script, flags or TOY_FLAGS
         self.size, self.before = pods, ""  # code that each launcher runs first
+        self.prefix = f"127.{10 + os.getpid() % 200}.{slot}"  # two test runs do not meet
         self.pods: dict[int, Forked] = {}
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
         for i in indices:
-            prefix = f"127.{10 + os.getpid() % 200}.{self.slot}"  # two test runs do not meet
             env = {
                 "POD_NAME": f"pod-{i}",
-                "POD_ADDRESS": f"{prefix}.{100 + i}",
+                "POD_ADDRESS": f"{self.prefix}.{100 + i}",
                 "PET_NNODES": self.nnodes,
                 "PET_NPROC_PER_NODE": "1",
                 "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"{prefix}.100:23111",
+                "PET_RDZV_ENDPOINT": f"{self.prefix}.100:{PORT}",
                 "PET_RDZV_ID": f"job-{self.slot}",
+                "GPTDDP_RENDEZVOUS_KEY": KEY,
                 "GPTDDP_GRACE_S": "20",
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }

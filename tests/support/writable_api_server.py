@@ -12,6 +12,7 @@ from gptddp.k8s.cli.main import cli
 KINDS = {
     "Job": "jobs",
     "Service": "services",
+    "Secret": "secrets",
     "ServiceAccount": "serviceaccounts",
     "NetworkPolicy": "networkpolicies",
     "PodDisruptionBudget": "poddisruptionbudgets",
@@ -23,6 +24,8 @@ api_server.SHAPES.update({plural: kind for kind, plural in KINDS.items()})
 
 class _Handler(api_server._Handler):
     def do_GET(self):
+        if "/secrets" in self.path and self.api.secrets_are_hidden:
+            return self._status(403, "secrets is forbidden: U cannot get secrets")
         if self.api.answer is None:
             return super().do_GET()
         status, body = self.api.answer
@@ -89,6 +92,7 @@ class WriteAPI(api_server.FakeAPI):
     def __init__(self, folder):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         self.answer = None  # (status, text) to every GET
+        self.secrets_are_hidden = False
         super().__init__(folder)
 
     def command_line(self, command, *args):

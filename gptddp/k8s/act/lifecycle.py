@@ -7,7 +7,7 @@ import calendar
 import time
 from collections.abc import Sequence
 
-from gptddp.errors import ConfigError
+from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import (
     Object,
@@ -70,8 +70,8 @@ def delete(cluster: Cluster, name: str) -> list[str]:
     # Listed first: the garbage collector takes them as soon as the job is gone.
     found = [
         (kind, str(it["metadata"]["name"]))
-        for kind in ("Job", *reversed(companions.KINDS))
-        for it in cluster.find(kind, ours(name))
+        for kind in ("Job", *reversed(companions.KINDS), "Secret")
+        for it in _found(cluster, kind, name)
     ]
     gone = [*([(JOB, name)] if job else []), *found]
     for it in gone:
@@ -79,6 +79,15 @@ def delete(cluster: Cluster, name: str) -> list[str]:
     if not gone and not remains(cluster, name):
         raise cluster.not_found(name)
     return [resource(*it) for it in gone]
+
+
+def _found(cluster: Cluster, kind: str, name: str) -> list[Object]:
+    try:
+        return cluster.find(kind, ours(name))
+    except ClusterError as error:
+        if kind == "Secret" and error.status == 403:
+            return []  # who may not see it could not make it; one of a job goes with the job
+        raise
 
 
 def remains(cluster: Cluster, name: str, short_jobs: bool = True) -> list[Object]:

@@ -1,10 +1,12 @@
 """Creates a job on a cluster: killed at any point, the same call completes what it began.
 
 1. what the server would refuse (a dry run of the job), and the claims that must be there
-2. the companions: created, or adopted where an earlier call has left them
-3. the job, and its uid as the owner of the companions
+2. the companions, and a Secret with a new key: created, or adopted where an earlier call has left
+   them
+3. the job, and its uid as the owner of the companions and the Secret
 """
 
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -14,6 +16,7 @@ from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say
+from gptddp.k8s.render import companions
 from gptddp.k8s.render.difference import differences
 from gptddp.k8s.render.manifest import SPEC_HASH
 
@@ -35,6 +38,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
         claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
         for helper in helpers:
             _ensure(cluster, helper, None)
+        _ensure_key(cluster, job, None, say)
         _check_pod(cluster, job, say)
         try:
             live = cluster.create(job)
@@ -47,6 +51,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
     if not lifecycle.finished(live):
         for helper in helpers:
             _ensure(cluster, helper, live)
+        _ensure_key(cluster, job, live, say)
     return live, created
 
 
@@ -133,7 +138,37 @@ def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
     raise ConfigError("\n".join([head, *lines]))
 
 
-def _ensure(cluster: Cluster, wanted: Object, owner: Object | None) -> None:
+def _ensure_key(cluster: Cluster, job: Object, owner: Object | None, say: Say) -> None:
+    """The Secret with the key of the rendezvous: made before the job, kept as it is, owned by it.
+
+    One that the user has made is used as it is, and stays the user's. Where secrets are not this
+    user's to make, the job runs without a key, as one does that exists already: with a new key,
+    the next of its pods to start could not join the others.
+    """
+    name = job["metadata"]["name"]
+    try:
+        live = cluster.get("Secret", name)
+        theirs = live is not None and not lifecycle.is_ours(live, name)
+        if live and theirs and companions.SECRET_FIELD in (live.get("data") or {}):
+            return
+        if live is None and owner is not None:
+            say(
+                f"warning: there is no Secret {name}, so the job's pods have no key for their "
+                f"rendezvous: `gptddp-k8s delete {name}{cluster.flags}` and a new submit make one; "
+                "see docs/security.md"
+            )
+            return
+        data = {"stringData": {companions.SECRET_FIELD: secrets.token_hex()}}
+        _ensure(cluster, companions.secret(job), owner, data)
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        say(f"warning: the pods have no key for their rendezvous: {error}; see docs/security.md")
+
+
+def _ensure(
+    cluster: Cluster, wanted: Object, owner: Object | None, at_creation: Object | None = None
+) -> None:
     """Create a companion, or adopt the one that an earlier call has left, and set its owner."""
     kind, name = wanted["kind"], wanted["metadata"]["name"]
     for _ in range(30):
@@ -145,7 +180,7 @@ def _ensure(cluster: Cluster, wanted: Object, owner: Object | None) -> None:
         body = _owned(wanted, live, owner)
         try:
             if live is None:
-                cluster.create(body)
+                cluster.create({**body, **(at_creation or {})})
                 return
             if "deletionTimestamp" not in live["metadata"]:
                 if not _contains(live, body):

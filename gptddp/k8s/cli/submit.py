@@ -80,11 +80,18 @@ def render(output: str, **options: Any) -> None:
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
     """
-    from gptddp.k8s.render import manifest
+    from gptddp.k8s.render import companions, manifest
 
-    objects = _objects(_load(options))
+    job = _load(options)
+    objects = _objects(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
+    at = f" -n {job.namespace}" if job.namespace else ""
+    note(
+        f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
+        f"kubectl create secret generic {job.name} "
+        f'--from-literal={companions.SECRET_FIELD}="$(openssl rand -hex 32)"{at}'
+    )
 
 
 @click.command(cls=Command)

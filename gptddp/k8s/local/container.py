@@ -17,6 +17,7 @@ from pathlib import Path
 from gptddp.errors import ConfigError
 from gptddp.k8s.local.replica import Replica, replicas
 from gptddp.k8s.objects import Object, replica_count, replica_specs
+from gptddp.k8s.render.companions import secret_ref
 from gptddp.k8s.render.rules import JOB_ENV
 
 # A container starts without what the user's shell exports for another job.
@@ -120,9 +121,9 @@ def _elastic_env(replica: Replica, policy: Object, workers: int) -> dict[str, st
     return env
 
 
-def environment(replica: Replica, folders: Mapping[str, Path]) -> dict[str, str]:
+def environment(replica: Replica, folders: Mapping[str, Path], key: str) -> dict[str, str]:
     """The container's whole environment: this machine's in the place of the image's, the
-    manifest's, the operator's, and the pod's own name and address."""
+    manifest's, the operator's, and the pod's own name and address. `key`: the Secret's."""
     env = {k: v for k, v in os.environ.items() if not _NOT_INHERITED.fullmatch(k)}
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     env |= {"HOSTNAME": replica.name, "POD_ADDRESS": replica.address}
@@ -134,7 +135,8 @@ def environment(replica: Replica, folders: Mapping[str, Path]) -> dict[str, str]
         raise ConfigError(f"{replica.name}: --local has no envFrom; name the variables in env")
     for item in replica.container.get("env") or []:
         if source := item.get("valueFrom"):
-            value = _from_source(replica, item["name"], source)
+            own_secret = source == secret_ref(replica.job["metadata"]["name"])
+            value = key if own_secret else _from_source(replica, item["name"], source)
         else:
             value = expanded(localized(str(item.get("value") or ""), folders), env)
         env[item["name"]] = value

@@ -51,16 +51,21 @@ class Plan:
 
 
 def plan(
-    job: dict[str, Any], network: Network, scratch: Path, claims: Mapping[str, Path], default: Path
+    job: dict[str, Any],
+    network: Network,
+    scratch: Path,
+    claims: Mapping[str, Path],
+    default: Path,
+    key: str = "",
 ) -> list[Plan]:
-    """A plan for every pod. Raises ConfigError for what cannot be run here."""
+    """A plan for every pod; `key`: in the job's Secret. Raises ConfigError for what cannot run."""
     plans: list[Plan] = []
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
     next_core = next_gpu = 0
     for replica in replicas(job, network):
         own = scratch / replica.short
         folders = container.mounts(replica, own, claims, default)
-        env = container.environment(replica, folders)
+        env = container.environment(replica, folders, key)
         limits = (replica.container.get("resources") or {}).get("limits") or {}
         count = math.ceil(quantity.parse(str(limits.get("cpu", 0))) or len(cores))
         cpus = {cores[(next_core + k) % len(cores)] for k in range(count)}

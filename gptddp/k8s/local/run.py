@@ -3,6 +3,7 @@
 LOCAL_DIR/volumes/<claim>/           a PersistentVolumeClaim
 LOCAL_DIR/jobs/<name>/manifest.yaml  what runs; another manifest of the same name is refused
 LOCAL_DIR/jobs/<name>/status.json    conditions, pods with their pids and addresses
+LOCAL_DIR/jobs/<name>/rendezvous.key  in the place of the job's Secret
 LOCAL_DIR/jobs/<name>/logs/<pod>.log
 LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
 """
@@ -10,6 +11,7 @@ LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
 import contextlib
 import difflib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from gptddp.k8s.local.screen import Screen, relative_path
 from gptddp.k8s.objects import Object, replica_specs, volume_claims
 from gptddp.k8s.render import admission, manifest, rules
 
+_KEY_LENGTH = 64
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
 
 
@@ -65,7 +68,7 @@ def run(
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
             scratch, temporary = _scratch(folder)
-            plans = pods.plan(job, network, scratch, volumes, default)
+            plans = pods.plan(job, network, scratch, volumes, default, _key(folder))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
             runner = Runner(job, folder, plans, tag, verbose)
@@ -160,6 +163,21 @@ def _check_same(folder: Path, job: Object) -> None:
         first = f"the job {job['metadata']['name']} exists with another manifest; {fix}"
         head = f"{first} (its run directory is then continued):"
         raise ConfigError("\n".join([head, *lines[:12], *more]))
+
+
+def _key(folder: Path) -> str:
+    """The key of the job's rendezvous: made once, and for its user alone."""
+    path = folder / "rendezvous.key"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if len(key := path.read_text("ascii")) == _KEY_LENGTH:
+            return key
+    key = secrets.token_hex(_KEY_LENGTH // 2)
+    new = path.with_name(f"{path.name}.new")  # whoever is killed here leaves no torn key
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key)
+    new.replace(path)
+    return key
 
 
 def _scratch(folder: Path) -> tuple[Path, list[str]]:

@@ -1,11 +1,15 @@
 """The objects beside a PyTorchJob, all of its name and with its labels.
 
+The Secret with the key of the rendezvous is none of them: a manifest is no place for secrets. The
+pods name it, and run without it too; `submit` makes it, and so may anybody else.
+
 They are rendered before it, as its pods need them, and so cannot name it as their owner: `submit`
 makes it so once the job has a uid.
 """
 
 from gptddp.k8s.objects import Object
 
+SECRET_FIELD = "rendezvous-key"  # of the Secret's data
 JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator puts on the job's pods
 OURS = "app.kubernetes.io/name=gptddp"  # label selector of all jobs of ours, and their pods
 KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
@@ -44,6 +48,16 @@ def of(job: Object, metrics_port: int) -> list[Object]:
             },
         },
     ]
+
+
+def secret(job: Object) -> Object:
+    """The Secret of a job, without its data."""
+    return {**_head(job, "v1", "Secret"), "type": "Opaque"}
+
+
+def secret_ref(name: str) -> Object:
+    """Where a pod's variable gets the key; without the Secret it is not set."""
+    return {"secretKeyRef": {"name": name, "key": SECRET_FIELD, "optional": True}}
 
 
 def _head(job: Object, version: str, kind: str) -> Object:

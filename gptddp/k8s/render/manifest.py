@@ -15,7 +15,7 @@ from gptddp import config, flags
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import companions, restricted
 from gptddp.k8s.render.spec import JobSpec
-from gptddp.launch.pod import RDZV_CONF
+from gptddp.launch.pod import KEY, RDZV_CONF
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
@@ -213,4 +213,5 @@ def _env(spec: JobSpec) -> list[Object]:
         **restricted.scratch_env(),
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    return [name, *({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])]
+    key = {"name": KEY, "valueFrom": companions.secret_ref(spec.name)}
+    return [name, key, *({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])]
