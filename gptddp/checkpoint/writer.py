@@ -15,13 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.errors import GptddpError, Superseded, Unusable
-from gptddp.files import explain
+from gptddp.files import explain, fsync
 from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import highest_generation
 from gptddp.run.lineage import left
@@ -83,6 +84,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
         self._began = 0.0  # monotonic: the save in flight
+        self._tried = ""  # the checkpoint of the last try
         self.failure: Exception | None = None  # of the last save
 
     @property
@@ -199,13 +201,16 @@ class Writer:
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
         stale = self.generation - 1 if self.late else self.generation
         retention.remove_stale(self.run_dir, stale, self.spare)
-        name = store.commit(
-            self.run_dir,
-            manifest,
-            [data],
-            lambda: self._before_rename(manifest["step"]),
-            self.read_back,
-        )
+        name = store.name_of(manifest["step"], self.generation)
+        again, self._tried = self._tried == name, name
+        try:
+            before_rename = partial(self._before_rename, manifest["step"])
+            store.commit(self.run_dir, manifest, [data], before_rename, self.read_back)
+        except FileExistsError:
+            if not again:
+                raise
+            # The last try has come as far as the name, and failed by what comes after it.
+            fsync(self.run_dir / CHECKPOINTS)
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
         try:

@@ -57,6 +57,7 @@ class Origin:
 _NONE = type(None)
 _KINDS: dict[str, tuple[type, ...]] = {
     "config": (dict,),
+    "changes": (list,),
     "generation": (int,),
     "step": (int,),
     "meta": (dict,),
@@ -67,5 +68,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "run_id": (str,),
     "parent": (str, _NONE),
     "snapshot_rank": (int, _NONE),
+    "late": (str, _NONE),
     "quarantine": (list,),
 }

@@ -228,6 +228,22 @@ def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
     assert point > 10
 
 
+def test_a_save_that_has_failed_works_at_the_next_try(tmp_path, monkeypatch):
+    """Wherever it failed, even after it had its name: the last step of a run is tried again."""
+    for point in range(1, 100):
+        writer = Writer(tmp_path / str(point), 1)
+        calls = fail_at(monkeypatch, point, errno.EIO, False)
+        if point == 1:  # that the checkpoint is there may not be seen either
+            monkeypatch.setattr(store, "read_manifest", lambda path: os.stat(path / "absent"))
+        writer.save(2, state(2), {})
+        monkeypatch.undo()
+        assert writer.save(2, state(2), {}).error is None and writer.failure is None
+        assert writer.has(2) and loaded_step(tmp_path / str(point)) == 2
+        if len(calls) < point:
+            break
+    assert point > 10
+
+
 def test_a_bug_in_the_writer_does_not_end_training(tmp_path, caplog):
     """An unexpected exception in the thread is the result's error, with a traceback in the log."""
     saved = Writer(tmp_path, 1, before_commit=lambda: 1 // 0).save(1, state(1), {})

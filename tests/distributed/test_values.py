@@ -24,6 +24,7 @@ PICKLING = {
 }
 ORIGIN = Origin(
     config=Config(data="d", run_dir="r", betas=(0.8, 0.9), steps=7, preset="tiny"),
+    changes=[{"field": "lr", "old": 1e-3, "new": 2e-3}],
     generation=3,
     step=5,
     meta={"step": 5, "chain_fp": "00000000000000ff"},
@@ -34,6 +35,7 @@ ORIGIN = Origin(
     run_id="ab" * 16,
     parent=None,
     snapshot_rank=1,
+    late=None,
     quarantine={5: [1, 2], 9: [3]},
 )
 
