@@ -46,6 +46,8 @@ class Origin:
         for name, kinds in _KINDS.items():
             if type(values[name]) not in kinds:
                 raise BadMessage("rank 0", f"an origin whose {name} is {values[name]!r:.80}")
+        if not all(isinstance(it, dict) and it.keys() == _CHANGE for it in values["changes"]):
+            raise BadMessage("rank 0", f"an origin whose changes are {values['changes']!r:.80}")
         try:
             config = from_values(values["config"], "the configuration of rank 0")
             quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
@@ -55,6 +57,7 @@ class Origin:
 
 
 _NONE = type(None)
+_CHANGE = {"field", "old", "new"}
 _KINDS: dict[str, tuple[type, ...]] = {
     "config": (dict,),
     "changes": (list,),

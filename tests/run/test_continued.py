@@ -176,7 +176,7 @@ def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_pa
     for name, event in told.items():
         assert (event["old"], event["new"]) == (JSON_FIRST[name], wanted[name])
         assert (event["step"], event["generation"]) == (3, 4)
-        assert f"changed after step 3: {name}: {FIRST[name]} -> {OTHER[name]}" in caplog.text
+        assert f"changed after step 3: {name}: {JSON_FIRST[name]} -> {wanted[name]}" in caplog.text
     before = Config(**FIRST)
     jump = f"{lr_at(3, dataclasses.replace(before, **OTHER)):.1e} instead of {lr_at(3, before):.1e}"
     assert f"the learning rate of step 4 is {jump}" in caplog.text

@@ -15,7 +15,7 @@ import torch._dynamo  # noqa: F401  # DDP imports it: once here, and not in ever
 from support.loaders import LANES, SEED, SEQ_LEN, corpus, open_loader
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gptddp.config import Config
+from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import use_fast_fp32
 from gptddp.distributed.process import run
@@ -23,17 +23,20 @@ from gptddp.model.gpt import build
 from gptddp.train import forward_backward, warm_up
 from gptddp.training.agree import agree
 
-CONFIG = Config(
-    n_layer=2,
-    n_head=2,
-    n_embd=32,
-    seq_len=SEQ_LEN,
-    lanes=LANES,
-    batch=3 * LANES,
-    micro_batch=2,
-    precision="fp32",
-    device="cpu",
-    seed=SEED,
+CONFIG = with_preset(
+    Config(
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        seq_len=SEQ_LEN,
+        lanes=LANES,
+        batch=3 * LANES,
+        micro_batch=2,
+        precision="fp32",
+        device="cpu",
+        seed=SEED,
+    ),
+    accelerator=False,
 )
 WORLD_SIZES = 7
 EMPTY_LANE = 3  # its rows have no target
