@@ -15,7 +15,7 @@ from gptddp.distributed.report import report
 from gptddp.errors import ConfigError, DataError, Unusable, visible, visible_lines
 from gptddp.files import is_inside, lock
 from gptddp.launch import launcher
-from gptddp.run import crash_loop, lease
+from gptddp.run import crash_loop, lease_file
 from gptddp.run.lines import Lines
 
 HOSTILE = "\x1b[2Jjob\r\n\x9b31m\u202edone"
@@ -112,7 +112,7 @@ def test_nothing_is_removed_through_a_link(tmp_path):
 def test_what_a_lease_or_an_old_error_says_is_one_visible_line(tmp_path):
     """Before it gets into a message: it could look like another line of ours."""
     holder = {"job": HOSTILE, "host": HOSTILE, "pid": HOSTILE}
-    assert lease._describe(holder) == f"job {SHOWN} on host {SHOWN} (process {SHOWN})"
+    assert lease_file.describe(holder) == f"job {SHOWN} on host {SHOWN} (process {SHOWN})"
     (tmp_path / "faults").mkdir()
     record = {"rank": 1, "pod": HOSTILE, "error": HOSTILE, "time": 1.0}
     (tmp_path / "faults" / "7.1.1.json").write_text(json.dumps(record))

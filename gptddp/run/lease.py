@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import ConfigError, Superseded
-from gptddp.files import TRANSIENT, explain
+from gptddp.files import explain
 from gptddp.run import lease_file
 from gptddp.run.directory import LEASE
 
@@ -128,7 +128,7 @@ class Claim:
                     return lease
                 self._trouble = 0
             except OSError as error:
-                if self._seen is None and error.errno not in TRANSIENT:
+                if self._seen is None:
                     raise
                 self._end = math.inf  # what has not been seen may have been renewed
                 if error.errno != self._trouble:

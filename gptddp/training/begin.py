@@ -118,7 +118,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
             patiently(lambda: make_folder(run))
         claim = Claim(run, world.job, world.life, world.follows, known=begun)
         began = time.monotonic()
-        while (lease := claim.poll(_TELL_S)) is None:
+        while (lease := patiently(lambda: claim.poll(_TELL_S))) is None:
             tell(f"waiting until the run is free, for {time.monotonic() - began:.0f} s")
         return lease
     except OSError as error:

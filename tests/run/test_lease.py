@@ -316,10 +316,10 @@ def test_the_name_of_a_job(monkeypatch, tmp_path):
 def test_an_unusable_directory_is_told(tmp_path):
     """A folder in the lease's place is the user's mistake, not a traceback."""
     from gptddp.config import Config
-    from gptddp.training.begin import claim_run, told
+    from gptddp.training.begin import take_run
 
     (tmp_path / LEASE).mkdir()
     world = type("World", (), {"job": None, "life": "1", "follows": frozenset()})
     config = Config(run_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be used"), told(config):
-        claim_run(config, world).poll(0)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        take_run(config, world)

@@ -26,7 +26,7 @@ from gptddp.flags import from_args
 from gptddp.run.directory import is_finished
 from gptddp.run.history import read_ledger
 from gptddp.run.origin import Origin
-from gptddp.training import begin
+from gptddp.training import begin, changes
 
 CODES = [errno.EIO, errno.ESTALE]
 
@@ -117,7 +117,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
 ):
     """EIO at the first write is tried again, as a read is; a full disk is the user's to mend."""
     (tmp_path / "run").mkdir()
-    write, codes = begin.write_json_atomic, [errno.EIO, errno.ESTALE]
+    write, codes = changes.write_json_atomic, [errno.EIO, errno.ESTALE]
 
     def failing(*args):
         if codes:
@@ -125,7 +125,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
             raise OSError(code, os.strerror(code))
         return write(*args)
 
-    monkeypatch.setattr(begin, "write_json_atomic", failing)
+    monkeypatch.setattr(changes, "write_json_atomic", failing)
     assert start().source == "scratch" and not codes
     codes += [errno.EIO] * 4
     with pytest.raises(OSError, match="Input/output error"):
