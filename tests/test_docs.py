@@ -9,6 +9,7 @@ from faults import table as faults
 from gptddp import errors
 from gptddp.cli import cli
 from gptddp.k8s.cli.main import cli as k8s_cli
+from gptddp.training.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "operator/README.md", ROOT / "k8s/jobs/README.md"]
@@ -95,3 +96,33 @@ def test_the_summary_of_the_faults_is_of_the_table_below_it():
     summary = faults.summary(measured)
     assert len(summary) == len(faults.SUMMARY)
     assert "".join(summary) in page
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_are_short(page):
+    """Up to 110 characters, but for tables and what is printed."""
+    printed, long = False, []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        printed ^= line.startswith("```")
+        if len(line) > 110 and not printed and not line.startswith("|"):
+            long.append(number)
+    assert long == []
+
+
+def test_a_version_of_the_changelog_has_each_heading_once_and_in_order():
+    """Those of Keep a Changelog; and no line stands twice."""
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        headings = re.findall(r"^### (.*)$", version, re.M)
+        order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+        assert headings == [it for it in order if it in headings], version.splitlines()[0]
+        entries = re.split(r"^- ", version, flags=re.M)[1:]
+        assert len(set(entries)) == len(entries)
+
+
+def test_every_metric_is_documented():
+    """What a scrape shows of ours has a row in docs/train.md."""
+    families = Metrics(run_id="r").registry.collect()
+    ours = {family.name for family in families if family.name.startswith("gptddp_")}
+    page = (ROOT / "docs/train.md").read_text().split("## Metrics")[1]
+    named = {re.sub("_(total|info)$", "", name) for name in re.findall(r"gptddp_\w+", page)}
+    assert named == ours

@@ -11,6 +11,7 @@ bad.jsonl               records that `gptddp prepare --on-bad skip` has left out
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -160,11 +161,19 @@ def _footer(path: Path, *version: int) -> pq.FileMetaData:
 
 
 def is_dataset(path: Path) -> bool:
-    """Does the folder hold a dataset, whole or not?"""
+    """Does the folder hold a dataset, whole or not? By how its manifest begins.
+
+    A file of that name may as well be huge, and another's.
+    """
+    manifest = path / MANIFEST
     try:
-        return bool(json.loads((path / MANIFEST).read_bytes())["format"] == FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
+        if not manifest.is_file():
+            return False
+        with open(manifest, "rb") as file:
+            begin = file.read(1024)
+    except OSError:
         return False
+    return re.match(rb'\s*\{\s*"format"\s*:\s*"%s"' % FORMAT.encode(), begin) is not None
 
 
 def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:

@@ -183,7 +183,7 @@ def _write(
 def unigram_entropy_nats(counts: np.ndarray) -> float:
     """Entropy of a token drawn by these counts, in nats: the loss of a model that knows no more."""
     p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
+    return float(-(p * np.log(p)).sum()) + 0.0  # never -0.0
 
 
 def _first(texts: Iterable[bytes], limit_bytes: int) -> Iterator[str]:

@@ -59,7 +59,8 @@ class Journal:
             done.lengths, done.tally = line["lengths"], line["tally"]
         if gone := sorted(done.files - {file.identity for file in files}):
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-            return Done(), f"{name_in(gone[0])}{more} has changed since it was read"
+            how = "has changed since it was read, or is given otherwise"
+            return Done(), f"{name_in(gone[0])}{more} {how}"
         return done, None
 
     def begin(self) -> None:

@@ -35,6 +35,7 @@ def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[by
     Raises DataError, naming file and line, for what cannot be read and may not be skipped, and for
     a file without text that was given by name.
     """
+    refuse_pointer(file)
     if file.kind in ("jsonl", "json"):
         return _json(file, text_field, bad)
     if file.kind == "parquet":
@@ -51,6 +52,22 @@ def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[by
         f"{show(file.path)} {reason}: only UTF-8 text can be read; convert it, as with "
         "`iconv -t utf-8`, or leave it out"
     )
+
+
+def refuse_pointer(file: SourceFile) -> None:
+    """Raise DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
+    if file.bytes >= _LFS_POINTER_BYTES:
+        return
+    try:
+        with open(file.path, "rb") as raw:
+            is_pointer = raw.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        raise DataError(unreadable(file.path, error)) from error
+    if is_pointer:
+        raise DataError(
+            f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
+            "with `git lfs pull`, or leave it out with --exclude"
+        )
 
 
 @contextmanager
@@ -70,11 +87,6 @@ def _why_not_text(file: SourceFile) -> str | None:
         chunk = b"-"
         while chunk:
             chunk = stream.read(_CHUNK_BYTES)
-            if chunk.startswith(_LFS_POINTER) and file.bytes < _LFS_POINTER_BYTES:
-                raise DataError(
-                    f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
-                    "with `git lfs pull`, or leave it out with --exclude"
-                )
             if b"\0" in chunk:
                 return "has NUL bytes"
             try:

@@ -14,7 +14,7 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.listing import SourceFile
-from gptddp.prepare.sources import check_unique, damaged
+from gptddp.prepare.sources import check_unique, damaged, refuse_pointer
 from gptddp.prepare.walk import show
 
 
@@ -26,6 +26,7 @@ def documents(
     Raises DataError, naming the file and where possible the row, for what may not be skipped.
     """
     where, row = show(file.path), 0
+    refuse_pointer(file)
     if file.kind != "parquet":
         raise DataError(
             f"{where} is not a parquet file: only those hold tokens; of a folder, take them with "

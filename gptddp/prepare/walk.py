@@ -4,7 +4,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
+from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
 from gptddp.prepare.kinds import is_about
 
@@ -53,7 +55,10 @@ def walk(
                 leave_out("a broken link", full)
                 continue
             if stat.S_ISDIR(status.st_mode):
-                pending.append(name)
+                if is_dataset(Path(full)):  # made of these sources, perhaps; its splits are its own
+                    leave_out("a dataset made before", full)
+                else:
+                    pending.append(name)
             elif not stat.S_ISREG(status.st_mode) or (include and not _matches(name, include)):
                 continue
             elif is_about(entry) and entry not in include:

@@ -18,9 +18,10 @@ class Console:
     def began(self, params: int, device: str, world_size: int) -> None:
         """The run and where this life goes on."""
         c, origin = self.config, self.origin
-        what = f"{c.preset}, {params / 1e6:.1f} M parameters, {c.precision} on {device}"
+        size = f"{params / 1e6:.1f} M" if params >= 1e5 else f"{params / 1e3:.1f} k"
+        what = f"{c.preset}, {size} parameters, {c.precision} on {device}"
         rows = f"{c.batch} rows of {c.seq_len} tokens a step"
-        log.info("%s: %s, %d ranks; %s", c.run_dir, what, world_size, rows)
+        log.info("%s: %s, %s; %s", c.run_dir, what, _ranks(world_size), rows)
         redo = f", {origin.redo} steps to do again" if origin.redo else ""
         where = f"from {origin.source}, step {origin.step} of {c.steps}"
         log.info("life %d: %s%s", origin.generation, where, redo)
@@ -36,7 +37,7 @@ class Console:
         left = int((self.config.steps - line["step"]) * step_s)
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         done = f"step {line['step']}/{self.config.steps}  loss {loss}  lr {line['lr']:.2e}"
-        speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {line['world_size']} ranks"
+        speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {_ranks(line['world_size'])}"
         log.info("%s  %s  %d:%02d left", done, speed, left // 60, left % 60)
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
@@ -63,9 +64,15 @@ class Console:
 
     def ended(self, step: int, cause: str, where: str) -> None:
         """The life is over; `where` its last state is."""
-        verb, why = ("stopped", "") if cause == "stopped" else ("finished", f" ({cause})")
-        log.info("%s after step %d%s: %s", verb, step, why, where)
+        verb = "stopped" if cause == "stopped" else "finished"
+        log.info("%s after step %d: %s", verb, step, where)
+        if cause == "steps" and step == self.origin.step:
+            log.info("all %d steps are done: a larger --steps goes on", self.config.steps)
         if cause == "max_time":
             log.info(
                 "max_time of %g s is used up: a larger --max-time goes on", self.config.max_time
             )
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number != 1)}"

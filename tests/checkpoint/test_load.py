@@ -1,6 +1,5 @@
 """A checkpoint loads as it was written, or not at all."""
 
-import errno
 import json
 import logging
 import os
@@ -10,35 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.failing_reads import Reads
+from support.checkpoints import loaded_step, save, weights
 
-from gptddp import files
 from gptddp.checkpoint import retention, snapshot, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.errors import CheckpointError
-
-
-def save(run_dir, step, generation=1, size=40_000, meta=None):
-    """Commit a checkpoint whose bytes are a function of its step; its path."""
-    tensors = {"weights": weights(step, size), "step": torch.tensor(step)}
-    saved = Writer(run_dir, generation, keep=9).save(step, tensors, meta or {"step": step})
-    assert saved.error is None
-    return Path(run_dir) / "checkpoints" / saved.name
-
-
-def weights(step, size=40_000):
-    """Random bytes, the same for the same step."""
-    return torch.rand(size // 4, generator=torch.Generator().manual_seed(step))
-
-
-def loaded_step(run_dir, **options):
-    """The step of the newest checkpoint, whose content is compared with what `save` wrote."""
-    loaded = load_newest(run_dir, **options)
-    step = int(loaded.tensors["step"])
-    assert torch.equal(loaded.tensors["weights"], weights(step))
-    assert loaded.step == loaded.meta["step"] == step
-    return step
 
 
 @pytest.fixture
@@ -282,23 +258,6 @@ def test_a_name_not_yet_listed_is_found_by_the_hint(tmp_path, monkeypatch):
     assert loaded_step(tmp_path) == 2
 
 
-def test_a_hint_that_cannot_be_read_is_no_reason_to_load_an_older_one(tmp_path, monkeypatch):
-    """It is tried again: the list may be older than the hint, here for the whole test."""
-    save(tmp_path, 1)
-    newest = save(tmp_path, 2)
-    listdir, read_text, fails = os.listdir, Path.read_text, [errno.ESTALE, errno.EIO]
-
-    def failing(path):
-        if path.name == "LATEST" and fails:
-            raise OSError(fails[-1], os.strerror(fails.pop()))
-        return read_text(path)
-
-    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
-    monkeypatch.setattr(Path, "read_text", failing)
-    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
-    assert loaded_step(tmp_path) == 2 and not fails
-
-
 def test_refused_ones_stay(tmp_path, caplog):
     """A checkpoint that the caller refuses is skipped with the reason and left in its place."""
     save(tmp_path, 1, meta={"step": 1, "config": "a"})
@@ -330,51 +289,3 @@ def test_a_newer_format_is_not_called_damaged(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="use the version that wrote it"):
         load_newest(tmp_path)
     assert path.exists() and "format 2" in retention.verify(path).reason
-
-
-def test_unwritable_directory(tmp_path, monkeypatch, caplog):
-    """Where a bad checkpoint cannot be renamed, it is skipped where it lies, with a warning."""
-    save(tmp_path, 1)
-    bad = save(tmp_path, 2)
-    _truncate(bad / "manifest.json")
-
-    def rename(*_paths):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, "rename", rename)
-    with caplog.at_level(logging.WARNING):
-        assert loaded_step(tmp_path) == 1
-    assert "Read-only file system" in caplog.text and bad.exists()
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
-    """A checkpoint that cannot be read just now is not set aside, and no final error is raised."""
-    path = save(tmp_path, 1)
-    read_bytes = Path.read_bytes
-
-    def fail(self):
-        raise OSError(code, os.strerror(code)) if self.name == "manifest.json" else None
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
-    monkeypatch.setattr(files, "RETRY_S", (0.01,))
-    with pytest.raises(OSError, match="no checkpoint can be read"):
-        load_newest(tmp_path)
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert path.exists() and loaded_step(tmp_path) == 1
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
-    """Not even its directory answers: the one before is loaded, and where there is none the error
-    may pass, and is not the final one."""
-    path = save(tmp_path, 1)
-    monkeypatch.setattr(files, "RETRY_S", (0.0,))
-    reads = Reads(tmp_path, setattr=monkeypatch.setattr)
-    with reads.failing(code, path=str(path)), pytest.raises(OSError, match="no checkpoint can be"):
-        load_newest(tmp_path)
-    assert loaded_step(tmp_path) == 1
-    newest = save(tmp_path, 2)
-    with reads.failing(code, path=str(newest)):
-        assert loaded_step(tmp_path) == 1
-    assert loaded_step(tmp_path) == 2

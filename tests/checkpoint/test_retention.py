@@ -247,9 +247,6 @@ def test_other_names_are_not_checkpoints(name):
     assert store.order(name) is None and not store.is_candidate(name)
 
 
-# -- by hand -------------------------------------------------------------------------------------
-
-
 def by_hand(run_dir, *args):
     (run_dir / "config.json").write_text('{"config": {"keep": 3}}')
     return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])

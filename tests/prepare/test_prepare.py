@@ -55,6 +55,7 @@ def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
     share = np.unique(ids, return_counts=True)[1] / len(ids)
     assert about["unigram_entropy_nats"] == pytest.approx(-(share * np.log(share)).sum(), abs=1e-5)
     assert unigram_entropy_nats(np.array([3, 0, 3])) == pytest.approx(np.log(2))
+    assert str(unigram_entropy_nats(np.array([0, 7]))) == "0.0"
 
 
 def test_shards_are_written_for_lanes(tmp_path: Path) -> None:

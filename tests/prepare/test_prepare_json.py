@@ -121,12 +121,18 @@ def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_pat
         assert "about" in all_texts(open_dataset(tmp_path / f"{number}"))
 
 
-def test_a_git_lfs_pointer_is_no_text(books: Path, tmp_path: Path) -> None:
-    """A clone without its large files is refused, with what gets them."""
+@pytest.mark.parametrize(
+    "name", ["large.txt", "large.txt.gz", "large.jsonl", "large.jsonl.zst", "x.json", "x.parquet"]
+)
+def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
+    books: Path, tmp_path: Path, name: str
+) -> None:
+    """A clone without its large files is refused, with what gets them, whatever they are."""
     oid = "oid sha256:" + "0" * 64
     pointer = f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 123456789\n"
-    (books / "large.txt").write_text(pointer)
-    refused(run(books, "--out", tmp_path / "out"), "large.txt is a Git LFS pointer", "git lfs pull")
+    (books / name).write_text(pointer)
+    result = run(books, "--out", tmp_path / "out", "--on-bad", "skip")
+    refused(result, f"{name} is a Git LFS pointer", "git lfs pull")
 
 
 def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> None:

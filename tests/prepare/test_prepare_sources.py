@@ -142,6 +142,20 @@ def test_output_inside_the_source_is_not_read(books: Path, tmp_path: Path) -> No
     assert len(all_texts(open_dataset(books / "data"))) == 40
 
 
+def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
+    """Neither its shards, as splits, nor its tokenizer; a file that only has the name is data."""
+    prepare([books], books / "before", Settings(tokenizer="bytes", val_fraction=0.5))
+    (books / "mine").mkdir()
+    records = [{"format": 1, "text": "mine"}, {"text": "[" * 100_000}]
+    (books / "mine/dataset.json").write_text(json.dumps(records))
+    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes", "--on-bad", "skip")
+    assert f"left out, a dataset made before: 1 ({books / 'before'})" in result.stderr
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest["splits"]["val"]["documents"] == 1
+    assert dataset.manifest["sources"]["val_files"] == dataset.manifest["bad_records"] == 0
+    assert "mine" in all_texts(dataset)
+
+
 def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     """String types, encodings, codecs, row groups and names as they come: the same documents."""
     folder = tmp_path / "lang=en" / "part one"

@@ -271,6 +271,16 @@ def test_time_that_is_used_up_is_said(life, tmp_path, caplog):
     assert len(list(history(tmp_path / "run"))) == steps + 1
 
 
+def test_a_run_that_is_done_says_how_it_goes_on(life, caplog):
+    """Started again it does no step; what it prints is plain, of one rank too."""
+    caplog.set_level(logging.INFO)
+    assert life(**FIRST) == 0
+    assert "k parameters" in caplog.text and ", 1 rank;" in caplog.text
+    assert "a larger --steps goes on" not in caplog.text
+    assert life() == 0
+    assert f"all {FIRST['steps']} steps are done: a larger --steps goes on" in caplog.text
+
+
 def test_a_run_that_is_not_extended_has_no_jump(life, caplog):
     """The learning rate is spoken of where it changes, and not where only its end does."""
     assert life(**FIRST) == 0

@@ -1,0 +1,78 @@
+"""Loading a checkpoint from a volume that fails, or that takes no writes."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from support.checkpoints import loaded_step, save
+from support.failing_reads import Reads
+
+from gptddp import files
+from gptddp.checkpoint.load import load_newest
+
+
+def test_a_hint_that_cannot_be_read_is_no_reason_to_load_an_older_one(tmp_path, monkeypatch):
+    """It is tried again: the list may be older than the hint, here for the whole test."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    listdir, read_text, fails = os.listdir, Path.read_text, [errno.ESTALE, errno.EIO]
+
+    def failing(path):
+        if path.name == "LATEST" and fails:
+            raise OSError(fails[-1], os.strerror(fails.pop()))
+        return read_text(path)
+
+    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
+    monkeypatch.setattr(Path, "read_text", failing)
+    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
+    assert loaded_step(tmp_path) == 2 and not fails
+
+
+def test_unwritable_directory(tmp_path, monkeypatch, caplog):
+    """Where a bad checkpoint cannot be renamed, it is skipped where it lies, with a warning."""
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2)
+    (bad / "manifest.json").write_text("{")
+
+    def rename(*_paths):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with caplog.at_level(logging.WARNING):
+        assert loaded_step(tmp_path) == 1
+    assert "Read-only file system" in caplog.text and bad.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
+    """A checkpoint that cannot be read just now is not set aside, and no final error is raised."""
+    path = save(tmp_path, 1)
+    read_bytes = Path.read_bytes
+
+    def fail(self):
+        raise OSError(code, os.strerror(code)) if self.name == "manifest.json" else None
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(files, "RETRY_S", (0.01,))
+    with pytest.raises(OSError, match="no checkpoint can be read"):
+        load_newest(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert path.exists() and loaded_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
+    """Not even its directory answers: the one before is loaded, and where there is none the error
+    may pass, and is not the final one."""
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(files, "RETRY_S", (0.0,))
+    reads = Reads(tmp_path, setattr=monkeypatch.setattr)
+    with reads.failing(code, path=str(path)), pytest.raises(OSError, match="no checkpoint can be"):
+        load_newest(tmp_path)
+    assert loaded_step(tmp_path) == 1
+    newest = save(tmp_path, 2)
+    with reads.failing(code, path=str(newest)):
+        assert loaded_step(tmp_path) == 1
+    assert loaded_step(tmp_path) == 2
