@@ -25,7 +25,7 @@ from gptddp.data import inventory, pretokenized
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
-from gptddp.files import may_pass
+from gptddp.files import may_pass, parse_json
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -162,7 +162,7 @@ def _footer(path: Path, *version: int) -> pq.FileMetaData:
 def is_dataset(path: Path) -> bool:
     """Does the folder hold a dataset, whole or not?"""
     try:
-        return bool(json.loads((path / MANIFEST).read_bytes())["format"] == FORMAT)
+        return bool(parse_json((path / MANIFEST).read_bytes())["format"] == FORMAT)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -176,7 +176,7 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """
     dir = Path(path)
     try:
-        manifest = json.loads((dir / MANIFEST).read_bytes())
+        manifest = parse_json((dir / MANIFEST).read_bytes())
         known = manifest["format"] == FORMAT
         version = manifest["version"]
     except FileNotFoundError:
