@@ -194,14 +194,26 @@ def write_json_atomic(path: str | Path, obj: Any) -> None:
     write_atomic(path, (json.dumps(obj, indent=2) + "\n").encode())
 
 
+def parse_json(text: bytes | str) -> Any:
+    """The value that it says. Raises ValueError for all that is not JSON, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def read_json(path: str | Path) -> Any | None:
     """The content of a JSON file; None where there is no such file.
 
-    Raises ValueError, naming the file, where it is not JSON; OSError where it cannot be read.
+    Raises ValueError, naming the file, where it is not JSON, or null, which none of our files is;
+    OSError where it cannot be read.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        value = parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:  # bad UTF-8 too
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if value is None:
+        raise ValueError(f"{path} has nothing but null")
+    return value

@@ -33,6 +33,7 @@ import torch
 import xxhash
 
 from gptddp.checkpoint.layout import layout, tensor_at
+from gptddp.files import parse_json
 
 _MAGIC = b"gptddp snap 1\0\0\0"
 _FOOTER = struct.Struct("<16sQQQ")  # magic, bytes of the JSON, xxh3_64 of the tensors, of the JSON
@@ -214,7 +215,7 @@ def _description(memory: mmap.mmap) -> tuple[dict[str, Any], int]:
     text = memory[end - text_bytes : end]
     if xxhash.xxh3_64_intdigest(text) != text_digest:
         raise ValueError("its description does not have its hash")
-    head = json.loads(text)
+    head = parse_json(text)
     if head["nbytes"] != end - text_bytes:
         raise ValueError(f"it should hold {head['nbytes']} bytes")
     return head, digest

@@ -26,7 +26,7 @@ from gptddp.data import inventory, pretokenized
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
-from gptddp.files import may_pass
+from gptddp.files import may_pass, parse_json
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -185,7 +185,7 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """
     dir = Path(path)
     try:
-        manifest = json.loads((dir / MANIFEST).read_bytes())
+        manifest = parse_json((dir / MANIFEST).read_bytes())
         known = manifest["format"] == FORMAT
         version = manifest["version"]
     except FileNotFoundError:

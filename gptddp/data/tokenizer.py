@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gptddp.data.tokenizer_json import BOS, changes, find_bos, raw_bytes, tiktoken_pattern
 from gptddp.errors import DataError
-from gptddp.files import may_pass
+from gptddp.files import may_pass, parse_json
 
 MIN_VOCAB = 257  # 256 bytes and <|bos|>
 
@@ -202,7 +202,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises OSError for trouble of the volume that may pass.
     """
     try:
-        definition = json.loads(Path(path).read_bytes())
+        definition = parse_json(Path(path).read_bytes())
     except OSError as error:
         if may_pass(error):
             raise

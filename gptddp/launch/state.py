@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gptddp.distributed.torch_private_elastic import Node, State
+from gptddp.files import parse_json
 
 _FIELDS = {
     "seq": int,
@@ -40,10 +41,7 @@ def encode(state: State, seq: int, deadline: datetime | None) -> str:
 
 def decode(text: str) -> tuple[State, int]:
     """The state and its `seq`. Raises ValueError for what `encode` cannot have written."""
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    value = parse_json(text)
     if not isinstance(value, dict) or value.keys() != _FIELDS.keys():
         raise ValueError("not the fields of a rendezvous' state")
     for name, kind in _FIELDS.items():

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp.config import FIELDS, Config, changed, continued, differences, of_run, with_preset
+from gptddp.config import FIELDS, KEPT, Config, changed, continued, differences, of_run, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass, names_in, read_json, write_json_atomic
 from gptddp.flags import flag, from_saved
@@ -78,22 +78,37 @@ def config_of(run: Path) -> Config | None:
 
 
 def _read_config(run: Path) -> Any | None:
-    """The content of config.json; None where it is not there, as the directory's list says too."""
-    saved = read_json(run / CONFIG)
+    """The content of config.json; None where it is not there, as the directory's list says too.
+
+    Raises ValueError where it is torn or foreign, OSError where it cannot be read.
+    """
+    path = run / CONFIG
+    saved = read_json(path)
     if saved is None and CONFIG in names_in(run):  # a network volume has lost its handle
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(run / CONFIG))
+        code = errno.ELOOP if path.is_symlink() else errno.ESTALE
+        raise OSError(code, os.strerror(code), str(path))
+    if saved is not None and not (
+        isinstance(saved, dict) and isinstance(saved.get("config"), dict)
+    ):
+        raise ValueError("it does not hold the configuration of a run")
     return saved
 
 
 def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | None) -> None:
     """Where config.json is lost or torn: write it anew as the ledger has it.
 
-    The ledger of a run that was begun by an older version has none. Raises OSError.
+    The ledger of a run that was begun by an older version has none. Raises ConfigError where the
+    two are of different runs, OSError.
     """
     path, aside = run / CONFIG, run / f"{CONFIG}.bad"
     torn = False
     try:
-        if _read_config(run) is not None:
+        if (saved := _read_config(run)) is not None:
+            if run_id and config and saved.get("run_id") != run_id:
+                raise ConfigError(
+                    f"{path} and {run / LEDGER} are of different runs: put the one that is not of "
+                    "this run back from a backup, or move it away to go on without it"
+                )
             return
     except ValueError:
         torn = True
@@ -126,14 +141,19 @@ def config_in_force(config: Config) -> Config:
     return config
 
 
-def resolve(config: Config, world: "World", begun: bool) -> tuple[Config, Config]:
+def resolve(
+    config: Config, world: "World", begun: bool, recorded: Mapping[str, Any] | None = None
+) -> tuple[Config, Config]:
     """The configuration of a life, every field closed, and that of the life before it.
 
     `begun`: this is not the first life of the run. What is not given is as the run has it; a new
-    run is closed by preset, defaults and hardware, and given twice. Raises ConfigError where a
-    field is given that the run has fixed to another value.
+    run is closed by preset, defaults and hardware, and given twice. `recorded`: what the newest
+    life ran with, as the ledger has it. Raises ConfigError where a field is given that the run has
+    fixed to another value.
     """
     run = config_of(Path(config.run_dir)) if begun else None
+    if run is not None and recorded:
+        run = _as_recorded(Path(config.run_dir), run, recorded)
     if run is None:
         new = _closed(config, world)
         return new, new
@@ -149,6 +169,24 @@ def resolve(config: Config, world: "World", begun: bool) -> tuple[Config, Config
     return continued(config, before), before
 
 
+def _as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Config:
+    """The run's configuration: the ledger's, which is written first, where config.json differs.
+
+    So a change that a killed life has recorded stays, and no damage to config.json becomes one.
+    """
+    known = from_saved(path / LEDGER, recorded)
+    old, new = of_run(saved), of_run(known)
+    if what := [*differences(old, new), *differences(old, new, KEPT)]:
+        log.warning(
+            "%s is not what the newest life ran with, as %s has it: %s; the ledger counts. To "
+            "change a field of the run, give its flag",
+            path / CONFIG,
+            LEDGER,
+            "; ".join(what),
+        )
+    return continued(known, saved)
+
+
 def _closed(config: Config, world: "World") -> Config:
     from gptddp.distributed.hardware import has_fast_bf16  # torch, which the launcher has not yet
 
@@ -161,9 +199,9 @@ def _closed(config: Config, world: "World") -> Config:
 # -- the marker of a finished run ----------------------------------------------------------------
 
 
-def finish(c: Config, step: int, cause: str) -> None:
+def finish(c: Config, run_id: str, step: int, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
-    wanted = {"steps": c.steps, "max_time": c.max_time}
+    wanted = {"run_id": run_id, "steps": c.steps, "max_time": c.max_time}
     marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)
 
@@ -177,7 +215,10 @@ def is_finished(config: Config) -> bool:
         run = Path(config.run_dir) if config.run_dir else None
         if run is None or (marker := read_json(run / FINISHED)) is None:
             return False
-        if differences((read_json(run / CONFIG) or {}).get("config", {}), of_run(config)):
+        saved = read_json(run / CONFIG) or {}
+        if differences(saved.get("config", {}), of_run(config)):
+            return False
+        if marker.get("run_id") not in (None, saved.get("run_id")):  # version 0.1.0 has none
             return False
         steps, had_s = config.steps or int(marker["steps"]), marker.get("max_time", 0.0)
         limit_s = had_s if config.max_time is None else config.max_time

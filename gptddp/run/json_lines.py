@@ -1,10 +1,11 @@
 """Reading files of JSON lines: forwards, or backwards from the end. What is torn is left out."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from gptddp.files import parse_json
 
 _FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backwards
 
@@ -12,7 +13,7 @@ _FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backward
 def parse(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None where a killed writer or a disk has torn it."""
     with contextlib.suppress(ValueError):
-        if isinstance(obj := json.loads(line), dict):
+        if isinstance(obj := parse_json(line), dict):
             return obj
     return None
 

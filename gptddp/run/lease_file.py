@@ -1,6 +1,7 @@
 """The file of the run's lease: how it is made, read and removed, and whether its holder lives."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import visible
-from gptddp.files import write_all
+from gptddp.files import parse_json, write_all
 from gptddp.run.directory import LEASE
 
 Reading = tuple[bytes, int]  # content, time of change in ns
@@ -21,13 +22,15 @@ def read(path: Path) -> Reading | None:
         with path.open("rb") as file:  # opened anew each time: so NFS asks its server
             return file.read(4096), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
+        if path.is_symlink():  # it leads nowhere, and no lease could be made: an endless wait
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
         return None
 
 
 def parse(text: bytes) -> dict[str, Any] | None:
     """What a lease says; None where it is torn or foreign."""
     with contextlib.suppress(ValueError, AttributeError):
-        lease: dict[str, Any] = json.loads(text)
+        lease: dict[str, Any] = parse_json(text)
         known = {"owner", "holder", "host", "space", "pid", "started"} <= lease.keys()
         return lease if known and isinstance(lease["owner"], str) else None
     return None

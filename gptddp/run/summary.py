@@ -47,7 +47,8 @@ class Summary:
         self.began_time = event["time"] if self.began_time is None else self.began_time
         if kind == "start":
             self.run_id = event.get("run_id") or self.run_id
-            self.config = event.get("config") or self.config
+            if generation >= self.life:  # one that memory has kept may stand behind newer ones
+                self.config = dict(event.get("config") or {}) or self.config
         if kind == "start" and generation > self.life:
             self.life, self.source = generation, event.get("source")
             self.ended, self.differed = False, ""
@@ -95,7 +96,8 @@ def _read(run: Path) -> tuple[Summary, int, int]:
         now = ledger.seek(before)
         for line in ledger:
             if event := parse_event(line):
-                found.add(event)
+                with contextlib.suppress(LookupError, TypeError, ValueError):  # foreign
+                    found.add(event)
             if line.endswith(b"\n"):  # else it is being written
                 now += len(line)
         return found, before, now

@@ -27,7 +27,8 @@ from gptddp.training.stop import StopFlag
 log = logging.getLogger(__name__)
 
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
-_MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES)  # trouble that another try does not mend
+# trouble that another try does not mend
+_MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
 def begin(

@@ -49,8 +49,8 @@ def fields_of(config: Config) -> dict[str, Any]:
 class Changes:
     """Rank 0 only: the changes of a life, in the ledger first, and with them in config.json.
 
-    A life that is killed in between leaves the next one, which is given the same, to record them
-    again. No checkpoint is committed before config.json has what its steps were done with.
+    Where a life is killed in between, the next one goes on with what the ledger has. No checkpoint
+    is committed before config.json has what its steps were done with.
     """
 
     def __init__(self, origin: Origin) -> None:

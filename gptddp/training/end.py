@@ -108,7 +108,8 @@ class Ending(threading.Thread):
     def _finish(self) -> None:
         self._recorder.log.sync()
         if self._cause != "stopped":
-            finish(self._recorder.config, self._progress.step, self._cause)
+            origin = self._recorder.origin
+            finish(origin.config, origin.run_id, self._progress.step, self._cause)
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

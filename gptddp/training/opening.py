@@ -1,6 +1,8 @@
 """What rank 0 reads of a run at the beginning of a life, and what it decides from it."""
 
+import errno
 import logging
+import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +19,16 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain, may_pass, patiently, read_json, write_json_atomic
 from gptddp.run import summary
-from gptddp.run.directory import CONFIG, DATASET, id_of, resolve, restore_config
+from gptddp.run.directory import (
+    CONFIG,
+    DATASET,
+    FINISHED,
+    LEDGER,
+    id_of,
+    resolve,
+    restore_config,
+    saved_config,
+)
 from gptddp.run.history import highest_generation, history, last_step
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
@@ -53,7 +64,7 @@ def open_run(
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    config, before = patiently(lambda: resolve(config, world, begun=generation > 1))
+    config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
     check_world_size(config, world.world_size)
     patiently(lambda: _check_data(run, dataset))
     if config.on_bad == "fail":
@@ -96,10 +107,21 @@ def open_run(
 
 def _known(run: Path) -> tuple[Summary, int, str]:
     """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
+    patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
     return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
+
+
+def _check_places(run: Path) -> None:
+    """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
+    for name, code, wrong in (
+        (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
+        (FINISHED, errno.EISDIR, Path.is_dir),
+    ):
+        if wrong(run / name):
+            raise OSError(code, os.strerror(code), str(run / name))
 
 
 def _id_of(run: Path, known: bool) -> str:
@@ -111,7 +133,7 @@ def _id_of(run: Path, known: bool) -> str:
             f"{run} has the log or the ledger of a run ({last_step(run)} steps), but neither its "
             f"{CONFIG} nor a checkpoint: put {CONFIG} back from a backup, or give another --run-dir"
         )
-    if known:
+    if known and saved_config(run) is None:
         log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
     return uuid.uuid4().hex
 
