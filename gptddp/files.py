@@ -22,7 +22,11 @@ _FIXES = {
     errno.ENOTDIR: "move away the file that is in a directory's place",
     errno.ELOOP: "move away the symbolic link that is in a file's place",
 }
-TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a volume that may come back
+TRANSIENT = (  # of a volume that may come back
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),  # a disk's, or NFS's
+    # SMB's, and those of FUSE, Lustre and Ceph: the server or its connection is gone
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
+)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 

@@ -125,7 +125,7 @@ class World:
         if self.rank == 0:
             with ended(store, key):
                 try:
-                    box = ["ok", work(teller(store, key))]
+                    box = ["ok", work(teller(store, key, self.world_size == 1))]
                 except errors.GptddpError as error:
                     # the nearest class that is made of its message alone
                     kind = next(c for c in type(error).__mro__ if "__init__" not in vars(c))

@@ -55,12 +55,12 @@ class Said:
             log.info("%s: %s (%.0f s so far)", self.head, doing, waited_s)
 
 
-def teller(store: Store, key: str) -> Tell:
+def teller(store: Store, key: str, alone: bool = False) -> Tell:
     """Rank 0 only: a function that takes what it does now; it costs next to nothing to call.
 
     What comes after a comma is how far it is, which is passed on every TELL_S only.
     """
-    said = Said("[rank 0] the other ranks wait")
+    said = Said("[rank 0] this life begins" if alone else "[rank 0] the other ranks wait")
     next_s, last = 0.0, ""  # monotonic
 
     def tell(doing: str) -> None:

@@ -162,7 +162,9 @@ class Claim:
             text = "run %s: waiting %.0f s to see whether %s is still there"
             log.warning(text, self.path.parent, EXPIRY_S, what)
         elif seen != self._seen:
-            self._renewals += 1
+            # one that is torn may just be in the writing, by the next life of who is waited for
+            torn = lease is None and lease_file.parse(self._seen[0]) is not None
+            self._renewals = 0 if torn else self._renewals + 1
             self._end = math.inf
         self._seen = seen
         if self._end == math.inf:

@@ -56,6 +56,10 @@ class Console:
         else:
             log.warning("STORAGE: it works again")
 
+    def mended(self, error: str) -> None:
+        """The storage has failed once, and has taken the same at the next try."""
+        log.warning("%s; it was tried again, and works", error)
+
     def waiting(self, step: int, limit_s: float, stopped: bool) -> None:
         """The last checkpoint takes its time."""
         until = ", or until the end of the grace period" * stopped

@@ -112,6 +112,9 @@ class Saves:
                 self._record(saved)
             troubles = (it.trouble(self._patience_s) for it in self._books)
             trouble = next(filter(None, troubles), None)
+            passed = [error for it in (self._ledger, self._log) if (error := it.passed())]
+            if passed and not trouble and not self.trouble:  # none has been told
+                self._console.mended(passed[0])
             self._metrics.storage_trouble.set(trouble is not None)
             if bool(trouble) != bool(self.trouble):
                 self._console.storage(trouble)

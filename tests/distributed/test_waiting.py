@@ -5,7 +5,10 @@ import signal
 import time
 
 import pytest
+import torch.distributed as td
 from support.forked import Forked, ranks
+
+from gptddp.distributed import waiting
 
 # Rank 0 does what the first flag says; the second is the time limit in seconds. Rank 1 is the first
 # of another pod.
@@ -85,6 +88,14 @@ def test_a_read_of_three_times_the_limit_is_waited_for(world):
     assert said[0][0].startswith("[rank 0] the other ranks wait: reading ")
     assert said[1][0].startswith("[rank 1] waiting for rank 0: reading ")
     assert len(said[0]) < 8 and len(said[1]) < 8
+
+
+def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
+    """It says what it waits for all the same."""
+    monkeypatch.setattr(waiting, "FIRST_LINE_S", 0.0)
+    caplog.set_level("INFO")
+    waiting.teller(td.HashStore(), "key", alone=True)("waiting until the run is free, for 20 s")
+    assert "until the run is free" in caplog.text and "other ranks" not in caplog.text
 
 
 def test_a_read_that_hangs_is_noticed_by_all(world):

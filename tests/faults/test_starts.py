@@ -1,16 +1,19 @@
-"""A volume on which one read fails, at every read until a life has done its first step."""
+"""A volume on which one read or write fails: at each of them until a life has done a step."""
 
 import errno
 import json
+import os
 import shutil
 
 import pytest
 from support.failing_reads import Reads
+from support.failing_writes import Writes
 from support.faulty_jobs import SHORT
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
 from gptddp.data import blocks
+from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 from gptddp.training.recorder import Recorder
 
@@ -65,3 +68,54 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
             assert files.may_pass(error), at
             over += 1
     assert over < number / 4
+
+
+@pytest.mark.parametrize("kind", ["new", "memory", "checkpoint"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_write_that_fails_once_is_no_end_of_the_run(
+    kind, done, run, tmp_path, monkeypatch, caplog
+):
+    """EIO at any write of the run directory, as it is asked for or when it is done: the same run,
+    with the same books; the log says what has failed."""
+    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr(lines, "RETRY_S", 0.01)
+    if kind == "memory":
+        lose_a_peer(run, "--steps", "6", at=4)
+    elif kind == "checkpoint":
+        assert run("--steps", "3") == 0
+    for name in ("run", "memory"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
+    writes = Writes(tmp_path / "run", setattr=monkeypatch.setattr)
+    step = Recorder.step
+
+    def stepping(*args) -> None:
+        writes.on = False
+        step(*args)
+
+    monkeypatch.setattr(Recorder, "step", stepping)
+
+    def again(at: int | None) -> list:
+        for name in ("run", "memory"):
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+        caplog.clear()
+        with writes.failing(errno.EIO, at, done):
+            assert run("--steps", "6") == 0, at
+        found = [
+            [line[k] for k in ("step", "loss", "chain_fp")] for line in history(tmp_path / "run")
+        ]
+        books = [event["event"] for event in read_ledger(tmp_path / "run")]
+        start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+        saved = json.loads((tmp_path / "run/config.json").read_text())["run_id"]
+        assert saved == start["run_id"]
+        return [found, books, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
+
+    undisturbed, number, silent = again(None), len(writes.seen), []
+    assert number > 14
+    for at in range(number):
+        assert again(at) == undisturbed, (at, writes.seen[at])
+        if at < len(writes.seen) and "Input/output error" not in caplog.text:
+            silent.append(writes.seen[at].replace(str(tmp_path / "run"), "").split())
+    # what is there already need not be made; the ledger may be written in fewer calls
+    assert all(it in (["mkdir"], ["open", "/lease.json"]) for it in silent), silent

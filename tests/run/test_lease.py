@@ -183,6 +183,19 @@ def test_two_jobs_of_one_name_do_not_take_the_run_from_each_other(holder):
     assert word(second) == "held"
 
 
+def test_a_lease_that_is_just_being_written_refuses_nobody(tmp_path, acquire):
+    """The job that is waited for begins another life: for a moment its new lease is empty."""
+    first = acquire("job", "life 1")
+    edit(tmp_path / LEASE, space="another machine")
+    claim = lease.Claim(tmp_path, "job", "life 2")
+    assert claim.poll(5 * PERIOD_S) is None
+    first.close()
+    whole = (tmp_path / LEASE).read_bytes()
+    for text in (b"", whole[:9], whole):
+        (tmp_path / LEASE).write_bytes(text)
+        assert claim.poll(0) is None
+
+
 def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
     """It is told and waited for: nobody takes over what he could not look at for as long."""
     first = holder("job", "life 1")
