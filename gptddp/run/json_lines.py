@@ -11,7 +11,7 @@ _FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backward
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None where a killed writer or a disk has torn it."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if isinstance(obj := json.loads(line), dict):
             return obj
     return None

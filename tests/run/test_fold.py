@@ -225,7 +225,8 @@ def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):
     summary.refresh(run)
     new = file.read_text()
     assert new != old
-    for text in (new, old, new[:-30], "", "7", new.replace('"void": 40', '"void": 41')):
+    damaged = [new[:-30], "", "7", "[" * 10**6, new.replace('"void": 40', '"void": 41')]
+    for text in (new, old, *damaged):
         file.write_text(text)
         assert summary.read(run) == whole
     file.write_text(new)
@@ -235,3 +236,17 @@ def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):
     assert summary.read(run) == summed(history.read_ledger(run))
     ledger.unlink()
     assert summary.read(run) == summary.Summary()
+
+
+def test_a_start_that_memory_has_kept_is_no_newer_for_being_written_late():
+    """A launcher's late save may write it again behind the start of the next life: what that one
+    runs with counts."""
+    starts = [
+        {"event": "start", "time": 1e9, "generation": life, "config": {"keep": life}}
+        for life in (2, 3)
+    ]
+    for order in ([0, 1], [0, 1, 0], [1, 0]):
+        found = summary.Summary()
+        for i in order:
+            found.add(starts[i])
+        assert (found.life, found.config) == (3, {"keep": 3})
