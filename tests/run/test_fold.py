@@ -89,8 +89,10 @@ def test_a_kill_at_any_point_loses_no_line(tmp_path):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch):
-    """A fold after each log that a reader has read: what vanishes is found in a higher one."""
+@pytest.mark.parametrize("more", [0, 6])
+def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch, more):
+    """A fold after each log that a reader has read: what vanishes is found in a higher one, maybe
+    in one of a life that has begun since."""
     run = aged(tmp_path / "run", 20)
     wanted, real = list(history.logged(run)), history.lines_of
     for turn in range(20):
@@ -100,11 +102,14 @@ def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch):
 
         def then_fold(path, first=None, turn=turn, copy=copy, calls=calls):
             if next(calls) == turn:
+                for life in range(21, 21 + more):
+                    write_log(copy, life, [1000 + life])
                 fold.fold(copy)
             return real(path, first)
 
         monkeypatch.setattr(history, "lines_of", then_fold)
-        assert list(history.logged(copy)) == wanted
+        found = list(history.logged(copy))
+        assert [it for it in found if it[1]["step"] < 1000] == wanted
         assert len(list(copy.glob("log.*"))) == 3
 
 
@@ -122,6 +127,22 @@ def test_a_log_that_still_grows_is_not_folded(tmp_path, monkeypatch):
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
     fold.fold(run, lambda: "another job has taken over the run")
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_that_is_written_before_it_is_removed_stays(tmp_path, monkeypatch):
+    """By a late writer, or by the fold of a life that is over and does not know it yet."""
+    run = aged(tmp_path / "run", 12)
+    wanted = list(history.logged(run))
+
+    def late(path):
+        write_log(run, 3, [99])
+
+    monkeypatch.setattr(fold, "fsync", late)
+    fold.fold(run)
+    assert [it for it in history.logged(run) if it[1]["step"] != 99] == wanted
+    assert (99, 3) in [(line["step"], life) for life, line in history.logged(run)]
+    assert len(list(run.glob("log.*"))) == 4
 
 
 def bytes_read() -> int:
