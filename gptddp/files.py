@@ -137,6 +137,15 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     Raises OSError, with the old content in place and nothing left beside it.
     """
     path = Path(path)
+    try:
+        _write_and_replace(path, data)
+    except FileNotFoundError:
+        # Who tidies up the folder may have taken the unfinished file for that of a killed writer.
+        _write_and_replace(path, data)
+    fsync(path.parent)
+
+
+def _write_and_replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         write_new(temporary, data)
@@ -145,7 +154,6 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync(path.parent)
 
 
 def is_inside(name: object) -> bool:
@@ -216,7 +224,7 @@ def read_json(path: str | Path) -> Any | None:
         value = parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:  # bad UTF-8 too
+    except (ValueError, RecursionError) as error:  # bad UTF-8 too, and a depth that nothing has
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if value is None:
         raise ValueError(f"{path} has nothing but null")

@@ -61,6 +61,21 @@ def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch, call):
     assert os.listdir(tmp_path) == ["config.json"]
 
 
+def test_an_unfinished_file_that_is_tidied_away_is_written_again(tmp_path, monkeypatch):
+    """Who tidies up a folder cannot tell a living writer's from that of a killed one."""
+    replace = os.replace
+
+    def tidied_away(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", tidied_away)
+    files.write_json_atomic(tmp_path / "a.json", [1])
+    assert files.read_json(tmp_path / "a.json") == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_short_writes_are_completed(tmp_path, monkeypatch):
     """Data arrives whole where the system takes it three bytes at a time."""
     write = os.write

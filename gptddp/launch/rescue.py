@@ -24,7 +24,13 @@ from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.errors import Superseded
 from gptddp.files import patiently
 from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, config_in_force, id_of, restore_config
+from gptddp.run.directory import (
+    CHECKPOINTS,
+    config_in_force,
+    id_of,
+    restore_config,
+    update_config,
+)
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
@@ -85,7 +91,7 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
             parent=patiently(lambda: store.newest(run)),
             keep=closed.keep,
             keep_every=closed.keep_every,
-            before_commit=lines.sync,
+            before_commit=lambda: _before_commit(run, lines),
             fence=lambda: _check_lease(run),
             late=True,
         )
@@ -109,6 +115,18 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
+
+
+def _before_commit(run: Path, lines: RunLog) -> None:
+    """No checkpoint knows more steps than the log, or was made with what config.json lacks."""
+    lines.sync()  # and the ledger before it
+
+    def was_behind() -> bool:
+        config = summary.read(run).config  # a run that an older version has begun has none there
+        return config is not None and update_config(run, config)
+
+    while patiently(was_behind):
+        pass  # again: the life that trains may have recorded a change meanwhile
 
 
 def _check_lease(run: Path) -> None:

@@ -122,6 +122,20 @@ def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | No
     log.warning("%s %s: it is written anew, as the ledger has it", path, what)
 
 
+def update_config(run: Path, config: Mapping[str, Any]) -> bool:
+    """Have config.json say what the ledger does; True where it said something else.
+
+    A life on a full disk may have left in memory alone what it has changed. Raises OSError, and
+    ConfigError where the file cannot be used.
+    """
+    saved = saved_config(run) or {}
+    if all(saved.get(name) == value for name, value in config.items()):
+        return False
+    write_json_atomic(run / CONFIG, (_read_config(run) or {}) | {"config": saved | dict(config)})
+    log.warning("%s: written anew, as the ledger has it", run / CONFIG)
+    return True
+
+
 def unknown_fields(run: Path) -> dict[str, Any]:
     """What a newer version has saved with the configuration, and this one does not know."""
     with contextlib.suppress(ConfigError, OSError):

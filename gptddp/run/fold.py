@@ -53,7 +53,7 @@ def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:
 def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str]) -> None:
     """Make one log of these, in its place; not where one of them still grows."""
     paths = [log_path(run_dir, generation) for generation in generations]
-    sizes = [_size(path) for path in paths]
+    marks = [_mark(path) for path in paths]
     lines: dict[int, bytes] = {}
     for generation, path in zip(generations, paths, strict=True):
         for step, line in lines_of(path).items():
@@ -61,15 +61,16 @@ def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str])
     merged = paths[-1].with_name(f".{paths[-1].name}.{uuid.uuid4().hex}.tmp")
     try:
         write_new(merged, b"".join(lines[step] + b"\n" for step in sorted(lines)))
-        if lost() or sizes != [_size(path) for path in paths]:
+        if lost() or marks != [_mark(path) for path in paths]:
             return
         os.replace(merged, paths[-1])
     finally:
         with contextlib.suppress(OSError):
             os.unlink(merged)
     fsync(run_dir)  # before what it replaces is removed
-    for path in paths[:-1]:
-        path.unlink(missing_ok=True)
+    for path, mark in zip(paths[:-1], marks, strict=False):
+        if _mark(path) == mark:  # else it has lines that are not in `merged`
+            path.unlink(missing_ok=True)
 
 
 def _of(generation: int, line: bytes) -> bytes:
@@ -79,6 +80,12 @@ def _of(generation: int, line: bytes) -> bytes:
 
 def _size(path: Path) -> int:
     """In bytes; 0 where it is gone."""
+    return _mark(path)[1]
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """By which a log is known to be the same, and no longer than before: its file and size."""
     with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_size
-    return 0
+        status = path.stat()
+        return status.st_ino, status.st_size
+    return 0, 0

@@ -134,6 +134,18 @@ def log_generations(run_dir: str | Path) -> list[int]:
     return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
 
 
+def _upwards(run_dir: str | Path) -> Iterator[int]:
+    """The generations whose logs are there, from the lowest to the highest, to be read one by one.
+
+    So no line is missed in a fold: what is folded meanwhile is found in a higher log, read later.
+    That may be one that was not there at the beginning: so they are listed again at the end.
+    """
+    highest = -1
+    while more := [it for it in log_generations(run_dir) if it > highest]:
+        yield from more
+        highest = more[-1]
+
+
 def history(run_dir: str | Path, first: int | None = None) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
@@ -152,8 +164,7 @@ def logged(run_dir: str | Path, first: int | None = None) -> Iterator[tuple[int,
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
-    # Lower ones first: what is folded into a higher one meanwhile is found there, read later.
-    for generation in log_generations(run_dir):
+    for generation in _upwards(run_dir):
         own = lines_of(log_path(run_dir, generation), first)
         lines |= own
         logs |= dict.fromkeys(own, generation)
@@ -165,7 +176,7 @@ def logged(run_dir: str | Path, first: int | None = None) -> Iterator[tuple[int,
 def last_step(run_dir: str | Path) -> int:
     """The highest step that any life has logged, 0 where there is none: the last of each log."""
     found = [0]
-    for generation in log_generations(run_dir):
+    for generation in _upwards(run_dir):
         lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
         steps = (line.get("step") for line in lines if line)
         found.append(next((step for step in steps if isinstance(step, int)), 0))

@@ -26,9 +26,10 @@ def left(run: Path, generation: int, step: int) -> str | None:
     if away := next(filter(lambda e: not _goes_on(e, step), later), None):
         source = away.get("source", "an unknown state")
         return f"generation {away['generation']} of this run has begun from {source}"
-    newest = highest_generation(run, ledger)
-    if newest > max([generation, *(e["generation"] for e in later)]):
-        return f"generation {newest} of this run has begun, and the ledger does not say from where"
+    begun = set(range(generation + 1, highest_generation(run, ledger) + 1))
+    if unknown := begun.difference(e["generation"] for e in later):
+        it = min(unknown)
+        return f"generation {it} of this run has begun, and the ledger does not say from where"
     return None
 
 

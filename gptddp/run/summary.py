@@ -38,6 +38,7 @@ class Summary:
     saved_time: float | None = None  # when the last save began that was committed
     run_id: str | None = None  # of the run; version 0.1.0 has not recorded it
     config: dict[str, Any] | None = None  # what the newest life that recorded it ran with
+    config_life: int = 0  # that life
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -47,8 +48,8 @@ class Summary:
         self.began_time = event["time"] if self.began_time is None else self.began_time
         if kind == "start":
             self.run_id = event.get("run_id") or self.run_id
-            if generation >= self.life:  # one that memory has kept may stand behind newer ones
-                self.config = dict(event.get("config") or {}) or self.config
+            if event.get("config") and generation > self.config_life:
+                self.config, self.config_life = dict(event["config"]), generation
         if kind == "start" and generation > self.life:
             self.life, self.source = generation, event.get("source")
             self.ended, self.differed = False, ""

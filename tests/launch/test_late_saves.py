@@ -94,6 +94,10 @@ def test_a_life_that_the_ledger_does_not_know_is_no_proof(left, save):
     """A log of a later life, without its start: from where it has gone on nobody can tell."""
     (left / "log.2.jsonl").touch()
     assert save() == []
+    Ledger(left).event("start", 3, **GOES_ON)  # of a state of life 2, which may be of a branch
+    assert save() == []
+    Ledger(left).event("start", 2, **GOES_ON)  # memory has kept it
+    assert save() == [NAME]
 
 
 def test_nothing_is_saved_in_a_run_that_goes_on_without_this_pod(left, save, capfd):

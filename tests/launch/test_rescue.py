@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from support.failing_disk import Disk
 from support.failing_reads import Reads
 from support.trainer_patches import lose_a_peer
 
@@ -15,6 +16,7 @@ from gptddp.errors import Superseded
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
+from gptddp.run import lines
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
 
@@ -137,6 +139,33 @@ def test_a_lost_configuration_is_taken_from_the_ledger(left, tmp_path):
     """The state in memory is still this run's."""
     (tmp_path / "run/config.json").unlink()
     assert left() == "step-000000000003.1"
+
+
+def test_a_change_that_the_disk_has_not_taken_is_not_lost(run, tmp_path, monkeypatch):
+    """A life begins with another value while the disk is full, and its rank 0 is lost: what it has
+    done becomes a checkpoint only with it, and a life that is given nothing goes on with it."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
+    (tmp_path / "pod").mkdir()
+    settle, path = lines.Lines.settle, tmp_path / "run/config.json"
+    monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
+    disk = Disk(tmp_path / "run", monkeypatch.setattr)
+
+    def values():
+        saved = json.loads(path.read_text())["config"]
+        return saved["lr"], saved["grad_clip"], saved["newer"]
+
+    lose_a_peer(run, "--steps", "9", "--lr", "0.003", at=3)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"config": content["config"] | {"newer": [1]}}))
+    disk.turn("ENOSPC")
+    lose_a_peer(run, "--steps", "9", "--lr", "0.001", "--grad-clip", "0.5", at=3)
+    disk.turn(None)
+    assert values() == (0.003, 1.0, [1])
+    saved = rescue(from_args(["--run-dir", str(tmp_path / "run")]), tmp_path / "memory")
+    assert saved == "step-000000000004.2" and values() == (0.001, 0.5, [1])
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    assert run("--steps", "6") == 0 and values() == (0.001, 0.5, [1])
 
 
 def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):

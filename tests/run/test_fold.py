@@ -89,8 +89,10 @@ def test_a_kill_at_any_point_loses_no_line(tmp_path):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch):
-    """A fold after each log that a reader has read: what vanishes is found in a higher one."""
+@pytest.mark.parametrize("more", [0, 6])
+def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch, more):
+    """A fold after each log that a reader has read: what vanishes is found in a higher one, maybe
+    in one of a life that has begun since."""
     run = aged(tmp_path / "run", 20)
     wanted, real = list(history.logged(run)), history.lines_of
     for turn in range(20):
@@ -100,11 +102,14 @@ def test_a_reader_beside_finds_every_line(tmp_path, monkeypatch):
 
         def then_fold(path, first=None, turn=turn, copy=copy, calls=calls):
             if next(calls) == turn:
+                for life in range(21, 21 + more):
+                    write_log(copy, life, [1000 + life])
                 fold.fold(copy)
             return real(path, first)
 
         monkeypatch.setattr(history, "lines_of", then_fold)
-        assert list(history.logged(copy)) == wanted
+        found = list(history.logged(copy))
+        assert [it for it in found if it[1]["step"] < 1000] == wanted
         assert len(list(copy.glob("log.*"))) == 3
 
 
@@ -122,6 +127,22 @@ def test_a_log_that_still_grows_is_not_folded(tmp_path, monkeypatch):
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
     fold.fold(run, lambda: "another job has taken over the run")
     assert len(list(run.glob("log.*"))) == 12 and not list(run.glob(".log*"))
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_that_is_written_before_it_is_removed_stays(tmp_path, monkeypatch):
+    """By a late writer, or by the fold of a life that is over and does not know it yet."""
+    run = aged(tmp_path / "run", 12)
+    wanted = list(history.logged(run))
+
+    def late(path):
+        write_log(run, 3, [99])
+
+    monkeypatch.setattr(fold, "fsync", late)
+    fold.fold(run)
+    assert [it for it in history.logged(run) if it[1]["step"] != 99] == wanted
+    assert (99, 3) in [(line["step"], life) for life, line in history.logged(run)]
+    assert len(list(run.glob("log.*"))) == 4
 
 
 def bytes_read() -> int:
@@ -225,7 +246,8 @@ def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):
     summary.refresh(run)
     new = file.read_text()
     assert new != old
-    for text in (new, old, new[:-30], "", "7", new.replace('"void": 40', '"void": 41')):
+    damaged = [new[:-30], "", "7", "[" * 10**6, new.replace('"void": 40', '"void": 41')]
+    for text in (new, old, *damaged):
         file.write_text(text)
         assert summary.read(run) == whole
     file.write_text(new)
@@ -235,3 +257,17 @@ def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):
     assert summary.read(run) == summed(history.read_ledger(run))
     ledger.unlink()
     assert summary.read(run) == summary.Summary()
+
+
+def test_a_start_that_memory_has_kept_is_no_newer_for_being_written_late():
+    """A launcher's late save may write it again behind the start of the next life: what that one
+    runs with counts."""
+    starts = [
+        {"event": "start", "time": 1e9, "generation": life, "config": {"keep": life}}
+        for life in (2, 3)
+    ]
+    for order in ([0, 1], [0, 1, 0], [1, 0]):
+        found = summary.Summary()
+        for i in order:
+            found.add(starts[i])
+        assert (found.life, found.config) == (3, {"keep": 3})
