@@ -203,7 +203,7 @@ class Launcher:
 
         if not key:
             _say(f"warning: {KEY} is not set: {_NO_KEY}")
-        rendezvous = Rendezvous(self.raise_if_over, _say, key)
+        rendezvous = Rendezvous(self.raise_if_over, _say, key, self.say_alive)
         rendezvous.register()
         memory = shared_memory()
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)
