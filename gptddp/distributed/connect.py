@@ -208,17 +208,26 @@ def connect(device: str | None) -> Iterator[World]:
         )
         mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted()]
         brought = world.gather(mine)  # all ranks
-    pods, drawn, earlier = zip(*brought, strict=True)
-    life = slurm_step() or str(drawn[0])
+    pods, drawn, earlier = zip(*_introduced(brought), strict=True)
+    life = slurm_step() or drawn[0]
     lives.note(life)
-    follows = frozenset([life, *map(str, itertools.chain(*earlier))])
+    follows = frozenset([life, *itertools.chain(*earlier)])
     try:
-        yield dataclasses.replace(world, life=life, follows=follows, pods=tuple(map(str, pods)))
+        yield dataclasses.replace(world, life=life, follows=follows, pods=pods)
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _left[:] = [td.group.WORLD]
         td.destroy_process_group()
+
+
+def _introduced(brought: list[Any]) -> list[tuple[str, str, list[str]]]:
+    """What each rank has sent at the start: its pod's name, an id, and the ids of earlier lives."""
+    for rank, it in enumerate(brought):
+        kinds = [type(value) for value in it] if isinstance(it, list) else None
+        if kinds != [str, str, list] or not all(isinstance(life, str) for life in it[2]):
+            raise errors.BadMessage(f"rank {rank}", f"{it!r:.80} for its pod and its lives")
+    return [(errors.visible(pod), drawn, earlier) for pod, drawn, earlier in brought]
 
 
 @contextlib.contextmanager

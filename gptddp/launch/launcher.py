@@ -29,7 +29,7 @@ from gptddp.errors import GptddpError, visible_lines
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import KEY, pod_from, torchrun_args
+from gptddp.launch.pod import KEY, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.directory import config_in_force, is_finished
 from gptddp.run.history import highest_generation, last_step
@@ -168,7 +168,7 @@ class Launcher:
             with contextlib.suppress(OSError):
                 Path(alive).unlink()
         pod = pod_from(os.environ)
-        os.environ.pop(KEY, None)  # nothing that this process starts needs it
+        forget_key()
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # Every preset has the same lanes, so this does not depend on the hardware.
@@ -203,7 +203,7 @@ class Launcher:
 
         if not key:
             _say(f"warning: {KEY} is not set: {_NO_KEY}")
-        rendezvous = Rendezvous(self.raise_if_over, _say, key)
+        rendezvous = Rendezvous(self.raise_if_over, _say, key, self.say_alive)
         rendezvous.register()
         memory = shared_memory()
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)

@@ -1,5 +1,6 @@
 """The facts of this pod, from the operator and the manifest, as torchrun's command line."""
 
+import ctypes
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,19 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
         grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
         key=_key(env.get(KEY, "")) if endpoint else secrets.token_hex(),
     )
+
+
+def forget_key() -> None:
+    """Take the key out of this process's environment: nothing that it starts needs it.
+
+    A process that is forked begins with a copy of the memory that `/proc/PID/environ` shows, which
+    holds a variable after its end, so the value there is written over.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    if at := libc.getenv(KEY.encode()):
+        ctypes.memset(at, ord("-"), len(os.environb.get(KEY.encode(), b"")))
+    os.environ.pop(KEY, None)
 
 
 def _key(text: str) -> str:

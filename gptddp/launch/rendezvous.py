@@ -46,6 +46,7 @@ from gptddp.launch.signing import SignedStore, Signer
 
 BACKEND = "gptddp"
 FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
+HOST_S = 3600.0  # a host that is stopped is no reason to lose what its peers have in memory
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
 CONNECT_S = 2.0  # one attempt to reach the host; attempts go on until `raise_if_over` does
 KEPT_ROUNDS = 8  # of which the store keeps the keys, for agents that are late
@@ -55,10 +56,18 @@ class Rendezvous:
     """What the agents of one launcher share: the store that they host, and how they leave."""
 
     def __init__(
-        self, raise_if_over: Callable[[bool], None], say: Callable[[str], None], key: str = ""
+        self,
+        raise_if_over: Callable[[bool], None],
+        say: Callable[[str], None],
+        key: str = "",
+        say_alive: Callable[[float], None] = lambda busy_s: None,
     ) -> None:
-        """`key`: the job's, with which its pods sign what they write; empty: they cannot."""
-        self.raise_if_over, self.say = raise_if_over, say
+        """`key`: the job's, with which its pods sign what they write; empty: they cannot.
+
+        `say_alive` is told how long the host may be silent: torch waits for one that is stopped, or
+        whose node is, until the connection breaks.
+        """
+        self.raise_if_over, self.say, self.say_alive = raise_if_over, say, say_alive
         self._key = key
         self._warned = False  # that the store has what does not verify
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
@@ -76,6 +85,7 @@ class Rendezvous:
             self.pause(min(POLL_S, most))
             if self._handler is not None:
                 self._report_waiting(f"pods: {self._handler.agents} are here")
+            self.say_alive(HOST_S)  # the next attempt asks the host
 
         torch_private_elastic.install_waiting(delay, _Clock())
         rendezvous_handler_registry.register(BACKEND, self._create)
@@ -206,6 +216,7 @@ class _Handler(torch_private_elastic.Handler):
     def next_rendezvous(self) -> RendezvousInfo:
         self._owner.raise_if_over(True)
         self._owner.next_report_s = time.monotonic() + FIRST_REPORT_S
+        self._owner.say_alive(HOST_S)
         info = super().next_rendezvous()
         self._world = set(self.holder.state.participants)
         self._owner.joined, self._owner.broken = True, False
@@ -218,11 +229,13 @@ class _Handler(torch_private_elastic.Handler):
 
     def num_nodes_waiting(self) -> int:
         self._owner.raise_if_over(False)
+        self._owner.say_alive(HOST_S)
         try:
             waiting = super().num_nodes_waiting()
         except RendezvousError:
             self._owner.broken = True
             raise
+        self._owner.say_alive(0.0)
         # A peer that was in this world and waits for the next has lost its worker.
         self._owner.broken = bool(self._world & self.holder.state.wait_list)
         return waiting

@@ -32,6 +32,7 @@ POLL_S, MOST_POLLS = 0.1, 2560  # the polls of all agents together, a second
 READ_S, MOST_READS = 1.0, 50  # of the whole state, changed or not; of all agents together, a second
 WATCHERS = 16
 MOST_LOOKS = 256  # at the beats; of all agents together, a second
+MOST_TAKEN = 1 << 61  # of a number in another's state: we count on from it
 HELD_S = 2.0  # after a state that does not verify, until a smaller world may form
 ABSENT = b"-"  # a key that holds nothing; reading one that is missing would block
 _PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -109,7 +110,7 @@ class SharedState(torch_private_elastic.StateHolder):
         self._found = found
         text = self._signer.read(self._key, found)
         try:
-            seq = decode(text)[1] if text is not None else -1
+            seq = decode(text, MOST_TAKEN)[1] if text is not None else -1
         except ValueError:
             seq = -1
         if text is not None and seq >= self._seq:

@@ -6,6 +6,7 @@ another name, does not verify. Nothing from the store is ever unpickled.
 """
 
 import hmac
+import os
 import time
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -20,7 +21,7 @@ class Signer:
     """Signs and checks the texts of one rendezvous. `key`: empty for a job that has none."""
 
     def __init__(self, key: str, rendezvous_id: str) -> None:
-        self._key, self._id = key.encode(), rendezvous_id
+        self._key, self._id = os.fsencode(key), rendezvous_id
 
     @property
     def has_key(self) -> bool:

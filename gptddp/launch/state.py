@@ -39,8 +39,11 @@ def encode(state: State, seq: int, deadline: datetime | None) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def decode(text: str) -> tuple[State, int]:
-    """The state and its `seq`. Raises ValueError for what `encode` cannot have written."""
+def decode(text: str, most: int = 1 << 62) -> tuple[State, int]:
+    """The state and its `seq`. Raises ValueError for what `encode` cannot have written.
+
+    `most`: of any number, of which JSON has longer ones than Python writes.
+    """
     value = parse_json(text)
     if not isinstance(value, dict) or value.keys() != _FIELDS.keys():
         raise ValueError("not the fields of a rendezvous' state")
@@ -51,6 +54,10 @@ def decode(text: str) -> tuple[State, int]:
     listed = [*value["waiting"], *value["redundant"]]
     if not all(type(rank) is int for rank in ranks) or not all(type(a) is str for a in listed):
         raise ValueError("ranks are numbers, and agents go by addresses")
+    if not all(map(str.isprintable, [*value["participants"], *listed])):
+        raise ValueError("an address that cannot be one")  # nor encoded, as a lone surrogate
+    if not all(abs(number) < most for number in (value["seq"], value["round"], *ranks)):
+        raise ValueError("a number that no job reaches")
     state = State()
     state.round, state.complete, state.closed = value["round"], value["complete"], value["closed"]
     state.participants = {Node(a, 0, 0): rank for a, rank in value["participants"].items()}

@@ -51,7 +51,7 @@ class Origin:
         try:
             config = from_values(values["config"], "the configuration of rank 0")
             quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
-        except (ConfigError, TypeError, ValueError) as error:
+        except (ConfigError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage("rank 0", f"an origin that cannot be used ({error})") from None
         return cls(**{**values, "config": config, "quarantine": quarantine})
 

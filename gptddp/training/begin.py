@@ -89,7 +89,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     try:
         meta, lines, events, fault = (kind(it) for kind, it in zip(_KINDS, sent, strict=True))
         _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):  # the last: of Infinity
         raise BadMessage(world.names[source], f"{sent!r:.80} for a state to go on from") from None
     origin = dataclasses.replace(origin, meta=meta)
     tensors = state.tensors if state else None

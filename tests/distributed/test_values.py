@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 from gptddp.config import Config
 from gptddp.distributed import values
-from gptddp.distributed.connect import connect
+from gptddp.distributed.connect import _introduced, connect
 from gptddp.errors import BadMessage, DataError
 from gptddp.run.origin import Origin
 from gptddp.training.choose import checked
@@ -166,7 +166,7 @@ def test_an_origin_arrives_as_it_was_sent():
 def test_an_origin_with_a_field_of_another_kind_is_refused(field):
     """So is one that lacks it; no value reaches the training unchecked."""
     sent = ORIGIN.to_json()
-    for wrong in (True, [[{}]], {"n_layer": "x", "sted": 1}, 1.5):
+    for wrong in (True, [[{}]], [[float("inf"), []]], {"n_layer": "x", "sted": 1}, 1.5):
         if isinstance(wrong, dict) and field in ("meta", "last_line", "line"):
             continue  # a dictionary of any content
         with pytest.raises(BadMessage, match="rank 0 has sent an origin"):
@@ -181,3 +181,13 @@ def test_a_snapshot_that_is_described_wrongly_is_refused(sent):
     assert checked([None, ["id", 1, 2, 2**64 - 1]]) == [None, ("id", 1, 2, 2**64 - 1)]
     with pytest.raises(BadMessage, match="rank 1 has sent"):
         checked([None, sent])
+
+
+@pytest.mark.parametrize(
+    "sent", [1, None, "abc", ["pod", "id"], ["pod", 1, []], ["pod", "id", [1]], [[], "id", []]]
+)
+def test_a_rank_that_introduces_itself_wrongly_is_refused(sent):
+    """At the start of a life: its name is known by its number only; no name moves the cursor."""
+    assert _introduced([["pod\x1b", "id", ["a"]]]) == [("pod\\x1b", "id", ["a"])]
+    with pytest.raises(BadMessage, match="rank 1 has sent"):
+        _introduced([["pod", "id", []], sent])

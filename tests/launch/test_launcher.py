@@ -114,6 +114,25 @@ def test_the_key_is_the_jobs_and_is_not_shown():
     assert len(pod_from({}).key) == 64 and pod_from({}).key != pod_from({}).key
 
 
+FORGETS = """
+import os
+from gptddp.launch.pod import KEY, forget_key
+forget_key()
+if os.fork() == 0:
+    print(open("/proc/self/environ").read(), os.environ.get(KEY), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_no_process_that_the_launcher_starts_has_the_key_in_its_environment():
+    """Nor has one that is forked, where /proc shows the memory that its parent began with."""
+    env = os.environ | {"GPTDDP_RENDEZVOUS_KEY": "secret" * 8, "AFTER": "kept"}
+    done = subprocess.run([sys.executable, "-c", FORGETS], env=env, capture_output=True, text=True)
+    assert "secret" not in done.stdout and "AFTER=kept" in done.stdout, done.stderr
+    assert done.stdout.rstrip().endswith("None")
+
+
 def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
     """Finished means: no more steps are wanted, and no more time; the rest is the run's own."""
     marker = tmp_path / "finished.json"

@@ -130,6 +130,27 @@ def test_the_log_says_once_that_a_stranger_writes():
     assert said == ["warning: first"]
 
 
+def test_a_host_that_does_not_answer_is_no_reason_to_end_its_peers(monkeypatch):
+    """torch waits for one that is stopped: the liveness probe is told before each such call."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as the launcher does
+    monkeypatch.setattr(torchs, "_delay", torchs._delay)
+    monkeypatch.setattr(torchs, "datetime", torchs.datetime)
+    monkeypatch.setattr(rendezvous.rendezvous_handler_registry, "_registry", {})
+    monkeypatch.setattr(torchs, "get_method_name", lambda depth=2: "")  # reads sources: slow
+    conf = dict(is_host=1, keep_alive_interval=1, keep_alive_max_attempt=5, last_call_timeout=1)
+    params = RendezvousParameters("gptddp", "127.0.0.1:0", "id", 1, 2, "me", **conf)
+    said: list[float] = []  # at each turn, as the launcher does, and by the rendezvous
+    launcher = rendezvous.Rendezvous(lambda joining: said.append(0.0), print, KEY, said.append)
+    launcher.register()
+    agent, asked = launcher._create(params), []
+    sync = agent.holder.sync
+    monkeypatch.setattr(agent.holder, "sync", lambda: asked.append(said[-1]) or sync())
+    agent.next_rendezvous()
+    agent._stop_heartbeats()
+    agent.num_nodes_waiting()
+    assert set(asked) == {rendezvous.HOST_S} and said[-1] == 0.0 and len(asked) > 3
+
+
 def test_the_store_does_not_grow_with_the_rounds(monkeypatch):
     """Hundred rounds of a world leave no more keys than ten."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as the launcher does

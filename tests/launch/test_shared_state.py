@@ -1,6 +1,7 @@
 """What strangers write into the store of a rendezvous, and what many agents cost its host."""
 
 import contextlib
+import json
 import os
 import pickle
 import threading
@@ -146,6 +147,37 @@ def test_two_groups_with_different_keys_form_no_smaller_world(store, monkeypatch
         thread.join()
     assert not formed
     assert any("this pod has no key" in line for line in agents.said)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seq", "9" * 4300),  # one more, and Python writes it no more
+        ("round", "9" * 4300),
+        ("seq", str(2**62 - 1)),
+        ("waiting", '["\\ud800"]'),
+        ("participants", '{"\\ud800": 0}'),
+        ("participants", '{"me": "0"}'),
+    ],
+)
+def test_an_unsigned_state_that_no_agent_writes_ends_no_agent(store, field, value):
+    """Without a key it is read: its numbers can be counted on from, and its addresses encoded."""
+    agents = Agents(store, key="")
+    (me,) = agents.join("me")
+    forged = json.loads(me._text) | {"seq": 10**6, field: "@"}
+    store.set(STATE, "unsigned " + json.dumps(forged).replace('"@"', value))
+    me._read_at = 0.0
+    fresh(me)
+    change(me, lambda state: setattr(state, "round", state.round + 1))
+    assert names(me) == {"me"} == names(agents.agent("new")) and agents.said
+
+
+def test_a_key_may_be_any_bytes():
+    """A Secret holds bytes, and a variable that is no UTF-8 still is a key."""
+    key = os.fsdecode(b"\xff" * 32)
+    signed = Signer(key, "id").sign("x", "text").encode()
+    assert Signer(key, "id").read("x", signed) == "text"
+    assert Signer(KEY, "id").read("x", signed) is None
 
 
 @pytest.mark.parametrize("kind", ["pickle", "garbage", "nothing"])

@@ -89,8 +89,8 @@ def render(output: str, **options: Any) -> None:
     at = f" -n {job.namespace}" if job.namespace else ""
     note(
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
-        f"kubectl create secret generic {job.name} "
-        f'--from-literal={companions.SECRET_FIELD}="$(openssl rand -hex 32)"{at}'
+        f"openssl rand -hex 32 | kubectl create secret generic {job.name} "
+        f"--from-file={companions.SECRET_FIELD}=/dev/stdin{at}"
     )
 
 
