@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,11 @@ class Reading:
         self._bar.advance(left)
 
     def _counts(self) -> dict[str, Any]:
-        self.tally.bad, self.tally.bad_bytes = self.bad.count, self.bad.bytes
-        return asdict(self.tally)
+        tally = self.tally
+        tally.bad, tally.bad_bytes = self.bad.count, self.bad.bytes
+        # `asdict` after every file would take a seventh of the time of many small ones
+        copies = {"files": dict(tally.files), "documents": dict(tally.documents)}
+        return vars(tally) | copies | {"binary_names": [*tally.binary_names]}
 
     def _save(self) -> None:
         """Make what was read of finished files durable, then say so in the journal."""
