@@ -164,7 +164,7 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
         flags = [flag(name) for name in FIELDS]
         raise ConfigError(f"unknown option {rest[0]!r}{did_you_mean(rest[0].split('=')[0], flags)}")
     given = vars(known)
-    values = from_toml(path) if (path := given.pop("config")) else {}
+    values = {} if (path := given.pop("config")) is None else from_toml(path)
     values |= {name: _from_text(name, text) for name, text in given.items()}
     return Config(**values)
 

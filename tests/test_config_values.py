@@ -167,3 +167,9 @@ def test_it_is_told_once_on_rank_0(corpus, tmp_path, train_here, caplog, monkeyp
     places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
     assert train.main([*SMALL, *places]) == 0
     assert asked == [1] and caplog.text.count("too many") == 1
+
+
+def test_an_empty_name_of_a_file_is_refused():
+    """As of a shell's variable that is not set: else the run would begin with defaults."""
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        from_args(["--config", ""])

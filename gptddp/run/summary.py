@@ -68,7 +68,8 @@ class Summary:
             if isinstance(name, str) and name not in self.commits:
                 self.commits = [*self.commits, name][-COMMITS:]
         elif kind == "quarantine":
-            decision = {name: event[name] for name in ("step", "row_groups")}
+            groups = [int(group) for group in event["row_groups"]]
+            decision = {"step": int(event["step"]), "row_groups": groups}
             if decision not in self.quarantine:
                 self.quarantine.append(decision)
 

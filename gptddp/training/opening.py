@@ -166,10 +166,19 @@ def _take_up(
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for last in history(run, min(step, last_step(run))):  # no more is read, however long the run
+    for found in history(run, min(step, last_step(run))):  # no more is read, however long the run
+        if not _is_step(found):
+            continue
+        last = found
         redo += last["step"] > step
         line = last if last["step"] == step else line
     return redo, last, line
+
+
+def _is_step(line: Line) -> bool:
+    """Has a line of the log what a start uses? A foreign one may have anything."""
+    in_range = type(line["step"]) is int and 0 < line["step"] < 1 << 31
+    return in_range and isinstance(line.get("time"), float)
 
 
 def _write_config(

@@ -135,6 +135,9 @@ def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
     events = [
         {"event": "checkpoint", "write_s": "x", "name": "step-000000000002.1"},
         {"event": "quarantine"},
+        {"event": "quarantine", "step": "x", "row_groups": [1]},
+        {"event": "quarantine", "step": 2, "row_groups": 3},
+        {"event": "quarantine", "step": 2, "row_groups": ["x"]},
         {"event": "start", "config": 3},
         {"event": "diverged", "names": 3},
     ]
@@ -142,3 +145,12 @@ def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
         ledger.write("".join(json.dumps(old | event) + "\n" for event in events) + DEEP + "\n")
     assert goes_on() == 0
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])
+def test_foreign_lines_of_the_log_end_no_start(run_dir, goes_on, line):
+    """They are no steps that are to be done again."""
+    with (run_dir / "log.1.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert goes_on() == 0
+    assert [e["redo"] for e in read_ledger(run_dir) if e["event"] == "start"] == [0, 0]
