@@ -110,6 +110,7 @@ class Claim:
         self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
         self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
         self._seen: lease_file.Reading | None = None  # when it was last read
+        self._gone = False  # was there none at the last look?
         self._renewals = 0
         self._end = math.inf  # monotonic: of the wait, unless there is a renewal
         self._next_word = 0.0  # monotonic: when what is waited for is said again
@@ -142,6 +143,9 @@ class Claim:
     def _try(self) -> Lease | None:
         """Look once, and take the run if it is free."""
         seen = lease_file.read(self.path)
+        gone, self._gone = self._gone, seen is None
+        if seen is None and self._seen is not None and not gone:
+            return None  # the next life of who had it may be about to write its own: look again
         if seen is not None and not self._is_free(seen):
             return None
         try:

@@ -196,6 +196,22 @@ def test_a_lease_that_is_just_being_written_refuses_nobody(tmp_path, acquire):
         assert claim.poll(0) is None
 
 
+def test_a_lease_that_is_just_being_replaced_is_nobody_elses(tmp_path, acquire):
+    """The next life of who is waited for takes its old lease away before it writes its own."""
+    first = acquire("job", "life 1")
+    edit(tmp_path / LEASE, space="another machine")
+    claim = lease.Claim(tmp_path, "job", "life 2")
+    assert claim.poll(0) is None
+    first.close()
+    os.unlink(tmp_path / LEASE)
+    assert claim.poll(0) is None
+    following = acquire("job", "life 3", "life 1")
+    edit(tmp_path / LEASE, space="another machine")
+    assert claim.poll(0) is None
+    following.release()
+    until(lambda: claim.poll(0.1)).close()
+
+
 def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
     """It is told and waited for: nobody takes over what he could not look at for as long."""
     first = holder("job", "life 1")
