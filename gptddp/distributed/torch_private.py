@@ -22,8 +22,9 @@ PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
 # No name to look for at the start: a test loses a peer of the installed torch.
 LOST_PEER = ("gloo", "Connection closed by peer", "Application timeout caused pair closure")
 
-# What each name must be like. `(a, b)`: called with these, in this order, it misses none. `{a, b}`:
-# it has these members, or __init__ makes them. `{=a, b}`: it declares these and no others.
+# What each name must be like. `(a, b)`: called with these, in this order or by name, it misses
+# none. `{a, b}`: it has these members, or __init__ makes them. `{=a, b}`: it declares these and no
+# others.
 Names = Mapping[str, Mapping[str, str]]
 TRAINER: Names = {
     "torch.distributed.distributed_c10d": {
@@ -154,8 +155,10 @@ def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:
         text = str(value.__init__.__doc__ or value.__doc__)
         found = re.findall(r"(\w+): ", text.splitlines()[0])
         return [name for name in found if name in wanted] == wanted
-    names = [it.name for it in known]
+    names = [it.name for it in known if it.kind == it.POSITIONAL_OR_KEYWORD]
     needed = {it.name for it in known if it.default is it.empty and it.kind not in (2, 4)}
+    if not inspect.isclass(value):  # classes are called by name where others stand in between
+        return names[: len(wanted)] == wanted and needed <= set(wanted)
     return [name for name in names if name in wanted] == wanted and needed <= set(wanted)
 
 

@@ -66,6 +66,14 @@ def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
     assert "ownerReferences" not in secret(api)["metadata"]
 
 
+def test_a_secret_of_the_users_without_the_field_is_refused(api, k8s):
+    """One of another purpose, or with a mistyped field: the pods would have no key."""
+    api.put({"kind": "Secret", "metadata": {"name": "demo"}, "data": {"key": "eA=="}})
+    result = submit(k8s)
+    assert result.exit_code == 2 and "without the field rendezvous-key" in result.stderr
+    assert ("pytorchjobs", "demo") not in api.objects
+
+
 def test_without_the_right_to_secrets_the_job_runs_without_a_key(api, k8s):
     """A warning, and no error of submit or delete."""
     api.secrets_are_hidden = True

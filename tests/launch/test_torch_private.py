@@ -106,6 +106,9 @@ def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, 
         ("_set_pg_timeout", lambda timeout: None),  # one parameter less
         ("_set_pg_timeout", lambda group, timeout: None),  # another order
         ("_set_pg_timeout", lambda timeout, group, force: None),  # one more that must be given
+        ("_set_pg_timeout", lambda timeout, backend=None, group=None: None),  # one in between
+        ("_set_pg_timeout", lambda *, timeout, group: None),  # no longer by position
+        ("_set_pg_timeout", lambda timeout, group, /: None),  # no longer by name
     ],
 )
 def test_another_signature_is_not_what_was_read(monkeypatch, name, value):

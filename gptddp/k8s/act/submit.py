@@ -149,7 +149,12 @@ def _ensure_key(cluster: Cluster, job: Object, owner: Object | None, say: Say) -
     try:
         live = cluster.get("Secret", name)
         theirs = live is not None and not lifecycle.is_ours(live, name)
-        if live and theirs and companions.SECRET_FIELD in (live.get("data") or {}):
+        if live and theirs:
+            if companions.SECRET_FIELD not in (live.get("data") or {}):
+                raise ConfigError(
+                    f"the Secret {name} exists, and not from gptddp-k8s, without the field "
+                    f"{companions.SECRET_FIELD}: add the field with a key, or use another --name"
+                )
             return
         if live is None and owner is not None:
             say(
