@@ -173,24 +173,30 @@ def gpu_of(local_rank: int) -> int:
     )
 
 
+def _device(wanted: str | None, local_rank: int) -> torch.device:
+    """This rank's device, made the current one."""
+    if (wanted or ("cuda" if torch.cuda.is_available() else "cpu")) != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", gpu_of(local_rank))
+    torch.cuda.set_device(device)
+    return device
+
+
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
     pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    where = torch.device("cuda", gpu_of(local_rank)) if kind == "cuda" else torch.device("cpu")
+    where = _device(device, local_rank)
     torch.set_num_threads(max(1, cpu_quota() // cpu_sharers(local_world_size)))
-    if kind == "cuda":
-        torch.cuda.set_device(where)
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
     with time_limit(FIRST_TIMEOUT_S + STORE_S):
         td.init_process_group(
-            backend="nccl" if kind == "cuda" else "gloo",
+            backend="nccl" if where.type == "cuda" else "gloo",
             rank=rank,
             world_size=world_size,
             store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
-            device_id=where if kind == "cuda" else None,
+            device_id=where if where.type == "cuda" else None,
             timeout=timedelta(seconds=FIRST_TIMEOUT_S),
         )
         world = World(

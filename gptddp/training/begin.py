@@ -86,21 +86,20 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     elif state:
         mine = state.meta, [], [], None
     sent = world.broadcast_value(mine, source)
-    try:
-        meta, lines, events, fault = (kind(it) for kind, it in zip(_KINDS, sent, strict=True))
-        _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
-    except (LookupError, TypeError, ValueError, OverflowError):  # the last: of Infinity
-        raise BadMessage(world.names[source], f"{sent!r:.80} for a state to go on from") from None
+    meta, lines, events, fault = _checked(sent, world.names[source])
     origin = dataclasses.replace(origin, meta=meta)
     tensors = state.tensors if state else None
     return NewestState(origin, source, tensors, lines, events, fault, path, lease)
 
 
-def _dict_or_none(value: Any) -> dict[str, Any] | None:
-    return None if value is None else dict(value)
-
-
-_KINDS: Any = (dict, list, list, _dict_or_none)  # meta, lines, events, fault of a state
+def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
+    """What a rank has sent beside its tensors: meta, lines, events, fault; else BadMessage."""
+    try:
+        meta, lines, events, fault = sent
+        _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
+        return dict(meta), list(lines), list(events), None if fault is None else dict(fault)
+    except (LookupError, TypeError, ValueError, OverflowError):  # the last: of Infinity
+        raise BadMessage(sender, f"{sent!r:.80} for a state to go on from") from None
 
 
 def _ask_for_late_save(folder: Path) -> None:

@@ -74,18 +74,15 @@ def open_run(
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
     loaded, late_save = _take_up(config, ledger, chosen, saving, tell)
-    if chosen is not None:
-        step, source, parent = chosen[1], "memory", newest
-    elif loaded is not None:
+    step, source, parent = 0, "scratch", None
+    if loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
-    else:
-        step, source, parent = 0, "scratch", None
+    elif chosen is not None:
+        step, source, parent = chosen[1], "memory", newest
     changed = changes(before, config)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
     redo, last_line, line = patiently(lambda: _in_history(run, step))
-    if redo and source == "scratch":
-        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     origin = Origin(
         config=config,
         changes=changed,
@@ -172,6 +169,8 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
         last = found
         redo += last["step"] > step
         line = last if last["step"] == step else line
+    if redo and not step:
+        log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     return redo, last, line
 
 

@@ -12,7 +12,7 @@ from support.trainer_patches import lose_a_peer
 from gptddp import files
 from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.writer import Writer
-from gptddp.errors import Superseded
+from gptddp.errors import ConfigError, Superseded
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
@@ -98,6 +98,9 @@ def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     """The run directory was removed and made again under the same name."""
     config = tmp_path / "run/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
+    with pytest.raises(ConfigError, match="are of different runs"):
+        left()
+    (tmp_path / "run/ledger.jsonl").unlink()
     assert left() is None
 
 
