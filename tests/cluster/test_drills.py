@@ -99,7 +99,16 @@ def other_node(job: Job) -> str:
 
 
 def docker(*arguments: str) -> None:
-    subprocess.run(["docker", *arguments], check=True, capture_output=True)
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}"
+
+
+def pause(node: str) -> None:
+    """Freeze a node; the kernel may need a second try where the machine is busy."""
+    done = subprocess.run(["docker", "pause", node], capture_output=True, text=True)
+    if done.returncode:
+        time.sleep(1)
+        docker("pause", node)
 
 
 def test_the_pods_are_spread_over_two_nodes(job):
@@ -161,7 +170,7 @@ def test_a_silent_node_does_not_stop_the_job(job, recover):
     rendezvous is there, and its pods are not replaced before the API server sees them gone.
     """
     node = other_node(job)
-    docker("pause", node)
+    pause(node)
     try:
         recover("node silent, to two ranks", lambda: None, world_size=2, timeout_s=LONG_S)
     finally:
