@@ -224,7 +224,7 @@ def read_json(path: str | Path) -> Any | None:
         value = parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:  # bad UTF-8 too, and a depth that nothing has
+    except ValueError as error:  # bad UTF-8 too
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if value is None:
         raise ValueError(f"{path} has nothing but null")

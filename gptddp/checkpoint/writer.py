@@ -46,6 +46,10 @@ class Saved:
     write_s: float  # in the background
     error: str | None
 
+    def committed(self) -> dict[str, Any]:
+        """What the ledger says of it, beside its fingerprints."""
+        return {name: value for name, value in vars(self).items() if name != "error"}
+
 
 class Writer:
     """Commits checkpoints from a background thread, one at a time. Rank 0 only.

@@ -116,7 +116,6 @@ def slurm_step() -> str | None:
     env = os.environ
     if not is_slurm_rank():
         return None
-    env = os.environ
     cluster = f"{name}." if (name := env.get("SLURM_CLUSTER_NAME")) else ""
     return f"slurm-{cluster}{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,5 +167,9 @@ def main_stack() -> str:
     """Where the main thread is: `hangs in f (a.py:7), called by g (b.py:3)`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = traceback.extract_stack(frame)[::-1][:4] if frame else []
-    calls = [f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in frames]
+    return hangs_in([f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in frames])
+
+
+def hangs_in(calls: Sequence[str]) -> str:
+    """The calls of a stack as a message has them, the innermost first; there may be none known."""
     return f"hangs in {', called by '.join(calls)}" if calls else "does not end"

@@ -30,5 +30,9 @@ def report(error: errors.GptddpError) -> None:
             return
     if rank == 0 or not error.shared:
         where = f"[rank {rank}] " if rank else ""
-        text = errors.visible_lines(error)
-        print(f"{where}gptddp train: {text}", file=sys.stderr, flush=True)
+        say(f"{where}gptddp train", error)
+
+
+def say(who: str, message: object) -> None:
+    """A line of the pod's log: whose it is, and nothing that could move a terminal's cursor."""
+    print(f"{who}: {errors.visible_lines(message)}", file=sys.stderr, flush=True)

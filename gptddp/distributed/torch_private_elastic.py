@@ -1,7 +1,7 @@
 """The second half of `torch_private.py`: the parts of torchrun, for the launcher alone.
 
 Read in torch 2.13. Each class gives private members of a class of torch's public names, which a
-subclass may use and override. The names are listed, and checked, in `torch_private.NAMES`.
+subclass may use and override. The names are listed, and checked, in `torch_private.LAUNCHER`.
 """
 
 import signal

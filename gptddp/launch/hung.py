@@ -75,5 +75,5 @@ def _describe(stack: Path, pid: int) -> str:
     # '  File "/a/b.py", line 7 in f', the innermost first
     frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
     calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
-    where = f"hangs in {', called by '.join(calls)}" if calls else "does not end"
-    return f"{rank} {'is stopped (SIGSTOP)' if stopped else where}: it is killed"
+    where = "is stopped (SIGSTOP)" if stopped else pulse.hangs_in(calls)
+    return f"{rank} {where}: it is killed"

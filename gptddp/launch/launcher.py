@@ -19,13 +19,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
+from gptddp.distributed.report import say
 from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
-from gptddp.errors import GptddpError, visible_lines
+from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
@@ -247,8 +249,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(cause).split())[:200]}"
 
 
-def _say(message: str) -> None:
-    print(f"gptddp.launch: {visible_lines(message)}", file=sys.stderr, flush=True)
+_say = partial(say, "gptddp.launch")
 
 
 def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import closing, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import lives
 from gptddp.distributed.process import die_with_launcher, exit_now
+from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import patiently
 from gptddp.run import summary
@@ -99,17 +101,8 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
         saved = writer.save_bytes(found.step, found.layout, found.data, found.meta)
         if saved.error is None:
             last = next((it for it in found.lines if it["step"] == found.step), {})
-            ledger.event(
-                "checkpoint",
-                found.generation,
-                step=saved.step,
-                name=saved.name,
-                nbytes=saved.nbytes,
-                stall_s=saved.stall_s,
-                write_s=saved.write_s,
-                batch_fp=last.get("batch_fp"),
-                chain_fp=found.meta["chain_fp"],
-            )
+            prints = {"batch_fp": last.get("batch_fp"), "chain_fp": found.meta["chain_fp"]}
+            ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     if saved.error and not (run / CHECKPOINTS / saved.name).exists():
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
@@ -172,9 +165,8 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
     """
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
-    every_s = _closed(config).checkpoint_every
-
     try:
+        every_s = _closed(config).checkpoint_every
         with late.saving(folder) as note:
             began = time.monotonic()
             while found := _newer_than_any_checkpoint(config, memory):
@@ -193,5 +185,4 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
         _say(f"the state left in memory is not saved: {error}")
 
 
-def _say(message: str) -> None:
-    print(f"gptddp.launch: {message}", file=sys.stderr, flush=True)
+_say = partial(say, "gptddp.launch")

@@ -129,13 +129,4 @@ class Saves:
         if saved.error:
             event("checkpoint", self._origin.generation, step=saved.step, error=saved.error)
             return
-        event(
-            "checkpoint",
-            self._origin.generation,
-            step=saved.step,
-            name=saved.name,
-            nbytes=saved.nbytes,
-            stall_s=saved.stall_s,
-            write_s=saved.write_s,
-            **fingerprints,
-        )
+        event("checkpoint", self._origin.generation, **saved.committed(), **fingerprints)

@@ -20,6 +20,31 @@ from gptddp.training.recorder import Recorder
 pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
 
 
+def until_a_step(faults, monkeypatch) -> None:
+    """No read or write fails any more once a step is recorded."""
+    step = Recorder.step
+
+    def stepping(*args) -> None:
+        faults.on = False
+        step(*args)
+
+    monkeypatch.setattr(Recorder, "step", stepping)
+
+
+def put_back(tmp_path) -> None:
+    """The run and the memory as they were kept."""
+    for name in ("run", "memory"):
+        shutil.rmtree(tmp_path / name)
+        shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+
+
+def books(run) -> tuple[list, dict, str]:
+    """Of each step its number, loss and rows; the newest start; the run id in config.json."""
+    found = [[line[k] for k in ("step", "loss", "chain_fp")] for line in history(run)]
+    start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
+    return found, start, json.loads((run / "config.json").read_text())["run_id"]
+
+
 @pytest.mark.parametrize("kind", ["memory", "checkpoint"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_once_is_no_end_of_the_run(
@@ -37,27 +62,14 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
     for name in ("run", "memory"):
         shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
     reads = Reads(tmp_path / "run", corpus, setattr=monkeypatch.setattr)
-
-    step = Recorder.step
-
-    def stepping(*args) -> None:
-        reads.on = False
-        step(*args)
-
-    monkeypatch.setattr(Recorder, "step", stepping)
+    until_a_step(reads, monkeypatch)
 
     def again(at: int | None) -> list:
-        for name in ("run", "memory"):
-            shutil.rmtree(tmp_path / name)
-            shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+        put_back(tmp_path)
         with reads.failing(code, at=at):
             assert run("--steps", "6") == 0, at
-        lines = [
-            [line[k] for k in ("step", "loss", "chain_fp")] for line in history(tmp_path / "run")
-        ]
-        start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
-        saved = json.loads((tmp_path / "run/config.json").read_text())["run_id"]
-        return [lines, start["source"], start["step"], start["run_id"], saved]
+        found, start, saved = books(tmp_path / "run")
+        return [found, start["source"], start["step"], start["run_id"], saved]
 
     undisturbed, number, over = again(None), len(reads.seen), 0
     assert undisturbed[2] == 3 and number > 40
@@ -87,29 +99,17 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         (tmp_path / name).mkdir(exist_ok=True)
         shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
     writes = Writes(tmp_path / "run", setattr=monkeypatch.setattr)
-    step = Recorder.step
-
-    def stepping(*args) -> None:
-        writes.on = False
-        step(*args)
-
-    monkeypatch.setattr(Recorder, "step", stepping)
+    until_a_step(writes, monkeypatch)
 
     def again(at: int | None) -> list:
-        for name in ("run", "memory"):
-            shutil.rmtree(tmp_path / name)
-            shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+        put_back(tmp_path)
         caplog.clear()
         with writes.failing(errno.EIO, at, done):
             assert run("--steps", "6") == 0, at
-        found = [
-            [line[k] for k in ("step", "loss", "chain_fp")] for line in history(tmp_path / "run")
-        ]
-        books = [event["event"] for event in read_ledger(tmp_path / "run")]
-        start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
-        saved = json.loads((tmp_path / "run/config.json").read_text())["run_id"]
+        found, start, saved = books(tmp_path / "run")
+        events = [event["event"] for event in read_ledger(tmp_path / "run")]
         assert saved == start["run_id"]
-        return [found, books, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
+        return [found, events, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
 
     undisturbed, number, silent = again(None), len(writes.seen), []
     assert number > 14

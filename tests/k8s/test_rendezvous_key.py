@@ -5,20 +5,13 @@ import json
 
 import pytest
 from support.manifests import pod_spec
-from support.writable_api_server import WriteAPI
+from support.writable_api_server import WriteAPI, job, put_claims, submit
 
 
 @pytest.fixture
 def api(tmp_path):
     server = WriteAPI(tmp_path)
-    for claim in ("data", "runs"):
-        server.put(
-            {
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim},
-                "spec": {"accessModes": ["ReadWriteMany"]},
-            }
-        )
+    put_claims(server)
     yield server
     server.close()
 
@@ -27,14 +20,6 @@ def api(tmp_path):
 def k8s(api):
     """Run `gptddp-k8s` against the server."""
     return api.command_line
-
-
-def submit(k8s, *args):
-    return k8s("submit", "--name", "demo", "--replicas", "4", *args)
-
-
-def job(api):
-    return api.objects["pytorchjobs", "demo"]
 
 
 def secret(api):

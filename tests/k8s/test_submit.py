@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
 from support.manifests import pod_spec, worker
-from support.writable_api_server import WriteAPI
+from support.writable_api_server import WriteAPI, job, put_claims, submit
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import difference, manifest, spec
@@ -20,14 +20,7 @@ COMPANIONS = [*RENDERED, "Secret"]
 @pytest.fixture
 def api(tmp_path):
     server = WriteAPI(tmp_path)
-    for claim in ("data", "runs"):
-        server.put(
-            {
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim},
-                "spec": {"accessModes": ["ReadWriteMany"]},
-            }
-        )
+    put_claims(server)
     yield server
     server.close()
 
@@ -36,14 +29,6 @@ def api(tmp_path):
 def k8s(api):
     """Run `gptddp-k8s` against the server."""
     return api.command_line
-
-
-def submit(k8s, *args):
-    return k8s("submit", "--name", "demo", "--replicas", "4", *args)
-
-
-def job(api):
-    return api.objects["pytorchjobs", "demo"]
 
 
 def end(api, kind):

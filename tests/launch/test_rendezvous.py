@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from support.agents import KEY, SETTINGS, Agents, add, beat, change, fresh, names
+from support.agents import KEY, ME, NAMES, SETTINGS, Agents, add, beat, change, fresh, names
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
@@ -14,9 +14,6 @@ from gptddp.launch import rendezvous
 from gptddp.launch.state import encode
 
 HOUR = timedelta(hours=1)
-NAMES = ("me", "ahead", "behind", "dead")
-NODES = [torchs._NodeDesc(name, 0, 0) for name in NAMES]
-ME, AHEAD, BEHIND, DEAD = NODES
 
 
 @pytest.fixture

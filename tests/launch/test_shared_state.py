@@ -12,7 +12,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.agents import KEY, SETTINGS, STATE, Agents, add, change, fresh, names
+from support.agents import (
+    AHEAD,
+    BEHIND,
+    DEAD,
+    KEY,
+    SETTINGS,
+    STATE,
+    Agents,
+    add,
+    change,
+    fresh,
+    names,
+)
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 
@@ -20,10 +32,6 @@ from gptddp.launch import rendezvous, shared_state
 from gptddp.launch.shared_state import SharedState
 from gptddp.launch.signing import SignedStore, Signer
 from gptddp.launch.state import encode
-
-NAMES = ("me", "ahead", "behind", "dead")
-NODES = [torchs._NodeDesc(name, 0, 0) for name in NAMES]
-ME, AHEAD, BEHIND, DEAD = NODES
 
 
 @pytest.fixture

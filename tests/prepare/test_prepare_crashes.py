@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prepared import child, contents, refused, run
+from support.prepared import child, contents, killing, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
@@ -40,22 +40,8 @@ def test_killed_at_any_moment_it_starts_cleanly(
     """SIGKILL in each phase leaves no half dataset, and the next run gives the very same bytes."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     prepare([books], whole, Settings(vocab_size=300))
-    owner, name = moment.rsplit(".", 1)
-    result = child(
-        f"""
-import os, pydoc, signal
-owner = pydoc.locate({owner!r})
-real, calls = owner.{name}, 0
-def killing(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == {calls}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args, **kwargs)
-owner.{name} = killing
-prepare([{str(books)!r}], {str(out)!r}, Settings(vocab_size=300))
-"""
-    )
+    again = f"prepare([{str(books)!r}], {str(out)!r}, Settings(vocab_size=300))"
+    result = child(killing(moment, calls) + again)
     assert result.returncode == -signal.SIGKILL, result.stderr
     if not (out / "dataset.json").exists():
         with pytest.raises(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.prepared import child, contents, refused, run
+from support.prepared import child, contents, killing, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
@@ -29,7 +29,7 @@ FILES = 12
 SETTINGS = Settings(vocab_size=300, val_fraction=0.1, on_bad="skip", seed=5)
 # Prepares the sources; the journal has a line after each file. Prints every source that is opened.
 CHILD = """
-import os, pydoc, signal, sys
+import os, sys
 from gptddp.prepare import journal
 journal._EVERY_S = journal._COST = 0
 def hook(event, args):
@@ -37,18 +37,6 @@ def hook(event, args):
         name = os.path.basename(os.fsdecode(args[0]))
         name[:2].isdigit() and print(name, flush=True)
 sys.addaudithook(hook)
-"""
-# Kills itself at a call of a function, before or in the middle of what that writes.
-KILL = """
-owner = pydoc.locate({owner!r})
-real, calls = owner.{name}, 0
-def killing(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == {calls}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args, **kwargs)
-owner.{name} = killing
 """
 
 
@@ -87,8 +75,7 @@ def killed(sources: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """
 
     def go(moment: str, calls: int, given: Path = sources) -> list[str]:
-        owner, name = moment.rsplit(".", 1)
-        code = CHILD + KILL.format(owner=owner, name=name, calls=calls)
+        code = CHILD + killing(moment, calls)
         result = child(f"{code}prepare([{str(given)!r}], {str(tmp_path / 'out')!r}, {SETTINGS})")
         assert result.returncode == -signal.SIGKILL, result.stderr
         return list(dict.fromkeys(result.stdout.split()))

@@ -11,6 +11,9 @@ TIMEOUTS = torchs.RendezvousTimeout(last_call=timedelta(seconds=0.3))
 SETTINGS = torchs.RendezvousSettings("id", 1, 4, TIMEOUTS, timedelta(seconds=0.2), 3)
 KEY = "k" * 64
 STATE = "torch.rendezvous.id"
+NAMES = ("me", "ahead", "behind", "dead")
+NODES = [torchs._NodeDesc(name, 0, 0) for name in NAMES]
+ME, AHEAD, BEHIND, DEAD = NODES
 
 
 class Agents:

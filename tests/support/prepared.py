@@ -44,6 +44,26 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+KILL = """
+import os, pydoc, signal
+owner = pydoc.locate({owner!r})
+real, calls = owner.{name}, 0
+def killing(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == {calls}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **kwargs)
+owner.{name} = killing
+"""
+
+
+def killing(moment: str, calls: int) -> str:
+    """Code after which a process kills itself at that call of the function `moment`."""
+    owner, name = moment.rsplit(".", 1)
+    return KILL.format(owner=owner, name=name, calls=calls)
+
+
 def child(code: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, with everything that these tests import."""
     modules = ("data.dataset", "prepare.build", "prepare.output", "prepare.recipe")

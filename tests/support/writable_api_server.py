@@ -113,6 +113,27 @@ class WriteAPI(api_server.FakeAPI):
         return [it for it in found if it[0] != "PersistentVolumeClaim"]
 
 
+def submit(k8s, *args):
+    """Submit the job `demo`, which `job` finds."""
+    return k8s("submit", "--name", "demo", "--replicas", "4", *args)
+
+
+def job(api):
+    return api.objects["pytorchjobs", "demo"]
+
+
+def put_claims(api):
+    """The claims that a job needs."""
+    for claim in ("data", "runs"):
+        api.put(
+            {
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": claim},
+                "spec": {"accessModes": ["ReadWriteMany"]},
+            }
+        )
+
+
 def _merge(live, patch):
     for key, value in patch.items():
         if value is None:
