@@ -90,7 +90,13 @@ class Config:
         None, FIXED, "none, or document: attention and positions within a document of a row"
     )
     micro_batch: int = _f(
-        None, KEPT, "rows a rank puts through the model at once, at most", least=1
+        None, FIXED, "rows of a lane that go through the model at once, at most", least=1
+    )
+    reduce: str = _f(
+        None,
+        FIXED,
+        "sums of gradients: exact (the same bits at any world size) or fast; by default exact on "
+        "CPUs, else fast",
     )
     # optimization
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
@@ -116,7 +122,21 @@ class Config:
         least=0,
         most=2**64 - 1,
     )
-    precision: str = _f(None, FIXED, "fp32 or bf16; by default bf16 where the hardware has it")
+    precision: str = _f(
+        None, FIXED, "fp32 or bf16; by default what is faster on the hardware of the first start"
+    )
+    matmul: str = _f(
+        None,
+        FIXED,
+        "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; by default likewise",
+    )
+    threads: int = _f(
+        None,
+        FIXED,
+        "CPU threads of a rank; by default what the CPUs of the first start give each",
+        least=1,
+        most=2**10,
+    )
     device: str = _f(None, START, "cpu or cuda; by default cuda where there is one")
     # evaluation, log, checkpoints, metrics
     eval_every: int = _f(
@@ -151,6 +171,8 @@ _CHOICES = {
     "pack": ("best-fit", "concat"),
     "mask": ("none", "document"),
     "precision": ("fp32", "bf16"),
+    "matmul": ("mkl", "onednn", "tf32"),
+    "reduce": ("exact", "fast"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
 }
@@ -220,10 +242,11 @@ def _is_path(text: str) -> bool:
 def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
-    Only `precision` and `device` stay open: the hardware decides.
+    Only `precision`, `matmul`, `threads` and `device` stay open: the hardware decides.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
+    defaults["reduce"] = "fast" if accelerator else "exact"
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
         values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes

@@ -2,15 +2,49 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gptddp.config import Config
+from gptddp.data import lanes
+from gptddp.data.loader import Batch
 from gptddp.data.packing import documents_of
 from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
+
+
+class MicroBatch(NamedTuple):
+    """What goes through the model at once; x, y and positions as in `micro_batches`."""
+
+    slot: int  # of the step, over all ranks
+    number: int  # in its slot
+    x: Tensor
+    y: Tensor
+    positions: Tensor | None
+    ends_slot: bool
+    ends_step: bool  # this rank has no more
+
+    def seed(self, c: Config, step: int) -> int:
+        """Of its dropout: no other micro-batch of the run has the same, and no rank is in it."""
+        return lanes.key(c.seed, step, self.slot, self.number)
+
+
+def of_step(batch: Batch, first_slot: int, c: Config, device: torch.device) -> Iterator[MicroBatch]:
+    """This rank's slots of a step, one after the other, each in micro-batches.
+
+    A slot is the rows of one lane: the shapes and their order are the same whoever has it.
+    """
+    rows = c.batch // c.lanes  # of a slot
+    per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
+    for i in range(n_slots):
+        part = slice(i * rows, (i + 1) * rows)
+        inputs = micro_batches(batch.tokens[part], batch.valid[part], batch.bos, c, device)
+        for number, it in enumerate(inputs):
+            last = number == per_slot - 1
+            yield MicroBatch(first_slot + i, number, *it, last, last and i == n_slots - 1)
 
 
 def micro_batches(

@@ -202,11 +202,10 @@ def _as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Conf
 
 
 def _closed(config: Config, world: "World") -> Config:
-    from gptddp.distributed.hardware import has_fast_bf16  # torch, which the launcher has not yet
+    from gptddp.distributed.hardware import numerics  # torch, which the launcher has not yet
 
-    if config.precision is None:
-        fast = has_fast_bf16(world.device)
-        config = dataclasses.replace(config, precision="bf16" if fast else "fp32")
+    open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
+    config = dataclasses.replace(config, **open_)
     return with_preset(config, accelerator=world.device.type != "cpu")
 
 
