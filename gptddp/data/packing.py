@@ -1,13 +1,18 @@
 """Documents to rows of T+1 tokens, with nothing thrown away: pure functions, no I/O.
 
-A document is its tokens behind one BOS. Longer ones are split into pieces that overlap by one
-token: it is the last target of one piece and the first input of the next, so no target is lost.
+A document is its tokens between two BOS: the one that opens it is an input, the one that closes it
+a target. Longer ones are split into pieces that overlap by one token: it is the last target of one
+piece and the first input of the next, so no target is lost. What is put into rows is targets, T in
+each; where one document follows another, one BOS closes the first and opens the second.
 
 best-fit  pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations
           improve language modeling"), with the free space of the open rows as the bits of one
           integer: a document is cut only if it is longer than a row
 concat    the documents of a block, one behind the other, are cut every T tokens: all rows but the
           last of a block are full, and about twice as many documents are cut
+
+Runs of version 0.1.0 go on as `best-fit-0.1` and `concat-0.1`: there a document is closed only by
+another one behind it in the same row, so the ends of most documents are no targets.
 """
 
 from collections.abc import Sequence
@@ -20,7 +25,13 @@ import xxhash
 # Each way to pack, with its name in the loader's state that a checkpoint keeps. A name stands for
 # all that decides the rows besides the settings: dealing, blocks, splitting, packing, keys. Change
 # any of them, and change the name: then no older state is continued with other rows.
-IDS = {"best-fit": "bfd-1", "concat": "concat-1"}
+IDS = {
+    "best-fit": "bfd-2",
+    "concat": "concat-2",
+    "best-fit-0.1": "bfd-1",
+    "concat-0.1": "concat-1",
+}
+OLD = "-0.1"  # ends the names of the ways of version 0.1.0
 
 
 @dataclass(frozen=True)
@@ -57,20 +68,24 @@ def pack(
     Documents without tokens are left out. The same documents always give the same rows.
     """
     documents = [tokens for tokens in documents if len(tokens)]
+    closed = not how.endswith(OLD)
     lengths = np.array([1 + len(tokens) for tokens in documents], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    flat = np.empty(int(lengths.sum()), dtype)
-    flat[starts] = bos
+    flat = np.full(int(lengths.sum()) + closed, bos, dtype)
     for start, tokens in zip(starts.tolist(), documents, strict=True):
         flat[start + 1 : start + 1 + len(tokens)] = tokens
+    lengths += closed  # with the BOS of the next document, or the last one of the block
 
-    if how == "concat":  # as if all were one document; each of its pieces is a row
-        lengths, starts = lengths.sum(keepdims=True)[: len(lengths)], starts[:1]
+    if how.startswith("concat"):  # as if all were one document; each of its pieces is a row
+        lengths, starts = np.full(len(documents[:1]), len(flat)), starts[:1]
     document, offset, size = split(lengths, seq_len)
-    if how == "concat":
+    resumed = offset > 0
+    if how.startswith("concat"):
         row, column, n_rows = np.arange(len(size)), np.zeros(len(size), np.int64), len(size)
+    elif closed:  # by targets; a resumed piece begins behind the BOS that closes another
+        row, column, n_rows = best_fit(size - 1, seq_len, resumed)
     else:
-        row, column, n_rows = best_fit(size, seq_len + 1)
+        row, column, n_rows = best_fit(size, seq_len + 1, np.zeros_like(resumed))
     rows = np.full((n_rows, seq_len + 1), bos, dtype)
     rows_flat = rows.reshape(-1)
     source, target = starts[document] + offset, row * (seq_len + 1) + column
@@ -80,7 +95,7 @@ def pack(
     used = np.zeros(n_rows, np.int64)
     np.maximum.at(used, row, column + size)
     valid = np.arange(1, seq_len + 1) < used[:, None]
-    resumed = (offset > 0) & (column > 0)
+    resumed &= column > 0
     valid[row[resumed], column[resumed] - 1] = False
     return Packed(rows, valid)
 
@@ -98,29 +113,35 @@ def split(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np
     return document, offset, np.minimum(lengths[document] - offset, seq_len + 1)
 
 
-def best_fit(size: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Best-fit decreasing: (row, column) of each piece, int64, and the number of rows."""
+def best_fit(
+    size: np.ndarray, width: int, behind: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Best-fit decreasing: (row, column) of each piece, int64, and the number of rows.
+
+    behind (bool): pieces that leave one place free where they are not the first of their row.
+    """
     row, column = np.zeros(len(size), np.int64), np.zeros(len(size), np.int64)
     order = np.argsort(-size, kind="stable")
     n_rows = int(np.count_nonzero(size == width))  # full rows: the first of the order, no search
     row[order[:n_rows]] = np.arange(n_rows)
     rest = order[n_rows:]
     rows, columns = [], []
-    spaces = 0  # bit s is set when some open row has space for exactly s tokens
+    spaces = 0  # bit s is set when some open row has space for exactly s
     open_rows: list[list[int]] = [[] for _ in range(width)]  # by that space
-    for n in size[rest].tolist():
-        fitting = spaces >> n
+    for n, free in zip(size[rest].tolist(), behind[rest].tolist(), strict=True):
+        fitting = spaces >> (n + free)
         if fitting:
-            space = n + (fitting & -fitting).bit_length() - 1
+            space = n + free + (fitting & -fitting).bit_length() - 1
             r = open_rows[space].pop()
             if not open_rows[space]:
                 spaces ^= 1 << space
+            space -= free
         else:
             space, r = width, n_rows
             n_rows += 1
         rows.append(r)
         columns.append(width - space)
-        if space > n + 1:  # the smallest piece has two tokens
+        if space > n + 1:  # no piece needs less than two
             open_rows[space - n].append(r)
             spaces |= 1 << (space - n)
     row[rest], column[rest] = rows, columns
