@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import random
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from support.prepared import BYTES, all_texts, contents, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare import sources
+from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.build import prepare
 
 BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
@@ -147,6 +149,17 @@ def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("bad\n" * 7)
     result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
     refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+
+
+def test_many_bad_records_take_no_more_time_each(tmp_path: Path) -> None:
+    """The list of a file grows by a line, whatever its length: 60,000 once took half a minute."""
+    bad = BadRecords(tmp_path, "skip", 10**6, (0, 0))
+    before_s = time.process_time()
+    for number in range(60_000):
+        bad.add("crawl.jsonl", "line", number, "not valid JSON; " * 9, "mend it")
+    bad.save()
+    assert time.process_time() - before_s < 5
+    assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == bad.count == 60_000
 
 
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
