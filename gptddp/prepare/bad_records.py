@@ -1,6 +1,7 @@
 """Records of the sources that cannot be used: an error, or a line each in a list and a limit."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from gptddp.errors import DataError
@@ -56,9 +57,16 @@ class BadRecords:
         fsync(self._path)
         self._written, self._lines = self.bytes, bytearray()
 
-    def copy(self, out: Path) -> None:
-        """Put the list into the dataset, where there is any; raises OSError."""
+    def copy(self, out: Path, files: Sequence[str]) -> None:
+        """Put the list into the dataset, where there is any, in the order of `files`.
+
+        A process that goes on reads what is new after what was read before. Raises OSError.
+        """
         if self.count:
             self.save()
-            (out / LIST).write_bytes(self._path.read_bytes())
+            place = {as_utf8(path): number for number, path in enumerate(files)}
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            # a folder may be given by another path now
+            lines.sort(key=lambda line: place.get(json.loads(line)["file"], 0))
+            (out / LIST).write_bytes(b"".join(lines))
             fsync(out / LIST)
