@@ -36,14 +36,14 @@ def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[by
     a file without text that was given by name.
     """
     if file.kind == "text":
-        return _text(file)
+        return _text(file, bad)
     refuse_pointer(file)
     if file.kind == "parquet":
         return _parquet(file, text_field, bad)
     return _json(file, text_field, bad)
 
 
-def _text(file: SourceFile) -> Iterator[bytes] | None:
+def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
     """The documents of a text file; None for one of a folder that is not text.
 
     A file is read to its end before any part of it is used: a small one once, a large one twice.
@@ -60,7 +60,11 @@ def _text(file: SourceFile) -> Iterator[bytes] | None:
             whole = len(head) < size
             reason = _why_not_text(head, stream)
     except OSError as error:
-        raise DataError(unreadable(file.path, error)) from error
+        if error.errno is not None:
+            raise DataError(unreadable(file.path, error)) from error
+        fix = "mend it, or leave it out with --exclude"
+        bad.add(file.path, "record", 1, f"damaged, cannot read the file ({error})", fix)
+        return iter(())
     if reason is None:
         if whole:
             return _cut(io.BytesIO(head))
