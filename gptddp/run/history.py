@@ -21,9 +21,9 @@ from gptddp.run.json_lines import backwards, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
 
-_LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
+_LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
-_CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
+_CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ def last_step(run_dir: str | Path) -> int:
     for generation in _upwards(run_dir):
         lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
         steps = (line.get("step") for line in lines if line)
-        found.append(next((step for step in steps if isinstance(step, int)), 0))
+        found.append(next((step for step in steps if type(step) is int), 0))
     return max(found)
 
 
@@ -190,7 +190,7 @@ def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
     """
     found: dict[int, bytes] = {}
     for line in backwards_if_there(path):
-        if (obj := parse(line)) and isinstance(step := obj.get("step"), int):
+        if (obj := parse(line)) and type(step := obj.get("step")) is int:  # true is no step
             if first is not None and step < first:
                 break
             found.setdefault(step, line)

@@ -36,6 +36,7 @@ from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.changes import changes, write_config
 from gptddp.training.choose import Brought, newest_rank, of_this_run, trusted
+from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ def open_run(
         step, source, parent = loaded.step, loaded.name, loaded.name
     elif chosen is not None:
         step, source, parent = chosen[1], "memory", newest
+    again = [it for it in ledger.quarantine if it["step"] >= step]
+    check(again, dataset, run / LEDGER)
     changed = changes(before, config)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
@@ -97,7 +100,7 @@ def open_run(
         parent=parent,
         snapshot_rank=from_rank,
         late=late_save,
-        quarantine=decided(ledger.quarantine, step),
+        quarantine=decided(again, step),
     )
     return origin, loaded
 
@@ -106,6 +109,9 @@ def _known(run: Path) -> tuple[Summary, int, str]:
     """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
+    if ledger.left_out:
+        what = "; ".join(ledger.left_out)
+        log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
     return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))

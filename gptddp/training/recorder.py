@@ -41,7 +41,7 @@ class Recorder:
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
         self.console = Console(origin)
-        self.tidier = Tidier(run, lambda: lease.lost)
+        self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._batch_fp: str | None = None  # of the last step
         self._last: Last | None = None  # the life before, until this one has done a step

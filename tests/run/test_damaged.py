@@ -147,6 +147,53 @@ def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"row_groups": [10**9]}, "row_groups has 1000000000: it must be a number from 0 to "),
+        ({"row_groups": [10**30]}, "row_groups has 1000000000000000000000000000000: it must be"),
+        ({"row_groups": [0, -1]}, "row_groups has -1: it must be a number from 0 to "),
+        ({"names": ["train/77.parquet#0"]}, "names has 'train/77.parquet#0': row group 0 is train"),
+    ],
+)
+def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, capsys, wrong, said):
+    """Ledger, field, rule and fix; no life begins. With the line taken out the run goes on."""
+    event = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 2, "row_groups": [0]}
+    ledger = (run_dir / "ledger.jsonl").read_text()
+    (run_dir / "ledger.jsonl").write_text(ledger + json.dumps(event | wrong) + "\n")
+    assert goes_on() == 2
+    error = capsys.readouterr().err
+    assert f"{run_dir / 'ledger.jsonl'}, the event `quarantine` of step 2: {said}" in error
+    assert "take this line out of it and remove ledger.summary.json" in error
+    assert len(read_ledger(run_dir)) == ledger.count("\n") + 1
+    (run_dir / "ledger.jsonl").write_text(ledger)
+    assert goes_on() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"event": "quarantine", "step": 2, "row_groups": ["x"]', "row_groups is ['x']: it must"),
+        (
+            '{"event": "quarantine", "step": -1, "row_groups": [0]',
+            "step is -1: it must be a number",
+        ),
+        ('{"event": "quarantine", "step": 2, "row_groups": [Infinity]', "row_groups is [inf]: it"),
+        ('{"event": "quarantine", "step": Infinity, "row_groups": [0]', "step is inf: it must be"),
+        ('{"event": "checkpoint", "write_s": "x"', "a 'checkpoint' of generation 1 at byte "),
+        ('{"event": "start", "ti', "that is torn, or no event"),
+    ],
+)
+def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog, line, said):
+    """A decision that nobody can repeat, a line that is torn: the start says which and why."""
+    whole = line[-2:] != "ti"
+    with (run_dir / "ledger.jsonl").open("a") as ledger:
+        ledger.write(line + (', "time": 1.0, "generation": 1}\n' if whole else "\n"))
+    assert goes_on() == 0
+    assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
+    assert said in caplog.text
+
+
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])
 def test_foreign_lines_of_the_log_end_no_start(run_dir, goes_on, line):
     """They are no steps that are to be done again."""
