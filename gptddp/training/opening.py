@@ -29,7 +29,7 @@ from gptddp.run.directory import (
     restore_config,
     saved_config,
 )
-from gptddp.run.history import highest_generation, history, last_step
+from gptddp.run.history import highest_generation, history, is_step, last_step
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.recovery import unsaved_s
@@ -182,8 +182,7 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
 
 def _is_step(line: Line) -> bool:
     """Has a line of the log what a start uses? A foreign one may have anything."""
-    in_range = type(line["step"]) is int and 0 < line["step"] < 1 << 31
-    return in_range and isinstance(line.get("time"), float)
+    return is_step(line) and isinstance(line.get("time"), float)
 
 
 def _write_config(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,42 @@ def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog, line, 
     assert goes_on() == 0
     assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
     assert said in caplog.text
+
+
+def tidied() -> None:
+    """Wait for what a life does beside its steps."""
+    for thread in threading.enumerate():
+        if thread.name == "tidy":
+            thread.join(60)
+
+
+def test_a_start_says_what_the_log_lacks(run_dir, goes_on, caplog):
+    """The log of the life before, or an older one, is lost: the first and the last missing step."""
+    assert goes_on() == goes_on("--steps", "6") == 0
+    tidied()
+    assert "the log of run" not in caplog.text
+    (run_dir / "log.2.jsonl").rename(run_dir / "aside")
+    assert goes_on("--steps", "7") == 0
+    tidied()
+    assert f"the log of run {run_dir} is not whole, or not all of it" in caplog.text
+    assert "it lacks step 3: put what is missing back" in caplog.text
+    (run_dir / "aside").rename(run_dir / "log.2.jsonl")
+    (run_dir / "log.4.jsonl").unlink()
+    (run_dir / "log.3.jsonl").unlink()
+    assert goes_on("--steps", "8") == 0
+    assert "it lacks steps 4 to 7: put what is missing back" in caplog.text
+
+
+def test_a_start_says_that_the_log_is_of_another_run(run_dir, begun, goes_on, caplog):
+    """Its line of the step that the run goes on from has another chain_fp than the checkpoint.
+    Nothing of it is logged again as this run's, and it stays as it is."""
+    shutil.copy(begun / "other" / "log.1.jsonl", run_dir / "log.1.jsonl")
+    foreign = (run_dir / "log.1.jsonl").read_bytes()
+    (run_dir / "log.1.jsonl").write_bytes(foreign.replace(b', "val_loss"', b', "other"'))
+    assert goes_on("--eval-every", "2") == 0
+    assert "is not whole, or not all of it this run's: its step 2 has the chain_fp '" in caplog.text
+    lines = (run_dir / "log.2.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3]
 
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])

@@ -81,6 +81,17 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     assert last_step(tmp_path) == 8 and last_step(tmp_path / "absent") == 0
 
 
+def test_lines_that_memory_has_kept_count_before_those_of_another_run(tmp_path):
+    """A foreign log has lines of the same steps: those that were done are logged all the same."""
+    write(tmp_path, 1, [1, 2], chain_fp="a")
+    write(tmp_path, 2, [3, 4], chain_fp="foreign")
+    kept = [{"step": step, "loss": 0.0, "generation": 2, "chain_fp": "a"} for step in (3, 4)]
+    log = RunLog(tmp_path, 3)
+    complete(tmp_path, log, kept, 4)
+    log.close()
+    assert [line["chain_fp"] for line in history(tmp_path)] == ["a"] * 4
+
+
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])
 def test_torn_lines_are_left_out(tmp_path, tail):
     """What a killed writer or a crashed disk leaves at the end is no line."""
