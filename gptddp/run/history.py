@@ -64,6 +64,8 @@ class Ledger(Lines):
     """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
 
     sync_every = 1
+    # a life, a late save of another pod, and a life that does not know that it is over
+    shared = True
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
