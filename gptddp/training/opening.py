@@ -114,6 +114,14 @@ def _known(run: Path) -> tuple[Summary, int, str]:
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
+    if highest and not ledger.life:
+        log.warning(
+            "%s has no start of a life, and the run has had %d: put it back from a backup. Without "
+            "it nobody knows which row groups were left out after the newest checkpoint, and which "
+            "checkpoints there were",
+            run / LEDGER,
+            highest,
+        )
     return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
 
 
