@@ -247,8 +247,8 @@ class Life:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Every `eval_every` steps and at the last one."""
-        return self.step % self.config.eval_every == 0 or self.step == self.config.steps
+        """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
+        return self.step % self.config.eval_every == 0 or self.step >= self.config.steps
 
     def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
