@@ -13,6 +13,7 @@ from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.run import summary
 from gptddp.run.directory import FINISHED, LEDGER, as_recorded, config_of, id_of
+from gptddp.run.history import has_checkpoints
 
 
 def config_in_force(config: Config) -> Config:
@@ -52,6 +53,8 @@ def why_finished(config: Config) -> str:
         if differences(of_run(run), of_run(config)):
             return ""
         if marker.get("run_id") not in (None, id_of(path)):  # version 0.1.0 has none
+            return ""
+        if config.from_scratch and not has_checkpoints(path):  # the trainer begins it anew
             return ""
         now, step, had_s = continued(config, run), marker["step"], marker.get("max_time", 0.0)
         limit_s = had_s if now.max_time is None else now.max_time
