@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import TRAIN, ranks
 from support.paths import ROOT
 from support.toy import SMALL
 
@@ -255,6 +256,26 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(life, 
     assert "val_loss" not in list(history(tmp_path / "run"))[-1]
     assert life(steps=1) == 0
     assert "val_loss" in list(history(tmp_path / "run"))[-1]
+
+
+OTHER_FLAGS = "import os, sys; sys.argv += ['{}', '{}'] * (os.environ['RANK'] == '1'); "
+
+
+@pytest.mark.parametrize(("name", "other", "code"), [("lr", "0.5", 0), ("seed", "8", 2)])
+def test_flags_that_one_rank_alone_is_given_are_told_or_refused(
+    corpus, tmp_path, name, other, code
+):
+    """By torchrun or Slurm each node has a command of its own; only that of rank 0 counts."""
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    flags = [*SMALL, *where, flag(name), "0.25" if name == "lr" else "7"]
+    found = ranks(2, *flags, code=OTHER_FLAGS.format(flag(name), other) + TRAIN)
+    codes = [process.wait(60) for process in found]
+    said = found[0].stderr.read()
+    was = "0.25 -> 0.5" if name == "lr" else "7 -> 8"
+    assert codes == [code, code], said
+    assert f"rank 1 was given another configuration than rank 0 ({name}: {was}): " in said
+    assert "give all ranks the same flags" in said
+    assert not (tmp_path / "run/lease.json").exists()
 
 
 def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):
