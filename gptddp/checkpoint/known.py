@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import Loaded, load_newest
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
+class Anew(NamedTuple):
+    """--from-scratch is given; `used`: the life in which this very start had it before, or 0."""
+
+    used: int = 0
+
+
 def committed(ledger: Summary) -> list[str] | None:
     """The newest commits since the run last began at step 0; None where no event is left."""
     if ledger.began_time is None:
@@ -34,13 +41,14 @@ def committed(ledger: Summary) -> list[str] | None:
 def load(
     run: Path,
     committed: Sequence[str] | None,
-    from_scratch: bool,
+    from_scratch: Anew | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Loaded | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
-    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
+    checkpoints is left. Raises CheckpointError where that is not said for this start, and what
+    `load_newest` does.
     """
     for seconds in RETRY_S:
         if not patiently(lambda: missing(run, committed)):
@@ -53,10 +61,14 @@ def load(
     elif gone := patiently(lambda: missing(run, committed) or _by_marker(run, committed)):
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
-        if not from_scratch:
+        back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
+        if from_scratch is None:
+            raise CheckpointError(f"{back}, or give --from-scratch to begin at step 0 again")
+        if from_scratch.used:
             raise CheckpointError(
-                f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
-                "--from-scratch to begin at step 0 again"
+                f"{back}; --from-scratch counts for one start, and this job has had it since life "
+                f"{from_scratch.used}: to begin at step 0 again give another --run-dir, or submit "
+                "the job with another --name"
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
     return loaded

@@ -23,6 +23,7 @@ from gptddp.data.dataset import Dataset, RowGroup, Split
 from gptddp.data.lanes import deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
+from gptddp.distributed import storage
 from gptddp.errors import ConfigError, DataError
 
 STATE_VERSION = 2
@@ -161,10 +162,11 @@ def eval_rows(
     encode = source.encoder()
     wanted = max(1, max_tokens // seq_len)
     parts = []
-    while wanted > 0 and lane.epoch == 0:
-        if made := lane.make(source, encode):
-            parts.append(made.rows.take(slice(wanted)))
-            wanted -= len(parts[-1])
+    with storage.waiting(lambda: lane.reading):
+        while wanted > 0 and lane.epoch == 0:
+            if made := lane.make(source, encode):
+                parts.append(made.rows.take(slice(wanted)))
+                wanted -= len(parts[-1])
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 

@@ -29,7 +29,8 @@ from gptddp.distributed.environment import (
     slurm_step,
 )
 from gptddp.distributed.hardware import cpu_quota
-from gptddp.distributed.waiting import Said, Tell, ended, teller, wait_for_end
+from gptddp.distributed.storage import Said
+from gptddp.distributed.waiting import Tell, ended, teller, wait_for_end
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0

@@ -28,12 +28,12 @@ from gptddp.files import patiently
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,
-    config_in_force,
     id_of,
     restore_config,
     update_config,
 )
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
+from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 

@@ -259,6 +259,11 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
+def has_checkpoints(run_dir: str | Path) -> bool:
+    """Has the run any checkpoint, valid or not? Raises OSError."""
+    return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
+
+
 def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 

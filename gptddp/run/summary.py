@@ -43,6 +43,8 @@ class Summary:
     config_life: int = 0  # that life
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
+    # who was given --from-scratch last: the generation, and the job and id of that life
+    from_scratch: dict[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; any error says that it is a foreign one."""
@@ -51,6 +53,8 @@ class Summary:
         self.began_time = event["time"] if self.began_time is None else self.began_time
         if kind == "start":
             self.run_id = event.get("run_id") or self.run_id
+            if isinstance(given := event.get("from_scratch"), dict):
+                self.from_scratch = {**given, "generation": generation}
             if event.get("config") and generation > self.config_life:
                 self.config, self.config_life = dict(event["config"]), generation
         if kind == "start" and generation > self.life:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, snapshot
-from gptddp.config import Config
+from gptddp.config import Config, of_run
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
@@ -18,6 +18,7 @@ from gptddp.files import explain, make_folder, may_pass, patiently
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
+from gptddp.training.changes import check_given
 from gptddp.training.choose import NewestState, checked
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -54,6 +55,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
     saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]
+    given = world.gather(of_run(config))
     loaded: Any = None
     lease: Lease | None = None
 
@@ -62,6 +64,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         lease = take_run(config, world, tell)
         try:
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
+            check_given(given, origin.config, world)
         except BaseException as error:
             lease.release()
             if isinstance(error, OSError) and error.errno in _MISPLACED:

@@ -74,7 +74,7 @@ def open_run(
     snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, ledger, chosen, saving, tell)
+    loaded, late_save = _take_up(config, ledger, chosen, saving, world, tell)
     step, source, parent = 0, "scratch", None
     if loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
@@ -154,6 +154,7 @@ def _take_up(
     ledger: Summary,
     chosen: tuple[int, int, int] | None,
     saving: Sequence[str | None],
+    world: World,
     tell: Tell,
 ) -> tuple[Loaded | None, str | None]:
     """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
@@ -163,7 +164,11 @@ def _take_up(
     run, commits = Path(config.run_dir), known.committed(ledger)
     if chosen is None:
         patiently(lambda: retention.fence(run))
-        return known.load(run, commits, config.from_scratch, tell), None
+        anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
+        if (loaded := known.load(run, commits, anew, tell)) is None:
+            # of a run that was given up; its launchers would end at once
+            patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
+        return loaded, None
     generation, step, _ = chosen
     save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
@@ -172,6 +177,17 @@ def _take_up(
     patiently(lambda: retention.fence(run, [save] if save else []))
     patiently(lambda: known.warn(run, commits, f"memory, step {step}"))
     return None, save
+
+
+def _given_before(ledger: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := ledger.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:

@@ -83,6 +83,7 @@ class Recorder:
             chain_fp=f"{progress.chain_fp:016x}",
             run_id=origin.run_id,
             **self._new_config(ledger),
+            **self._from_scratch(),
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
@@ -104,6 +105,11 @@ class Recorder:
         """The configuration for the ledger, which has a copy of it: {} where it is the same."""
         config = json.loads(json.dumps(fields_of(self.config)))
         return {} if ledger.config == config else {"config": config}
+
+    def _from_scratch(self) -> dict[str, Any]:
+        """Whose start was given --from-scratch: it counts for that one, see `opening`."""
+        start = {"job": self.world.job, "life": self.world.life}
+        return {"from_scratch": start} if self.config.from_scratch else {}
 
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""

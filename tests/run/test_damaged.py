@@ -13,8 +13,8 @@ from support.toy import SMALL
 from gptddp import train
 from gptddp.cli import cli
 from gptddp.flags import from_args
-from gptddp.run.directory import is_finished
 from gptddp.run.history import history, read_ledger
+from gptddp.run.in_force import is_finished
 
 DEEP = "[" * 100_000
 
