@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, retention, store
+from gptddp.checkpoint import known, owner, retention, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
@@ -69,16 +69,19 @@ def open_run(
     patiently(lambda: _check_data(run, dataset))
     if config.on_bad == "fail":
         patiently(dataset.check_whole)
-    newest = patiently(lambda: store.newest(run))
+    foreign: set[str] = set()
+    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
     snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, ledger, chosen, saving, tell)
+    loaded, late_save = _take_up(config, run_id, ledger, chosen, saving, tell)
     step, source, parent = 0, "scratch", None
     if loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
     elif chosen is not None:
         step, source, parent = chosen[1], "memory", newest
+        for name in foreign:  # else the load has said so
+            log.warning("checkpoint skipped: %s: it is of another run", name)
     changed = changes(before, config)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
@@ -132,11 +135,12 @@ def _id_of(run: Path, known: bool) -> str:
         )
     if known and saved_config(run) is None:
         log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
-    return uuid.uuid4().hex
+    return owner.run_id_of(run) or uuid.uuid4().hex
 
 
 def _take_up(
     config: Config,
+    run_id: str,
     ledger: Summary,
     chosen: tuple[int, int, int] | None,
     saving: Sequence[str | None],
@@ -149,14 +153,14 @@ def _take_up(
     run, commits = Path(config.run_dir), known.committed(ledger)
     if chosen is None:
         patiently(lambda: retention.fence(run))
-        return known.load(run, commits, config.from_scratch, tell), None
+        return known.load(run, run_id, commits, config.from_scratch, tell), None
     generation, step, _ = chosen
     save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         save = store.name_of(step, generation)
     patiently(lambda: retention.fence(run, [save] if save else []))
-    patiently(lambda: known.warn(run, commits, f"memory, step {step}"))
+    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     return None, save
 
 

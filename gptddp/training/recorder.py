@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ class Recorder:
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
-            ledger.add(event)
+            with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
+                ledger.add(event)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
