@@ -117,7 +117,8 @@ def unsealed(path: Path) -> dict[str, Any]:
         manifest = parse_json(body + b"}")
     except ValueError as error:
         raise Unusable(path, f"{MANIFEST} is not JSON ({error})") from None
-    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+    known = type(manifest.get("format")) is int and manifest["format"] > 0
+    if not known:
         raise Unusable(path, f"{MANIFEST} does not say its format, a whole number")
     return manifest
 
