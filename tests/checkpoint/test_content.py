@@ -168,6 +168,15 @@ def test_a_snapshot_that_cannot_be_used_counts_as_absent(tmp_path, caplog):
     assert len(cases) > 100
 
 
+def test_an_event_of_which_the_rest_is_missing_is_left_out_of_the_sum(run, tmp_path):
+    """One that a snapshot brings, as one that the ledger has: the run goes on from the snapshot."""
+    lose_a_peer(run, "--steps", "9", at=2)
+    event = {"event": "quarantine", "generation": 1, "time": 1.5}
+    rewrite(snapshot.path_of(tmp_path / "memory", tmp_path / "run"), ("events",), [event])
+    assert run("--steps", "3") == 0
+    assert [e.get("source") for e in read_ledger(tmp_path / "run")].count("memory") == 1
+
+
 def test_a_run_goes_on_where_its_newest_states_cannot_be_used(run, tmp_path, caplog):
     """From the newest that can be, with the fields of both: the snapshot's and the checkpoint's."""
     for steps in ("2", "3"):
