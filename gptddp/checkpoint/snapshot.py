@@ -32,7 +32,8 @@ from typing import Any
 import torch
 import xxhash
 
-from gptddp.checkpoint.layout import layout, tensor_at
+from gptddp.checkpoint import content
+from gptddp.checkpoint.layout import layout, tensor_at, tensors_at
 from gptddp.files import parse_json
 
 _MAGIC = b"gptddp snap 1\0\0\0"
@@ -194,6 +195,17 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
+def usable(path: Path) -> Snapshot | None:
+    """The snapshot in the file if it can be gone on from; None otherwise, with a warning.
+
+    Its hashes do not say which version has left it, nor whether by hand. Never raises.
+    """
+    if (found := read(path)) and (wrong := content.wrong_snapshot(vars(found))):
+        log.warning("the state left in %s is not used: %s", path, wrong)
+        return None
+    return found
+
+
 def _held(path: Path, run_id: str) -> tuple[int, int] | None:
     """Generation and step of this run's snapshot in the file; None where there is none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
@@ -228,7 +240,7 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     data = buffer.numpy().data
     if xxhash.xxh3_64_intdigest(data) != digest:
         raise ValueError("its tensors do not have their hash")
-    tensors = {name: tensor_at([buffer], entry) for name, entry in head["tensors"].items()}
+    tensors = tensors_at([buffer], head["tensors"])
     own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
     own["events"] = head.get("events", [])  # version 0.1.0 has left none
     return Snapshot(**own, tensors=tensors, digest=digest, layout=head["tensors"], data=data)

@@ -47,7 +47,8 @@ def id_of(run: Path) -> str | None:
     Raises OSError where that cannot be told: an id is made only where there is nothing to lose.
     """
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        return str((_read_config(run) or {})["run_id"])
+        found = (_read_config(run) or {})["run_id"]
+        return found if isinstance(found, str) else None
     return None
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +264,16 @@ def has_checkpoints(run_dir: str | Path) -> bool:
     return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
 
 
-def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
+def highest_generation(
+    run_dir: str | Path, ledger: Summary | None = None, ignore: Collection[str] = ()
+) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
-    `ledger`: its sum, if it has been read.
+    `ledger`: its sum, if it has been read. `ignore`: names of checkpoints that are no trace of it.
     """
     found = [0, *log_generations(run_dir)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
+        names = set(names_in(folder)).difference(ignore)
+        found += [int(m[1]) for name in names if (m := _CHECKPOINT.fullmatch(name))]
     return max(*found, (ledger or summary.read(run_dir)).generation)

@@ -51,7 +51,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     2.4 s, in parts 0.9 to 1.9 s), and each rank would hold the state twice.
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
-    left = snapshot.read(path) if path else None
+    left = snapshot.usable(path) if path else None
     brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
     saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, retention, store
+from gptddp.checkpoint import known, owner, retention, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
@@ -70,16 +70,19 @@ def open_run(
     patiently(lambda: _check_data(run, dataset))
     if config.on_bad == "fail":
         patiently(dataset.check_whole)
-    newest = patiently(lambda: store.newest(run))
+    foreign: set[str] = set()
+    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
     snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, ledger, chosen, saving, world, tell)
+    loaded, late_save = _take_up(config, run_id, ledger, chosen, saving, world, tell)
     step, source, parent = 0, "scratch", None
     if loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
     elif chosen is not None:
         step, source, parent = chosen[1], "memory", newest
+        for name in foreign:  # else the load has said so
+            log.warning("checkpoint skipped: %s: it is of another run", name)
     again = [it for it in ledger.quarantine if it["step"] >= step]
     check(again, dataset, run / LEDGER)
     changed = changes(before, config)
@@ -146,11 +149,12 @@ def _id_of(run: Path, known: bool) -> str:
         )
     if known and saved_config(run) is None:
         log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
-    return uuid.uuid4().hex
+    return owner.run_id_of(run) or uuid.uuid4().hex
 
 
 def _take_up(
     config: Config,
+    run_id: str,
     ledger: Summary,
     chosen: tuple[int, int, int] | None,
     saving: Sequence[str | None],
@@ -165,7 +169,7 @@ def _take_up(
     if chosen is None:
         patiently(lambda: retention.fence(run))
         anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-        if (loaded := known.load(run, commits, anew, tell)) is None:
+        if (loaded := known.load(run, run_id, commits, anew, tell)) is None:
             # of a run that was given up; its launchers would end at once
             patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
         return loaded, None
@@ -175,7 +179,7 @@ def _take_up(
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         save = store.name_of(step, generation)
     patiently(lambda: retention.fence(run, [save] if save else []))
-    patiently(lambda: known.warn(run, commits, f"memory, step {step}"))
+    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     return None, save
 
 

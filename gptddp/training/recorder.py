@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class Recorder:
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
-            ledger.add(event)
+            with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
+                ledger.add(event)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
