@@ -9,7 +9,7 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import may_pass
+from gptddp.files import exists, may_pass
 
 
 class _Group(click.Group):
@@ -39,7 +39,7 @@ def cli() -> None:
 
 def _run_dir(run: Path) -> Path:
     """The run directory, or an error: an empty answer would look like an empty run."""
-    if not (run / "config.json").exists():
+    if not exists(run / "config.json"):
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     return run
 

@@ -24,7 +24,7 @@ from gptddp.distributed import lives
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
-from gptddp.files import patiently
+from gptddp.files import exists, patiently
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,
@@ -104,7 +104,7 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
             prints = {"batch_fp": last.get("batch_fp"), "chain_fp": found.meta["chain_fp"]}
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
-    if saved.error and not (run / CHECKPOINTS / saved.name).exists():
+    if saved.error and not exists(run / CHECKPOINTS / saved.name):
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
