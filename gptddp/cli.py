@@ -277,16 +277,25 @@ def _prune(run: Path, keep: int | None) -> None:
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-def log(run: Path) -> None:
+@click.pass_context
+def log(ctx: click.Context, run: Path) -> None:
     """Print the history of RUN as JSON lines: each step once, as its newest life logged it.
+
+    Exit code 1, and what is wrong on stderr, where steps are missing or lines are not this run's.
 
     \b
     gptddp log runs/first | tail -1
     """
-    from gptddp.run.history import history
+    from gptddp.run import audit
+    from gptddp.run.history import logged
 
-    for line in history(_run_dir(run)):
+    it = audit.Audit(_run_dir(run))
+    for generation, line in logged(run):
+        it.add(generation, line)
         click.echo(json.dumps(line))
+    if wrong := it.found():
+        click.echo(visible_lines(audit.told(run, wrong)), err=True)
+        ctx.exit(1)
 
 
 @cli.command()
@@ -302,7 +311,11 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     gptddp fingerprints runs/undisturbed runs/killed
     """
     from gptddp.fingerprints import compare, describe
+    from gptddp.run.audit import told
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
+    for run, wrong in zip(result.runs, result.wrong, strict=True):
+        if wrong:
+            click.echo(visible_lines(told(run, wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)

@@ -19,7 +19,7 @@ import numpy as np
 from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
-from gptddp.data.dataset import Dataset, Split
+from gptddp.data.dataset import Dataset, RowGroup, Split
 from gptddp.data.lanes import deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
@@ -168,10 +168,15 @@ def eval_rows(
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 
+def row_groups(dataset: Dataset, split: Split) -> list[RowGroup]:
+    """The row groups of a split in the order of their numbers."""
+    return sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+
+
 def _source(
     dataset: Dataset, split: Split, seq_len: int, pack: str, cache: Cache | None = None
 ) -> Source:
-    groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+    groups = row_groups(dataset, split)
     return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
 
 

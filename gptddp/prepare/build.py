@@ -126,7 +126,7 @@ def _build(
             definition = train_bpe(_first(texts, _TOKENIZER_SAMPLE_BYTES), vocab_size).encode()
         tokenizer, about = _save_tokenizer(out, definition)
         splits = _write(out, shuffle, split, totals.documents, tokenizer, made_by, bar)
-    reading.bad.copy(out)
+    reading.bad.copy(out, [file.path for file in files])
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
 

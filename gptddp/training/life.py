@@ -170,7 +170,9 @@ class Life:
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
         self.live.begun(begun, pending)
-        self.line = self.origin.line or lines.get(self.step, {})
+        chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
+        known = filter(None, (self.origin.line, lines.get(self.step)))
+        self.line = next((line for line in known if line.get("chain_fp") == chain), {})
         self.stop.holds = True
         if verdict := environment.verdict():
             crash_loop.forget(verdict.parent)

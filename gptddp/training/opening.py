@@ -29,13 +29,14 @@ from gptddp.run.directory import (
     restore_config,
     saved_config,
 )
-from gptddp.run.history import highest_generation, history, last_step
+from gptddp.run.history import highest_generation, history, is_step, last_step
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.changes import changes, write_config
 from gptddp.training.choose import Brought, newest_rank, of_this_run, trusted
+from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ def open_run(
         step, source, parent = loaded.step, loaded.name, loaded.name
     elif chosen is not None:
         step, source, parent = chosen[1], "memory", newest
+    again = [it for it in ledger.quarantine if it["step"] >= step]
+    check(again, dataset, run / LEDGER)
     changed = changes(before, config)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
@@ -97,7 +100,7 @@ def open_run(
         parent=parent,
         snapshot_rank=from_rank,
         late=late_save,
-        quarantine=decided(ledger.quarantine, step),
+        quarantine=decided(again, step),
     )
     return origin, loaded
 
@@ -106,8 +109,19 @@ def _known(run: Path) -> tuple[Summary, int, str]:
     """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
+    if ledger.left_out:
+        what = "; ".join(ledger.left_out)
+        log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
+    if highest and not ledger.life:
+        log.warning(
+            "%s has no start of a life, and the run has had %d: put it back from a backup. Without "
+            "it nobody knows which row groups were left out after the newest checkpoint, and which "
+            "checkpoints there were",
+            run / LEDGER,
+            highest,
+        )
     return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
 
 
@@ -176,8 +190,7 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
 
 def _is_step(line: Line) -> bool:
     """Has a line of the log what a start uses? A foreign one may have anything."""
-    in_range = type(line["step"]) is int and 0 < line["step"] < 1 << 31
-    return in_range and isinstance(line.get("time"), float)
+    return is_step(line) and isinstance(line.get("time"), float)
 
 
 def _write_config(
