@@ -9,7 +9,7 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import may_pass
+from gptddp.files import exists, may_pass
 
 
 class _Group(click.Group):
@@ -39,7 +39,7 @@ def cli() -> None:
 
 def _run_dir(run: Path) -> Path:
     """The run directory, or an error: an empty answer would look like an empty run."""
-    if not (run / "config.json").exists():
+    if not exists(run / "config.json"):
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     return run
 
@@ -243,7 +243,7 @@ def checkpoints(
     gptddp checkpoints runs/first --verify
     gptddp checkpoints runs/first --export model
     """
-    from gptddp.checkpoint.retention import list_checkpoints, prune_by_hand
+    from gptddp.checkpoint.retention import list_checkpoints
 
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
@@ -253,12 +253,7 @@ def checkpoints(
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return
     if prune:
-        from gptddp.config import Config, with_preset
-        from gptddp.run.directory import config_of
-
-        config = with_preset(config_of(_run_dir(run)) or Config(), accelerator=False)
-        for name in prune_by_hand(run, keep or config.keep, config.keep_every):
-            click.echo(f"deleted {name}", err=True)
+        _prune(_run_dir(run), keep)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
@@ -267,6 +262,17 @@ def checkpoints(
         click.echo(f"{run} has no checkpoints", err=True)
     if not any(it.ok for it in found):
         ctx.exit(4)
+
+
+def _prune(run: Path, keep: int | None) -> None:
+    """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
+    from gptddp.checkpoint.retention import prune_by_hand
+    from gptddp.config import Config, with_preset
+    from gptddp.run.directory import config_of
+
+    config = with_preset(config_of(run) or Config(), accelerator=False)
+    for name in prune_by_hand(run, keep or config.keep, config.keep_every):
+        click.echo(f"deleted {name}", err=True)
 
 
 @cli.command()

@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -213,9 +214,9 @@ def _generation(name: str) -> int:
 
 def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
-    if directory.is_symlink():  # what it leads to is none of ours
-        return
     with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.lstat(directory).st_mode):  # what it leads to is none of ours
+            return
         for name in filter(selected, os.listdir(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):

@@ -82,19 +82,12 @@ def write(
     """Write a snapshot; False where another rank of the pod does, or has this state or a newer one.
 
     Raises OSError, also where a link or another user's file is in the way. The older file goes
-    first: there may not be room for two. The room is allocated before the first byte is written,
-    because a write to the mapping of a full tmpfs is SIGBUS.
+    first: there may not be room for two.
     """
     entries, nbytes = layout(tensors)
-    head = {
-        "run_id": run_id,
-        "generation": generation,
-        "meta": meta,
-        "lines": lines,
-        "events": events,
-        "fault": fault,
-    }
-    text = json.dumps({**head, "nbytes": nbytes, "tensors": entries}).encode()
+    head = {"run_id": run_id, "generation": generation, "meta": meta, "lines": lines}
+    head |= {"events": events, "fault": fault, "nbytes": nbytes, "tensors": entries}
+    text = json.dumps(head).encode()
     with _locked(_part(path)) as fd:
         if fd is None:
             return False
@@ -105,17 +98,31 @@ def write(
                 return False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            os.ftruncate(fd, 0)
-            os.posix_fallocate(fd, 0, nbytes + len(text) + _FOOTER.size)
-            with mmap.mmap(fd, nbytes) as memory:
-                digest = _fill(memory, entries, tensors)
-            footer = _FOOTER.pack(_MAGIC, len(text), digest, xxhash.xxh3_64_intdigest(text))
-            os.pwrite(fd, text + footer, nbytes)
+            _write_all(fd, entries, nbytes, tensors, text)
         except BaseException:
             os.unlink(_part(path))
             raise
         os.rename(_part(path), path)  # from now on the unfinished file is another's
         return True
+
+
+def _write_all(
+    fd: int,
+    entries: Mapping[str, Any],
+    nbytes: int,
+    tensors: Mapping[str, torch.Tensor],
+    text: bytes,
+) -> None:
+    """Tensors, text and footer, into room that is allocated before the first byte is written.
+
+    A write to the mapping of a full tmpfs is SIGBUS.
+    """
+    os.ftruncate(fd, 0)
+    os.posix_fallocate(fd, 0, nbytes + len(text) + _FOOTER.size)
+    with mmap.mmap(fd, nbytes) as memory:
+        digest = _fill(memory, entries, tensors)
+    footer = _FOOTER.pack(_MAGIC, len(text), digest, xxhash.xxh3_64_intdigest(text))
+    os.pwrite(fd, text + footer, nbytes)
 
 
 def _part(path: Path) -> Path:

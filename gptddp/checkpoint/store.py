@@ -23,6 +23,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import (
     TRANSIENT,
     bypass_cache,
+    exists,
     fsync,
     is_inside,
     may_pass,
@@ -88,7 +90,8 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     except OSError as error:
         if may_pass(error):  # it may name a newer one than the list has
             raise
-    found.update(hint for hint in hints - found if order(hint) and (root / hint).is_dir())
+    asked = (hint for hint in hints - found if order(hint))
+    found.update(hint for hint in asked if exists(root / hint, stat.S_ISDIR))
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 

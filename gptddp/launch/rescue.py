@@ -24,7 +24,7 @@ from gptddp.distributed import lives
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
-from gptddp.files import patiently
+from gptddp.files import exists, patiently
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,
@@ -115,7 +115,7 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     path = run / CHECKPOINTS / saved.name
-    by_another_pod = path.exists() and not owner.is_foreign(path, found.run_id, unknown=True)
+    by_another_pod = exists(path) and not owner.is_foreign(path, found.run_id, unknown=True)
     if saved.error and not by_another_pod:
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None

@@ -1,5 +1,6 @@
 """The files of a folder that is given as a source, and what of it is no text to train on."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError, visible
+from gptddp.files import names_in
 from gptddp.prepare.kinds import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
@@ -55,16 +57,11 @@ def walk(
             name = below + entry
             if _matches(name, exclude):
                 continue
-            try:
-                status = item.stat()
-            except OSError:  # a broken link, or a file that has just gone
-                leave_out("a broken link", full)
+            status = _status(full, leave_out)
+            if status is None:
                 continue
             if stat.S_ISDIR(status.st_mode):
-                if is_dataset(Path(full)):  # made of these sources, perhaps; its splits are its own
-                    leave_out("a dataset made before", full)
-                else:
-                    pending.append(name)
+                pending.append(name)
             elif include and not _matches(name, include):
                 continue
             elif not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
@@ -74,6 +71,21 @@ def walk(
             else:
                 real = os.path.realpath(full) if item.is_symlink() else real_below + entry
                 yield name, real, status
+
+
+def _status(path: str, leave_out: LeaveOut) -> os.stat_result | None:
+    """The status of a file or folder; None for what is no source. Raises DataError."""
+    try:
+        status = os.stat(path)
+        # made of these sources, perhaps; its splits are its own
+        if not (stat.S_ISDIR(status.st_mode) and is_dataset(Path(path))):
+            return status
+        leave_out("a dataset made before", path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise DataError(unreadable(path, error)) from None
+        leave_out("a broken link", path)  # or a file that has just gone
+    return None
 
 
 def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
@@ -95,7 +107,10 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
 
 
 def _check_one_snapshot(path: str) -> None:
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    try:
+        names = sorted(names_in(path))
+    except OSError as error:
+        raise DataError(unreadable(path, error)) from None
     names = [name for name in names if not name.startswith(".")]
     if len(names) > 1:
         raise DataError(

@@ -1,9 +1,11 @@
 """The beginning of a life: all ranks find the newest state, wherever it is."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +64,9 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     def on_rank_0(tell: Tell) -> dict[str, Any]:
         nonlocal loaded, lease
         lease = take_run(config, world, tell)
-        try:
+        with _released_by_an_error(lease, config.run_dir):
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
             check_given(given, origin.config, world)
-        except BaseException as error:
-            lease.release()
-            if isinstance(error, OSError) and error.errno in _MISPLACED:
-                raise ConfigError(
-                    f"run {config.run_dir} cannot be used: {explain(error)}"
-                ) from error
-            raise
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
@@ -83,16 +78,34 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
+    meta, lines, events, fault = _of_the_source(world, state, source)
+    origin = dataclasses.replace(origin, meta=meta)
+    tensors = state.tensors if state else None
+    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+
+
+@contextlib.contextmanager
+def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
+    """Rank 0 only: whose life does not begin does not keep the run."""
+    try:
+        yield
+    except BaseException as error:
+        lease.release()
+        if isinstance(error, OSError) and error.errno in _MISPLACED:
+            raise ConfigError(f"run {run_dir} cannot be used: {explain(error)}") from error
+        raise
+
+
+def _of_the_source(
+    world: World, state: Any, source: int
+) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
+    """All ranks: what goes with the state that rank `source` has: meta, lines, events, fault."""
     mine: Any = ({}, [], [], None)
     if isinstance(state, snapshot.Snapshot):
         mine = state.meta, state.lines, state.events, state.fault
     elif state:
         mine = state.meta, [], [], None
-    sent = world.broadcast_value(mine, source)
-    meta, lines, events, fault = _checked(sent, world.names[source])
-    origin = dataclasses.replace(origin, meta=meta)
-    tensors = state.tensors if state else None
-    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+    return _checked(world.broadcast_value(mine, source), world.names[source])
 
 
 def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:

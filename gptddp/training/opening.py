@@ -17,7 +17,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.files import exists, explain, may_pass, patiently, read_json, write_json_atomic
 from gptddp.run import summary
 from gptddp.run.directory import (
     CONFIG,
@@ -224,7 +224,7 @@ def _write_config(
     def write() -> None:
         if config:
             write_config(run, run_id, config)
-        if not (run / DATASET).exists():
+        if not exists(run / DATASET):
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)
 
