@@ -9,7 +9,7 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import may_pass
+from gptddp.files import exists, may_pass
 
 
 class _Group(click.Group):
@@ -39,7 +39,7 @@ def cli() -> None:
 
 def _run_dir(run: Path) -> Path:
     """The run directory, or an error: an empty answer would look like an empty run."""
-    if not (run / "config.json").exists():
+    if not exists(run / "config.json"):
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     return run
 
@@ -243,7 +243,7 @@ def checkpoints(
     gptddp checkpoints runs/first --verify
     gptddp checkpoints runs/first --export model
     """
-    from gptddp.checkpoint.retention import list_checkpoints, prune_by_hand
+    from gptddp.checkpoint.retention import list_checkpoints
 
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
@@ -253,12 +253,7 @@ def checkpoints(
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return
     if prune:
-        from gptddp.config import Config, with_preset
-        from gptddp.run.directory import config_of
-
-        config = with_preset(config_of(_run_dir(run)) or Config(), accelerator=False)
-        for name in prune_by_hand(run, keep or config.keep, config.keep_every):
-            click.echo(f"deleted {name}", err=True)
+        _prune(_run_dir(run), keep)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
@@ -269,18 +264,38 @@ def checkpoints(
         ctx.exit(4)
 
 
+def _prune(run: Path, keep: int | None) -> None:
+    """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
+    from gptddp.checkpoint.retention import prune_by_hand
+    from gptddp.config import Config, with_preset
+    from gptddp.run.directory import config_of
+
+    config = with_preset(config_of(run) or Config(), accelerator=False)
+    for name in prune_by_hand(run, keep or config.keep, config.keep_every):
+        click.echo(f"deleted {name}", err=True)
+
+
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-def log(run: Path) -> None:
+@click.pass_context
+def log(ctx: click.Context, run: Path) -> None:
     """Print the history of RUN as JSON lines: each step once, as its newest life logged it.
+
+    Exit code 1, and what is wrong on stderr, where steps are missing or lines are not this run's.
 
     \b
     gptddp log runs/first | tail -1
     """
-    from gptddp.run.history import history
+    from gptddp.run import audit
+    from gptddp.run.history import logged
 
-    for line in history(_run_dir(run)):
+    it = audit.Audit(_run_dir(run))
+    for generation, line in logged(run):
+        it.add(generation, line)
         click.echo(json.dumps(line))
+    if wrong := it.found():
+        click.echo(visible_lines(audit.told(run, wrong)), err=True)
+        ctx.exit(1)
 
 
 @cli.command()
@@ -296,7 +311,11 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     gptddp fingerprints runs/undisturbed runs/killed
     """
     from gptddp.fingerprints import compare, describe
+    from gptddp.run.audit import told
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
+    for run, wrong in zip(result.runs, result.wrong, strict=True):
+        if wrong:
+            click.echo(visible_lines(told(run, wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)

@@ -72,6 +72,18 @@ def names_in(directory: str | Path) -> list[str]:
         return []
 
 
+def exists(path: str | Path, kind: Callable[[int], bool] = bool) -> bool:
+    """Is there such a file, of a kind such as `stat.S_ISDIR`? Links are followed.
+
+    Raises OSError where the volume cannot say. `Path.exists`, `is_dir` and `is_file` take that for
+    a no from Python 3.14 on, and `os.path` always has: what cannot be seen would count as lost.
+    """
+    try:
+        return kind(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def fsync(path: str | Path) -> None:
     """Make a file's content durable, or the names in a directory, such as a rename's new one."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,7 +101,7 @@ def make_folder(path: Path) -> None:
 
     Raises OSError.
     """
-    if not path.parent.is_dir():
+    if not exists(path.parent, stat.S_ISDIR):
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
     with contextlib.suppress(PermissionError):  # a folder that may be written and not read
@@ -183,9 +195,14 @@ def lock(path: str | Path) -> int:
             raise
         except OSError:  # no locks here: the user takes care that only one process is at work
             return fd
-        with contextlib.suppress(FileNotFoundError):
+        try:
             if os.path.samestat(os.stat(path), os.fstat(fd)):
                 return fd
+        except FileNotFoundError:
+            pass
+        except OSError:
+            os.close(fd)  # nobody would unlock it
+            raise
         os.close(fd)  # its last holder has just removed this file: lock the new one
 
 

@@ -1,4 +1,4 @@
-"""Did two runs train on the same rows? Their logs, compared step by step; stdlib only."""
+"""Did two runs train on the same rows? Their logs, compared step by step; without torch."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import DataError
+from gptddp.run.audit import Audit
 from gptddp.run.history import logged
 
 KEYS = ("batch_fp", "chain_fp")
@@ -27,7 +28,8 @@ class Comparison:
     """Two runs over the steps that both have logged.
 
     difference: the first step that differs, None where none does. same: steps that agree, before
-    the first difference. missing: for each run the steps that only the other has logged.
+    the first difference. missing: for each run the steps that only the other has logged. wrong:
+    what is not as it should be in the log of each.
     """
 
     runs: tuple[Path, Path]
@@ -35,11 +37,12 @@ class Comparison:
     difference: int | None
     same: int
     missing: tuple[list[int], list[int]]
+    wrong: tuple[str | None, str | None]
 
 
 def compare(run_a: Path, run_b: Path) -> Comparison:
     """Compare two run directories; raises DataError where they cannot be compared."""
-    a, b = read(run_a), read(run_b)
+    (a, wrong_a), (b, wrong_b) = read(run_a), read(run_b)
     both = sorted(a.keys() & b.keys())
     if not both:
         raise DataError(
@@ -54,20 +57,26 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
         difference=both[same] if same < len(both) else None,
         same=same,
         missing=(sorted(b.keys() - a.keys()), sorted(a.keys() - b.keys())),
+        wrong=(wrong_a, wrong_b),
     )
 
 
-def read(run: Path) -> dict[int, Logged]:
-    """The fingerprints that a run has logged, by step; raises DataError, naming the step."""
+def read(run: Path) -> tuple[dict[int, Logged], str | None]:
+    """The fingerprints that a run has logged, by step, and what is wrong with its log.
+
+    Raises DataError, naming the step.
+    """
     steps = {}
     try:
+        audit = Audit(run)
         for generation, line in logged(run):
+            audit.add(generation, line)
             steps[line["step"]] = _fingerprints(run, generation, line)
     except OSError as error:
         raise DataError(f"cannot read the log of {run}: {error.strerror}") from error
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
-    return steps
+    return steps, audit.found()
 
 
 def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:

@@ -11,7 +11,7 @@ from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import CheckpointError, ConfigError
 from gptddp.model.gpt import GPT, build
-from gptddp.run.directory import config_of
+from gptddp.run.directory import config_of, id_of
 
 
 def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
@@ -23,7 +23,7 @@ def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
     if (config := config_of(run)) is None:
         raise ConfigError(f"{run} is not a run directory: it has no config.json")
     tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
-    loaded = load_newest(run, set_aside=False)
+    loaded = load_newest(run, run_id=id_of(run), set_aside=False)
     if loaded is None:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
     net = build(config, tokenizer.vocab_size, torch.device("cpu"))

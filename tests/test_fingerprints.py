@@ -6,6 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from gptddp.cli import cli
+from gptddp.run.progress import fold
+
+CHAIN = [0]  # chain_fp by step, of the rows of all steps
+for number in range(1, 100):
+    CHAIN.append(fold(CHAIN[-1], number * 2**40))
 
 
 def write(run, generation, steps, *, world_size=1, changed=(), chain_changed=()):
@@ -14,7 +19,7 @@ def write(run, generation, steps, *, world_size=1, changed=(), chain_changed=())
     (run / "config.json").write_text("{}")
     with open(run / f"log.{generation}.jsonl", "a") as file:
         for step in steps:
-            batch, chain = step * 2**40 + (step in changed), step + (step in chain_changed)
+            batch, chain = step * 2**40 + (step in changed), CHAIN[step] + (step in chain_changed)
             line = dict(step=step, batch_fp=f"{batch:016x}", chain_fp=f"{chain:016x}")
             file.write(json.dumps(line | {"world_size": world_size}) + "\n")
 
@@ -32,7 +37,7 @@ def test_runs_of_the_same_rows(tmp_path):
     write(tmp_path / "b", 2, range(15, 41), world_size=3)
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"same: 40 steps (steps 1 to 40), chain_fp {40:016x}\n"
+    assert result.stdout == f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
 
 
 def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
@@ -42,7 +47,7 @@ def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {10:016x}",
+        f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {CHAIN[10]:016x}",
         f"not compared: {tmp_path / 'a'} has not logged steps 11 to 15",
         f"not compared: {tmp_path / 'b'} has not logged steps 5 to 6",
     ]
@@ -68,7 +73,7 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
     write(tmp_path / "b", 1, range(5, 9), chain_changed=range(5, 9))
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
-    assert f"  chain_fp {6:016x}  {tmp_path / 'b'}, generation 1" in result.stdout
+    assert f"  chain_fp {CHAIN[5] + 1:016x}  {tmp_path / 'b'}, generation 1" in result.stdout
     assert "those of a step before are not" in result.stdout
 
 

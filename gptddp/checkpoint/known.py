@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from gptddp.checkpoint import store
+from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded, load_newest
 from gptddp.errors import CheckpointError
 from gptddp.files import patiently, read_json
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
+class Anew(NamedTuple):
+    """--from-scratch is given; `used`: the life in which this very start had it before, or 0."""
+
+    used: int = 0
+
+
 def committed(ledger: Summary) -> list[str] | None:
     """The newest commits since the run last began at step 0; None where no event is left."""
     if ledger.began_time is None:
@@ -33,38 +40,44 @@ def committed(ledger: Summary) -> list[str] | None:
 
 def load(
     run: Path,
+    run_id: str,
     committed: Sequence[str] | None,
-    from_scratch: bool,
+    from_scratch: Anew | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Loaded | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
-    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
+    checkpoints is left. Raises CheckpointError where that is not said for this start, and what
+    `load_newest` does.
     """
     for seconds in RETRY_S:
-        if not patiently(lambda: missing(run, committed)):
+        if not patiently(lambda: missing(run, run_id, committed)):
             break
         time.sleep(seconds)
-    loaded = load_newest(run, known=committed or (), tell=tell)
+    loaded = load_newest(run, run_id=run_id, known=committed or (), tell=tell)
     if loaded is not None:
         origin = f"{loaded.name}, step {loaded.step}"
-        patiently(lambda: warn(run, committed, origin))
-    elif gone := patiently(lambda: missing(run, committed) or _by_marker(run, committed)):
+        patiently(lambda: warn(run, run_id, committed, origin))
+    elif gone := patiently(lambda: missing(run, run_id, committed) or _by_marker(run, committed)):
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
-        if not from_scratch:
+        back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
+        if from_scratch is None:
+            raise CheckpointError(f"{back}, or give --from-scratch to begin at step 0 again")
+        if from_scratch.used:
             raise CheckpointError(
-                f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
-                "--from-scratch to begin at step 0 again"
+                f"{back}; --from-scratch counts for one start, and this job has had it since life "
+                f"{from_scratch.used}: to begin at step 0 again give another --run-dir, or submit "
+                "the job with another --name"
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
     return loaded
 
 
-def warn(run: Path, committed: Sequence[str] | None, origin: str) -> None:
+def warn(run: Path, run_id: str, committed: Sequence[str] | None, origin: str) -> None:
     """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := missing(run, committed):
+    if gone := missing(run, run_id, committed):
         log.warning(
             "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
             "missing, stop the run and put it back before another checkpoint is written",
@@ -74,15 +87,21 @@ def warn(run: Path, committed: Sequence[str] | None, origin: str) -> None:
         )
 
 
-def missing(run: Path, committed: Sequence[str] | None) -> list[str]:
+def missing(run: Path, run_id: str, committed: Sequence[str] | None) -> list[str]:
     """The newest commit and those before it, newest first, up to one that is there.
 
-    [] where the newest is there, or has been set aside as damaged. Raises OSError.
+    [] where the newest is there, or has been set aside as damaged. One of another run in its place
+    is not it. Raises OSError.
     """
     names = set(committed or ())
     there = {name.partition(".bad.")[0] for name in store.names(run, names)}
     newest_first = sorted(names, key=lambda name: store.order(name) or (0, 0), reverse=True)
-    return list(itertools.takewhile(lambda name: name not in there, newest_first))
+    return list(
+        itertools.takewhile(
+            lambda name: name not in there or owner.is_foreign(run / CHECKPOINTS / name, run_id),
+            newest_first,
+        )
+    )
 
 
 def _by_marker(run: Path, committed: Sequence[str] | None) -> list[str]:

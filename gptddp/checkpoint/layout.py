@@ -25,11 +25,25 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any
     return entries, end
 
 
-def tensor_at(buffers: list[torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
+def tensor_at(buffers: list[torch.Tensor], entry: Mapping[str, Any]) -> torch.Tensor:
     """The tensor of this entry of a layout: a view of its shard's buffer (uint8), not a copy."""
     flat = buffers[entry["shard"]][entry["offset"] : entry["offset"] + entry["nbytes"]]
     tensor: torch.Tensor = flat.view(getattr(torch, entry["dtype"])).view(entry["shape"])
     return tensor
+
+
+def tensors_at(
+    buffers: list[torch.Tensor], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, torch.Tensor]:
+    """The tensors of all entries of a layout, by name; ValueError for an entry that is of none."""
+    found = {}
+    for name, entry in entries.items():
+        try:
+            found[name] = tensor_at(buffers, entry)
+        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"tensors[{name!r:.80}] is of no tensor ({reason})") from None
+    return found
 
 
 class Staging:

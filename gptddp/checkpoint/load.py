@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.checkpoint import retention, store
-from gptddp.checkpoint.layout import tensor_at
+from gptddp.checkpoint import content, retention, store
+from gptddp.checkpoint.layout import tensors_at
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
@@ -41,7 +41,7 @@ class Loaded:
 def load_newest(
     run_dir: str | Path,
     *,
-    accept: Callable[[dict[str, Any]], str | None] = lambda _meta: None,
+    run_id: str | None = None,
     set_aside: bool = True,
     known: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
@@ -49,12 +49,12 @@ def load_newest(
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
-    beside a running job) and the one before is tried; `accept(meta)` may refuse one, which is left
-    as it is, by returning the reason. Each is logged as a warning. One that cannot be read just now
-    is tried again for a while. `known`: names that are looked for where the directory does not list
-    them. `tell` is told how much has been read. Raises CheckpointError where
-    checkpoints exist and none can be used, so that a run never silently starts over; OSError where
-    they may be readable later.
+    beside a running job) and the one before is tried. One that the run `run_id` cannot go on from,
+    as that of another run, is left as it is (None: bytes are all that counts). Each is logged as a
+    warning. One that cannot be read just now is tried again for a while. `known`: names that are
+    looked for where the directory does not list them. `tell` is told how much has been read. Raises
+    CheckpointError where checkpoints exist and none can be used, so that a run never silently
+    starts over; OSError where they may be readable later.
     """
     for _ in range(3):  # again if a running job prunes what has just been listed
         skipped: list[Unusable] = []
@@ -62,7 +62,7 @@ def load_newest(
         for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
-                return patiently(partial(_load, path, accept, skipped, tell))
+                return patiently(partial(_load, path, run_id, skipped, tell))
             except Unusable as unusable:
                 if _is_gone(path):
                     vanished = True
@@ -80,20 +80,24 @@ def load_newest(
 
 def _load(
     path: Path,
-    accept: Callable[[dict[str, Any]], str | None],
+    run_id: str | None,
     skipped: list[Unusable],
     tell: Callable[[str], None],
 ) -> Loaded:
     manifest = store.read_manifest(path)
-    if reason := accept(manifest["meta"]):
+    if reason := content.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
     buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
     store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers], tell)
+    try:
+        tensors = tensors_at(buffers, manifest["tensors"])
+    except ValueError as error:
+        raise Unusable(path, f"{store.MANIFEST}: {error}") from None
     return Loaded(
         path,
         manifest["step"],
         manifest["generation"],
-        tensors={name: tensor_at(buffers, entry) for name, entry in manifest["tensors"].items()},
+        tensors=tensors,
         meta=manifest["meta"],
         nbytes=sum(buffer.numel() for buffer in buffers),
         skipped=tuple(map(str, skipped)),

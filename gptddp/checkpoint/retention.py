@@ -1,15 +1,18 @@
 """Which checkpoints stay: list and verify, set aside, prune. Knows files, not tensors."""
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gptddp.checkpoint import store
+from gptddp.checkpoint import content, owner, store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS
@@ -24,9 +27,10 @@ class Status:
     name: str
     step: int
     generation: int
-    # verified (every byte), complete (manifest and sizes), invalid, or quarantined (set aside)
+    # verified (every byte), complete (manifest and sizes), invalid, foreign (another run's), or
+    # quarantined (set aside)
     state: str
-    reason: str  # why it is invalid, else empty
+    reason: str  # why it is invalid or foreign, else empty
     nbytes: int  # of all shards; 0 where unknown
     time: float  # unix seconds of the save; 0 where unknown
     read_back: bool  # was every byte read when it was written?
@@ -36,8 +40,11 @@ class Status:
         return self.state in ("verified", "complete")
 
 
-def verify(path: str | Path, *, full: bool = True) -> Status:
-    """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes."""
+def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) -> Status:
+    """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes.
+
+    `run_id`: of the run that is to go on from it; None: bytes are all that counts.
+    """
     path = Path(path)
     generation, step = store.order(path.name) or (0, 0)
     state, reason, nbytes, time, read_back = "invalid", "", 0, 0.0, False
@@ -48,9 +55,12 @@ def verify(path: str | Path, *, full: bool = True) -> Status:
             manifest = store.read_manifest(path)
             nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
             read_back = bool(manifest.get("verified"))
-            if full:
-                store.read_shards(path, manifest)
-            state = "verified" if full else "complete"
+            if reason := content.refused(manifest, run_id) or "":
+                state = "foreign" if content.is_foreign(manifest, run_id) else "invalid"
+            else:
+                if full:
+                    store.read_shards(path, manifest)
+                state = "verified" if full else "complete"
         except Unusable as error:
             reason = error.reason
         except CheckpointError as error:
@@ -60,8 +70,10 @@ def verify(path: str | Path, *, full: bool = True) -> Status:
 
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
     """The status of each checkpoint of a run, newest first; `full` reads and hashes every byte."""
-    root = Path(run_dir) / CHECKPOINTS
-    return [verify(root / name, full=full) for name in store.names(run_dir)]
+    root, run_id = Path(run_dir) / CHECKPOINTS, None
+    with contextlib.suppress(OSError):  # a list is of use all the same
+        run_id = owner.run_id_of(run_dir)
+    return [verify(root / name, full=full, run_id=run_id) for name in store.names(run_dir)]
 
 
 def set_aside(path: Path) -> None:
@@ -85,29 +97,31 @@ def prune(
     keep_every: int = 0,
     full: bool = False,
     spare: Collection[str] = (),
+    run_id: str | None = None,
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
     Verified: every byte was read back when it was written. The oldest of them is read again now,
     so that one stays that can be loaded whatever has happened since; with `full` all are. What was
     never read back is read now too. None of these is deleted, nothing newer than the oldest of
-    them, the first one of each `keep_every` steps (0: none), and the names in `spare`. Safe beside
-    other pruners, readers and the run's writer: a name first moves to `.trash`, so a half deleted
-    checkpoint is never seen as one; a deletion that fails is tried again by the next call. Raises
-    OSError.
+    them, the first one of each `keep_every` steps (0: none), and the names in `spare`. What is not
+    of the run `run_id` (None: that is not asked) counts for none of that, and is not deleted. Safe
+    beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a half
+    deleted checkpoint is never seen as one; a deletion that fails is tried again. Raises OSError.
     """
-    assert keep >= 1
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))
     stay = {*spare, *_milestones(names, keep_every)}
+    # what cannot be told now stays, and the next call sees
+    ours = functools.cache(lambda it: not owner.is_foreign(root / it, run_id, unknown=True))
     verified, deleted = 0, []
     for i, name in enumerate(names):
         if verified < keep:
             if stay.issuperset(names[i + keep - verified :]):
                 break  # nothing to delete: nothing to read
-            verified += _counts(root / name, full or verified == keep - 1)
+            verified += _counts(root / name, full or verified == keep - 1, run_id)
             continue
-        if name in stay:
+        if name in spare or not ours(name) or _is_milestone(name, names, keep_every, ours):
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -117,21 +131,31 @@ def prune(
     return deleted
 
 
-def _milestones(names: Sequence[str], every: int) -> set[str]:
-    """The oldest of these checkpoints in each so many steps, but of the first so many."""
-    first: dict[int, str] = {}
-    for name in reversed(names if every else []):
-        _, step = store.order(name) or (0, 0)
-        first.setdefault(step // every, name)
+def _milestones(names: Iterable[str], every: int) -> set[str]:
+    """The oldest of these checkpoints, newest first, in each so many steps, but the first."""
+    first = {_period(name, every): name for name in names}
     return {name for number, name in first.items() if number}
 
 
-def _counts(path: Path, full: bool) -> bool:
+def _is_milestone(name: str, names: Sequence[str], every: int, ours: Callable[[str], bool]) -> bool:
+    """The same of one, where some may not be ours: no more of those are asked for than it takes."""
+    number = _period(name, every)
+    alike = (it for it in reversed(names) if _period(it, every) == number)
+    return number > 0 and name == next(filter(ours, alike), None)
+
+
+def _period(name: str, every: int) -> int:
+    """In which so many steps a checkpoint is, from 0."""
+    _, step = store.order(name) or (0, 0)
+    return step // every if every else 0
+
+
+def _counts(path: Path, full: bool, run_id: str | None) -> bool:
     """Is it good? Reads every byte with `full`, and where that was never done."""
-    status = verify(path, full=full)
+    status = verify(path, full=full, run_id=run_id)
     if status.state == "complete" and not status.read_back:
-        status, full = verify(path), True
-    if full and not status.ok:
+        status, full = verify(path, run_id=run_id), True
+    if full and status.state == "invalid":
         log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
     return status.ok
 
@@ -143,20 +167,25 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
     flight. Raises ConfigError where nothing can be deleted.
     """
     try:
-        begun = summary.read(run_dir).source or ""
-        return prune(run_dir, keep, keep_every=keep_every, full=True, spare=[begun])
+        begun, run_id = summary.read(run_dir).source or "", owner.run_id_of(run_dir)
+        how: dict[str, Any] = {"keep_every": keep_every, "full": True, "run_id": run_id}
+        return prune(run_dir, keep, spare=[begun], **how)
     except OSError as error:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
-def remove_stale(run_dir: str | Path, generation: int, spare: Collection[str] = ()) -> None:
-    """Remove the unfinished checkpoints of dead writers of this and older generations.
+def remove_stale(run_dir: str | Path, generation: int, older: bool = False) -> None:
+    """Remove what this generation has left unfinished, and what the fence has moved away.
 
-    For the run's writer, while it is not writing. Those of a newer generation stay: then the
-    caller's generation is over. `spare`: checkpoints that another process writes.
+    For the writer of that generation, while it is not writing. What older ones write may be a late
+    save under way, see late.py: with `older` it goes too, where there is room for one of the two.
+    Those of a newer generation stay: then the caller's is over.
     """
     root = Path(run_dir) / CHECKPOINTS
-    _remove_inside(root / store.TMP, lambda name: _is_stale(name, generation, spare))
+    _remove_inside(
+        root / store.TMP,
+        lambda name: (it := _generation(name)) == generation or (older and it < generation),
+    )
     _remove_inside(root / store.TRASH)
 
 
@@ -167,20 +196,14 @@ def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
     no time; `remove_stale` removes the files.
     """
     root = Path(run_dir) / CHECKPOINTS
+    if (root / store.TMP).is_symlink():  # what it leads to is none of ours
+        return
     with contextlib.suppress(OSError):
         for name in os.listdir(root / store.TMP):
-            if name.startswith("step-") and not _is_one_of(name, spare):
+            if name.rpartition(".")[0] not in spare:
                 (root / store.TRASH).mkdir(exist_ok=True)
-                os.rename(root / store.TMP / name, root / store.TRASH / name)
-
-
-def _is_stale(name: str, generation: int, spare: Collection[str]) -> bool:
-    return _generation(name) <= generation and not _is_one_of(name, spare)
-
-
-def _is_one_of(name: str, spare: Collection[str]) -> bool:
-    """Is this unfinished checkpoint one of these?"""
-    return name.rpartition(".")[0] in spare
+                with contextlib.suppress(OSError):  # the others go all the same
+                    os.rename(root / store.TMP / name, root / store.TRASH / name)
 
 
 def _generation(name: str) -> int:
@@ -191,9 +214,9 @@ def _generation(name: str) -> int:
 
 def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
-    if directory.is_symlink():  # what it leads to is none of ours
-        return
     with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.lstat(directory).st_mode):  # what it leads to is none of ours
+            return
         for name in filter(selected, os.listdir(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):

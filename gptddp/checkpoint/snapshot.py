@@ -32,7 +32,8 @@ from typing import Any
 import torch
 import xxhash
 
-from gptddp.checkpoint.layout import layout, tensor_at
+from gptddp.checkpoint import content
+from gptddp.checkpoint.layout import layout, tensor_at, tensors_at
 from gptddp.files import parse_json
 
 _MAGIC = b"gptddp snap 1\0\0\0"
@@ -81,19 +82,12 @@ def write(
     """Write a snapshot; False where another rank of the pod does, or has this state or a newer one.
 
     Raises OSError, also where a link or another user's file is in the way. The older file goes
-    first: there may not be room for two. The room is allocated before the first byte is written,
-    because a write to the mapping of a full tmpfs is SIGBUS.
+    first: there may not be room for two.
     """
     entries, nbytes = layout(tensors)
-    head = {
-        "run_id": run_id,
-        "generation": generation,
-        "meta": meta,
-        "lines": lines,
-        "events": events,
-        "fault": fault,
-    }
-    text = json.dumps({**head, "nbytes": nbytes, "tensors": entries}).encode()
+    head = {"run_id": run_id, "generation": generation, "meta": meta, "lines": lines}
+    head |= {"events": events, "fault": fault, "nbytes": nbytes, "tensors": entries}
+    text = json.dumps(head).encode()
     with _locked(_part(path)) as fd:
         if fd is None:
             return False
@@ -104,17 +98,31 @@ def write(
                 return False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            os.ftruncate(fd, 0)
-            os.posix_fallocate(fd, 0, nbytes + len(text) + _FOOTER.size)
-            with mmap.mmap(fd, nbytes) as memory:
-                digest = _fill(memory, entries, tensors)
-            footer = _FOOTER.pack(_MAGIC, len(text), digest, xxhash.xxh3_64_intdigest(text))
-            os.pwrite(fd, text + footer, nbytes)
+            _write_all(fd, entries, nbytes, tensors, text)
         except BaseException:
             os.unlink(_part(path))
             raise
         os.rename(_part(path), path)  # from now on the unfinished file is another's
         return True
+
+
+def _write_all(
+    fd: int,
+    entries: Mapping[str, Any],
+    nbytes: int,
+    tensors: Mapping[str, torch.Tensor],
+    text: bytes,
+) -> None:
+    """Tensors, text and footer, into room that is allocated before the first byte is written.
+
+    A write to the mapping of a full tmpfs is SIGBUS.
+    """
+    os.ftruncate(fd, 0)
+    os.posix_fallocate(fd, 0, nbytes + len(text) + _FOOTER.size)
+    with mmap.mmap(fd, nbytes) as memory:
+        digest = _fill(memory, entries, tensors)
+    footer = _FOOTER.pack(_MAGIC, len(text), digest, xxhash.xxh3_64_intdigest(text))
+    os.pwrite(fd, text + footer, nbytes)
 
 
 def _part(path: Path) -> Path:
@@ -194,6 +202,17 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
+def usable(path: Path) -> Snapshot | None:
+    """The snapshot in the file if it can be gone on from; None otherwise, with a warning.
+
+    Its hashes do not say which version has left it, nor whether by hand. Never raises.
+    """
+    if (found := read(path)) and (wrong := content.wrong_snapshot(vars(found))):
+        log.warning("the state left in %s is not used: %s", path, wrong)
+        return None
+    return found
+
+
 def _held(path: Path, run_id: str) -> tuple[int, int] | None:
     """Generation and step of this run's snapshot in the file; None where there is none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
@@ -228,7 +247,7 @@ def _parse(memory: mmap.mmap) -> Snapshot:
     data = buffer.numpy().data
     if xxhash.xxh3_64_intdigest(data) != digest:
         raise ValueError("its tensors do not have their hash")
-    tensors = {name: tensor_at([buffer], entry) for name, entry in head["tensors"].items()}
+    tensors = tensors_at([buffer], head["tensors"])
     own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
     own["events"] = head.get("events", [])  # version 0.1.0 has left none
     return Snapshot(**own, tensors=tensors, digest=digest, layout=head["tensors"], data=data)

@@ -23,6 +23,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -30,14 +31,17 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
+from gptddp.checkpoint import content
 from gptddp.distributed.pulse import beat
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import (
     TRANSIENT,
     bypass_cache,
+    exists,
     fsync,
     is_inside,
     may_pass,
+    parse_json,
     write_all,
     write_new,
 )
@@ -86,18 +90,14 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     except OSError as error:
         if may_pass(error):  # it may name a newer one than the list has
             raise
-    found.update(hint for hint in hints - found if order(hint) and (root / hint).is_dir())
+    asked = (hint for hint in hints - found if order(hint))
+    found.update(hint for hint in asked if exists(root / hint, stat.S_ISDIR))
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
 def is_candidate(name: str) -> bool:
     """Is this the name of a checkpoint that has not been set aside as bad."""
     return order(name) is not None and ".bad." not in name
-
-
-def newest(run_dir: str | Path) -> str | None:
-    """The name of the newest checkpoint that is not set aside. Raises OSError, as `names` does."""
-    return next(filter(is_candidate, names(run_dir)), None)
 
 
 # -- manifest ----------------------------------------------------------------------------------
@@ -109,11 +109,20 @@ def _seal(manifest: dict[str, Any]) -> bytes:
     return body + _SEAL + xxh3_128_hexdigest(body).encode() + b'"}\n'
 
 
-def _unseal(path: Path, raw: bytes) -> dict[str, Any]:
+def unsealed(path: Path) -> dict[str, Any]:
+    """What the manifest of a checkpoint says: as it was written, whoever did. Raises Unusable."""
+    with _reading(path, MANIFEST):
+        raw = (path / MANIFEST).read_bytes()
     body, _, rest = raw.rpartition(_SEAL)
     if rest != xxh3_128_hexdigest(body).encode() + b'"}\n':
         raise Unusable(path, f"{MANIFEST} does not match its own hash")
-    manifest: dict[str, Any] = json.loads(body + b"}")
+    try:
+        manifest: dict[str, Any] = parse_json(body + b"}")  # nothing else ends so
+    except ValueError as error:
+        raise Unusable(path, f"{MANIFEST} is not JSON ({error})") from None
+    known = type(manifest.get("format")) is int and manifest["format"] > 0
+    if not known:
+        raise Unusable(path, f"{MANIFEST} does not say its format, a whole number")
     return manifest
 
 
@@ -130,17 +139,18 @@ def _reading(path: Path, file: str) -> Iterator[None]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, its own hash and the sizes of all shards verified.
+    """The manifest of a checkpoint; its own hash, its fields and the sizes of all shards verified.
 
     Raises Unusable; CheckpointError where a newer version of gptddp has written it.
     """
-    with _reading(path, MANIFEST):
-        manifest = _unseal(path, (path / MANIFEST).read_bytes())
+    manifest = unsealed(path)
     if manifest["format"] > FORMAT:
         raise CheckpointError(
             f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: "
             "use the version that wrote it, or move the checkpoint away to continue from an older"
         )
+    if wrong := content.wrong_manifest(manifest):
+        raise Unusable(path, f"{MANIFEST}: {wrong}")
     name = name_of(manifest["step"], manifest["generation"])
     if name != path.name:
         raise Unusable(path, f"{MANIFEST} belongs to {name}")
@@ -275,8 +285,12 @@ def write_hint(run_dir: str | Path, name: str) -> None:
     """Let LATEST name this checkpoint. Raises OSError; nothing depends on it."""
     root = Path(run_dir) / CHECKPOINTS
     work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # a killed writer's is removed with the rest
-    write_new(work, name.encode() + b"\n")
-    os.replace(work, root / LATEST)
+    try:
+        write_new(work, name.encode() + b"\n")
+        os.replace(work, root / LATEST)
+    finally:
+        with contextlib.suppress(OSError):  # gone already after a success
+            os.unlink(work)
 
 
 def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:

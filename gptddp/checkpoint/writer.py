@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp.checkpoint import retention, store
+from gptddp.checkpoint import owner, retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.errors import GptddpError, Superseded, Unusable
 from gptddp.files import explain, fsync
@@ -58,10 +58,9 @@ class Writer:
     `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
     thread when all is written but the name; an OSError from it prevents the commit (the run's
     log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run. `spare`: checkpoints that
-    another process is writing, see checkpoint/late.py; unfinished files of all others are removed.
-    A `late` writer is such a process: it commits the state of a life that is over, unless the run
-    has left that state or has a newer checkpoint.
+    raises Superseded where another process has taken over the run. A `late` writer (see late.py)
+    commits the state of a life that is over, unless the run has left that state or has a newer
+    checkpoint. `run_id`: of the run, which each of its checkpoints says; see owner.py.
     """
 
     def __init__(
@@ -69,21 +68,21 @@ class Writer:
         run_dir: str | Path,
         generation: int,
         *,
+        run_id: str | None = None,
         parent: str | None = None,
         keep: int = 3,
         keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
-        spare: Collection[str] = (),
         late: bool = False,
     ) -> None:
         self.run_dir = Path(run_dir)
-        self.generation = generation
+        self.generation, self.run_id = generation, run_id
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
         self.read_back = True  # not where a grace period is running out
         self.before_commit, self.fence = before_commit, fence
-        self.spare, self.late = spare, late
+        self.late = late
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -163,6 +162,7 @@ class Writer:
         return {
             "step": step,
             "generation": self.generation,
+            "run_id": self.run_id,
             "parent": self.parent,
             "time": time.time(),
             "tensors": layout,
@@ -191,7 +191,9 @@ class Writer:
             except OSError as full:
                 if full.errno not in _FULL:
                     raise
-                retention.prune(self.run_dir, min(self.keep, 2), keep_every=self.keep_every)
+                if not self.late:
+                    retention.remove_stale(self.run_dir, self.generation, older=True)
+                self._prune(min(self.keep, 2))
                 self._commit(manifest, data)
         except Exception as exception:
             failure = exception
@@ -203,8 +205,8 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        stale = self.generation - 1 if self.late else self.generation
-        retention.remove_stale(self.run_dir, stale, self.spare)
+        if not self.late:  # of that life others may be saving the same
+            retention.remove_stale(self.run_dir, self.generation)
         name = store.name_of(manifest["step"], self.generation)
         again, self._tried = self._tried == name, name
         try:
@@ -218,29 +220,47 @@ class Writer:
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
         try:
-            store.write_hint(self.run_dir, name)
+            self._hint(name)
             if self.read_back:
-                retention.prune(self.run_dir, self.keep, keep_every=self.keep_every)
+                self._prune(self.keep)
         except OSError as error:  # the checkpoint stands
             log.warning("after the commit of %s: %s", name, error)
+
+    def _prune(self, keep: int) -> None:
+        retention.prune(self.run_dir, keep, keep_every=self.keep_every, run_id=self.run_id)
+
+    def _hint(self, name: str) -> None:
+        """Let LATEST name this checkpoint, or the newer one that the living life has meanwhile."""
+        store.write_hint(self.run_dir, name)
+        if self.late and (newest := owner.newest(self.run_dir, self.run_id)) not in (None, name):
+            store.write_hint(self.run_dir, str(newest))
 
     def _before_rename(self, step: int) -> None:
         """The last check: a writer that is late after this one has the lower generation."""
         self.before_commit()
+        ignore = owner.foreign_after(self.run_dir, self.run_id, self.generation)
         if self.late:
-            self._check_lineage(step)
-        elif (newest := highest_generation(self.run_dir)) > self.generation:
+            self._check_lineage(step, ignore)
+        elif (newest := highest_generation(self.run_dir, ignore=ignore)) > self.generation:
             raise Superseded(
                 f"generation {newest} of this run has begun: generation {self.generation} is over"
             )
         self.fence()
+        self._make_free(step)
 
-    def _check_lineage(self, step: int) -> None:
+    def _make_free(self, step: int) -> None:
+        """Set aside what lies where the checkpoint is to be, if it is another run's."""
+        path = self.run_dir / CHECKPOINTS / store.name_of(step, self.generation)
+        if owner.is_foreign(path, self.run_id):
+            log.warning("checkpoint %s is another run's: it is set aside", path.name)
+            retention.set_aside(path)
+
+    def _check_lineage(self, step: int, ignore: Collection[str]) -> None:
         """Raise Superseded where this state, of a life that is over, is of no more use."""
-        newest = store.newest(self.run_dir)
+        newest = owner.newest(self.run_dir, self.run_id)
         if newest and (store.order(newest) or (0, 0)) > (self.generation, step):
             raise Superseded(f"{newest} has been committed meanwhile, which is newer")
-        if why := left(self.run_dir, self.generation, step):
+        if why := left(self.run_dir, self.generation, step, ignore):
             raise Superseded(f"the run has not gone on from this state: {why}")
 
 

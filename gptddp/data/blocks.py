@@ -61,6 +61,11 @@ class Source:
         dtype = self.tokenizer.dtype
         return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
 
+    def name(self, group: int) -> str:
+        """A row group as a message says it."""
+        it = self.groups[group]
+        return f"{self.dataset.dir / it.path}, row group {it.index}"
+
     def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
         """(the packed rows of a block or None, its identity in the cache: see `keep`)."""
         if self.cache is None or block.group in self.quarantined:
@@ -135,6 +140,7 @@ class Lane:
         # making blocks: used only by the thread that has set `busy`
         self.busy = False
         self.error: BaseException | None = None
+        self.reading = ""  # the file, as a message says it, while it is read; for any thread
         self.epoch, self.block, self._skip = cursor
         self._plan = blocks(shares, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
@@ -157,10 +163,17 @@ class Lane:
         """
         if self._plan[self.block].group in source.quarantined:
             self._skip = 0  # some of its rows may have been trained before it went bad
-        packed, identity = source.cached(self._plan[self.block])
+        documents: Sequence[Any] = ()
+        self.reading = source.name(self._plan[self.block].group)
+        try:
+            packed, identity = source.cached(self._plan[self.block])
+            if packed is None:
+                documents = self._documents(source, stopped.wait if stopped else time.sleep)
+        finally:
+            self.reading = ""
         if packed is None:
             tokens = []
-            for document in self._documents(source, stopped.wait if stopped else time.sleep):
+            for document in documents:
                 if stopped and stopped.is_set():
                     return None
                 tokens.append(encode(document))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -26,7 +27,7 @@ from gptddp.data import inventory, pretokenized
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
-from gptddp.files import may_pass, parse_json
+from gptddp.files import exists, may_pass, parse_json
 
 FORMAT, VERSION = "gptddp-dataset", 1
 MANIFEST = "dataset.json"
@@ -163,16 +164,13 @@ def _footer(path: Path, *version: int) -> pq.FileMetaData:
 def is_dataset(path: Path) -> bool:
     """Does the folder hold a dataset, whole or not? By how its manifest begins.
 
-    A file of that name may as well be huge, and another's.
+    A file of that name may as well be huge, and another's. Raises OSError where it cannot be read.
     """
     manifest = path / MANIFEST
-    try:
-        if not manifest.is_file():
-            return False
-        with open(manifest, "rb") as file:
-            begin = file.read(1024)
-    except OSError:
+    if not exists(manifest, stat.S_ISREG):
         return False
+    with open(manifest, "rb") as file:
+        begin = file.read(1024)
     return re.match(rb'\s*\{\s*"format"\s*:\s*"%s"' % FORMAT.encode(), begin) is not None
 
 

@@ -19,10 +19,11 @@ import numpy as np
 from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
-from gptddp.data.dataset import Dataset, Split
+from gptddp.data.dataset import Dataset, RowGroup, Split
 from gptddp.data.lanes import deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
+from gptddp.distributed import storage
 from gptddp.errors import ConfigError, DataError
 
 STATE_VERSION = 2
@@ -161,17 +162,23 @@ def eval_rows(
     encode = source.encoder()
     wanted = max(1, max_tokens // seq_len)
     parts = []
-    while wanted > 0 and lane.epoch == 0:
-        if made := lane.make(source, encode):
-            parts.append(made.rows.take(slice(wanted)))
-            wanted -= len(parts[-1])
+    with storage.waiting(lambda: lane.reading):
+        while wanted > 0 and lane.epoch == 0:
+            if made := lane.make(source, encode):
+                parts.append(made.rows.take(slice(wanted)))
+                wanted -= len(parts[-1])
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
+
+
+def row_groups(dataset: Dataset, split: Split) -> list[RowGroup]:
+    """The row groups of a split in the order of their numbers."""
+    return sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
 
 
 def _source(
     dataset: Dataset, split: Split, seq_len: int, pack: str, cache: Cache | None = None
 ) -> Source:
-    groups = sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
+    groups = row_groups(dataset, split)
     return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
 
 

@@ -9,10 +9,12 @@ the others do not slow down the trainer.
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 
 from gptddp.data.blocks import Lane, Made, Source
+from gptddp.distributed import storage
 
 URGENT_STEPS = 4  # a lane with rows for fewer steps gets a block even if others have many
 JOIN_S = 2.0  # a thread that hangs in a read is left behind: it is a daemon
@@ -64,10 +66,17 @@ class Producer:
                         raise RuntimeError("the loader is closed")
                     if lane.error:
                         raise lane.error
-                    self._ready.wait()
+                    with storage.waiting(partial(self._reading, lane)):
+                        self._ready.wait()
             parts = [part for lane in self.lanes for part in lane.take(self.n)]
             self._work.notify_all()
             return parts
+
+    def _reading(self, lane: Lane) -> str:
+        """In any thread: the file whose reading holds up this lane; "" where it is none."""
+        if lane.busy:
+            return lane.reading
+        return next((other.reading for other in self.lanes if other.reading), "")
 
     def _run(self) -> None:
         try:

@@ -29,7 +29,8 @@ from gptddp.distributed.environment import (
     slurm_step,
 )
 from gptddp.distributed.hardware import cpu_quota
-from gptddp.distributed.waiting import Said, Tell, ended, teller, wait_for_end
+from gptddp.distributed.storage import Said
+from gptddp.distributed.waiting import Tell, ended, teller, wait_for_end
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
@@ -189,16 +190,8 @@ def connect(device: str | None) -> Iterator[World]:
     rank, local_rank, world_size, local_world_size = ranks()
     where = _device(device, local_rank)
     torch.set_num_threads(max(1, cpu_quota() // cpu_sharers(local_world_size)))
-    alone = world_size == 1 and "MASTER_ADDR" not in os.environ
     with time_limit(FIRST_TIMEOUT_S + STORE_S):
-        td.init_process_group(
-            backend="nccl" if where.type == "cuda" else "gloo",
-            rank=rank,
-            world_size=world_size,
-            store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
-            device_id=where if where.type == "cuda" else None,
-            timeout=timedelta(seconds=FIRST_TIMEOUT_S),
-        )
+        _join(rank, world_size, where)
         world = World(
             rank=rank,
             world_size=world_size,
@@ -225,6 +218,19 @@ def connect(device: str | None) -> Iterator[World]:
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _left[:] = [td.group.WORLD]
         td.destroy_process_group()
+
+
+def _join(rank: int, world_size: int, device: torch.device) -> None:
+    """All ranks: make the process group; a process that nobody has started as a rank is alone."""
+    alone = world_size == 1 and "MASTER_ADDR" not in os.environ
+    td.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        rank=rank,
+        world_size=world_size,
+        store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
+        device_id=device if device.type == "cuda" else None,
+        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
+    )
 
 
 def _introduced(brought: list[Any]) -> list[tuple[str, str, list[str]]]:

@@ -106,6 +106,8 @@ def write_stack_on_signal() -> None:
     faulthandler writes from the signal handler itself, and so while the GIL is held too.
     """
     if verdict := os.environ.get("GPTDDP_VERDICT"):
-        file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
-        print(f"rank {os.environ.get('RANK', '0')}", file=file, flush=True)
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+        with contextlib.suppress(OSError):  # a full disk: then nobody knows where it hangs
+            file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
+            faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+            rank = os.environ.get("RANK", "0")
+            print(f"rank {rank}\nprocess {os.getpid()}", file=file, flush=True)

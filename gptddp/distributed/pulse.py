@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gptddp.distributed import storage
 from gptddp.distributed.environment import is_launched, ranks, verdict
 
 # A silent peer is told by its peers, who know more; so this waits longer than a collective does.
@@ -45,7 +46,7 @@ class Pulse(NamedTuple):
     step: int  # that it is in; 0 before its life has begun
 
 
-# Of this process; shared with the launcher once it listens.
+# Of this process; shared with its launcher as soon as the disk has room.
 _cells: "memoryview[float]" = memoryview(bytearray(_LAYOUT.size)).cast("d")
 
 
@@ -103,22 +104,25 @@ class Listening:
     def __init__(self, last_words: Callable[[str], int]) -> None:
         self.last_words = last_words
         self._over = threading.Event()
+        self._is_shared = False
         self._only_told = not is_launched() and _at_terminal()
 
     def __enter__(self) -> "Listening":
-        global _cells
-        _cells = _shared(verdict())
         _cells[_PID], _cells[_LIMIT_S] = os.getpid(), math.inf  # until `allow`
+        self._is_shared = _share(verdict())
         threading.Thread(target=self._listen, name="pulse", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        _cells[_LIMIT_S] = math.inf
+        beat(0)  # from here on the launcher alone listens: the way out of a process may hang too
 
     def _listen(self) -> None:
-        silence, told = Silence(), False
+        silence, patience, told = Silence(), storage.Patience(), False
         while not self._over.wait(POLL_S):
+            self._is_shared = self._is_shared or _share(verdict())  # the disk was full
+            if patience.lasts():
+                beat()
             seconds = silence.listen(0, int(_cells[_BEATS]))
             if seconds <= _cells[_LIMIT_S]:
                 told = False
@@ -151,16 +155,20 @@ def _at_terminal() -> bool:
     return False
 
 
-def _shared(verdict: Path | None) -> "memoryview[float]":
-    """The cells, in memory that our launcher reads too, where there is one."""
-    if verdict is not None:
-        with contextlib.suppress(OSError):  # a full disk: then only the thread listens
-            file = path_of(verdict.parent, ranks().local_rank)
-            file.unlink(missing_ok=True)  # another process may still have the last one mapped
-            file.write_bytes(bytes(_LAYOUT.size))
-            with file.open("r+b") as opened:
-                return memoryview(mmap.mmap(opened.fileno(), _LAYOUT.size)).cast("d")
-    return memoryview(bytearray(_LAYOUT.size)).cast("d")
+def _share(verdict: Path | None) -> bool:
+    """Put the cells into memory that our launcher reads too; False where a full disk forbids it."""
+    global _cells
+    if verdict is None:
+        return True
+    try:
+        file = path_of(verdict.parent, ranks().local_rank)
+        file.unlink(missing_ok=True)  # another process may still have the last one mapped
+        file.write_bytes(_cells)
+        with file.open("r+b") as opened:
+            _cells = memoryview(mmap.mmap(opened.fileno(), _LAYOUT.size)).cast("d")
+    except OSError:  # then only the thread listens
+        return False
+    return True
 
 
 def main_stack() -> str:

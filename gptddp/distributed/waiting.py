@@ -6,7 +6,6 @@ as long as that changes. A rank 0 that dies closes the store's connections: they
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,17 +13,15 @@ from typing import Protocol
 import torch.distributed as td
 
 from gptddp.distributed import pulse
+from gptddp.distributed.storage import Said
 from gptddp.errors import LostPeer
 
 Tell = Callable[[str], None]  # takes what rank 0 does now, and how far it is
 
 TELL_S = 1.0  # between two lines in the store
-FIRST_LINE_S, NEXT_LINE_S = 15.0, 60.0  # of waiting, after which it is said, and said again
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.005, 0.25
 _SHOWN = 200  # characters of a line
 _WELL = "ended well"
-
-log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -38,21 +35,6 @@ class Store(Protocol):
 
     def check(self, keys: list[str]) -> bool:
         """Are all keys there?"""
-
-
-class Said:
-    """Lines in the log, if `aloud`: one after FIRST_LINE_S, then one every NEXT_LINE_S."""
-
-    def __init__(self, head: str, aloud: bool = True) -> None:
-        self.head, self.aloud = head, aloud
-        self.began = time.monotonic()
-        self.due_s = FIRST_LINE_S
-
-    def update(self, doing: str) -> None:
-        waited_s = time.monotonic() - self.began
-        if self.aloud and waited_s >= self.due_s:
-            self.due_s = waited_s + NEXT_LINE_S
-            log.info("%s: %s (%.0f s so far)", self.head, doing, waited_s)
 
 
 def teller(store: Store, key: str, alone: bool = False) -> Tell:

@@ -59,7 +59,10 @@ class Cluster:
 
     def not_found(self, name: str) -> NotFoundError:
         """The error for a name without a job, with the names that may have been meant."""
-        names = [str(job["metadata"]["name"]) for job in self.find(JOB)]
+        try:
+            names = [str(job["metadata"]["name"]) for job in self.find(JOB)]
+        except ClusterError:  # they are only a help
+            names = []
         near = difflib.get_close_matches(name, names, n=3) or names[:5]
         there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gptddp.distributed import pulse
+from gptddp.distributed import connect, pulse
 
 STACK_S = 0.2  # for a worker to write its stack
 LATER_S = 20.0  # than the worker's own thread, which can leave the state
+_NO_BEAT = -1  # the beats of a worker that has no pulse
+# As long as it has not asked for SIGUSR1, that signal ends it.
+_NOT_BEGUN = "a worker (process {}) hangs before its trainer has begun: it is killed"
 
 
 class Hanging(NamedTuple):
@@ -29,24 +32,39 @@ class Pulses:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._silence: dict[int, pulse.Silence] = {}  # by local rank
+        # by local rank, and whether it has no pulse
+        self._silence: dict[tuple[int, bool], pulse.Silence] = {}
 
     def hanging(self, pids: Iterable[int]) -> list[Hanging]:
         """Those that hang of the workers with these process ids, by local rank.
 
         To be called again and again, see `pulse.Silence.listen`. A worker without a pulse of its
-        own, because it has not come so far yet, does not hang.
+        own has not come so far yet: it may take as long as one on the way to its first step.
         """
         found = []
         for local_rank, pid in enumerate(pids):
             it = pulse.read(pulse.path_of(self.folder, local_rank))
             if it is None or it.pid != pid:
-                continue
-            seconds = self._silence.setdefault(local_rank, pulse.Silence()).listen(pid, it.beats)
+                it = pulse.Pulse(pid, _NO_BEAT, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
+            key = local_rank, it.beats == _NO_BEAT
+            seconds = self._silence.setdefault(key, pulse.Silence()).listen(pid, it.beats)
             if seconds > it.limit_s + LATER_S:
-                found.append(Hanging(local_rank, pid, seconds, it.step))
-                del self._silence[local_rank]  # it is told once, and again if it cannot be killed
+                if it.beats != _NO_BEAT or self._has_room():
+                    found.append(Hanging(local_rank, pid, seconds, it.step))
+                del self._silence[key]  # it is told once, and again if it cannot be killed
         return found
+
+    def _has_room(self) -> bool:
+        """Could a worker have left its pulse? On a full disk it cannot, and is no worse for it."""
+        probe = self.folder / "pulse.probe"
+        try:
+            probe.write_bytes(b"room")
+            return True
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
 
 
 def is_stopped(pid: int) -> bool:
@@ -67,8 +85,12 @@ def describe(pids: Mapping[int, int], stacks: Path) -> list[str]:
 
 
 def _describe(stack: Path, pid: int) -> str:
+    if not stack.exists():
+        return _NOT_BEGUN.format(pid)
     try:
-        rank, *lines = stack.read_text().splitlines()
+        rank, whose, *lines = stack.read_text().splitlines()
+        if whose != f"process {pid}":  # of one before it
+            return _NOT_BEGUN.format(pid)
         stopped = is_stopped(pid)
     except (OSError, ValueError) as error:
         return f"a worker is killed that does not end ({error})"

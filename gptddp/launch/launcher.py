@@ -33,8 +33,8 @@ from gptddp.flags import from_args
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import KEY, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
-from gptddp.run.directory import config_in_force, is_finished
 from gptddp.run.history import highest_generation, last_step
+from gptddp.run.in_force import config_in_force, is_finished, why_finished
 
 if TYPE_CHECKING:
     from gptddp.launch.rendezvous import Rendezvous
@@ -176,8 +176,8 @@ class Launcher:
         # Every preset has the same lanes, so this does not depend on the hardware.
         in_force = patiently(lambda: config_in_force(self.config))
         check_world_size(with_preset(in_force, accelerator=False), pod.largest_world)
-        if is_finished(self.config):
-            _say(f"the run {self.config.run_dir} is finished")
+        if why := why_finished(self.config):
+            _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)

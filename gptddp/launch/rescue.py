@@ -17,23 +17,22 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, snapshot, store
+from gptddp.checkpoint import late, owner, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import lives
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
-from gptddp.files import patiently
+from gptddp.files import exists, patiently
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,
-    config_in_force,
-    id_of,
     restore_config,
     update_config,
 )
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
+from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 
@@ -52,27 +51,37 @@ def rescue(config: Config, memory: Path) -> str | None:
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
-    if found.generation < patiently(lambda: highest_generation(config.run_dir)):
+    if found.generation < patiently(partial(_highest_generation, Path(config.run_dir), found)):
         return None
     return _commit(config, found, read_back=False)
+
+
+def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
+    ignore = owner.foreign_after(run, found.run_id, found.generation)
+    return highest_generation(run, ignore=ignore)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
     """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
-    found = snapshot.read(snapshot.path_of(memory, run))
+    found = snapshot.usable(snapshot.path_of(memory, run))
     if found is None:
         return None
-    newest = store.order(patiently(lambda: store.newest(run)) or "") or (0, 0)
+    newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     ledger = patiently(lambda: summary.read(run))
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     if (
-        found.run_id != patiently(lambda: id_of(run))
+        found.run_id != patiently(lambda: owner.run_id_of(run))
         or (found.generation, found.step) <= newest
-        or patiently(lambda: left(run, found.generation, found.step))
+        or patiently(partial(_left, run, found))
     ):
         return None
     return found
+
+
+def _left(run: Path, found: snapshot.Snapshot) -> str | None:
+    ignore = owner.foreign_after(run, found.run_id, found.generation)
+    return left(run, found.generation, found.step, ignore)
 
 
 def _closed(config: Config) -> Config:
@@ -90,7 +99,8 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
         writer = Writer(
             run,
             found.generation,
-            parent=patiently(lambda: store.newest(run)),
+            run_id=found.run_id,
+            parent=patiently(lambda: owner.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lambda: _before_commit(run, lines),
@@ -104,7 +114,9 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
             prints = {"batch_fp": last.get("batch_fp"), "chain_fp": found.meta["chain_fp"]}
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
-    if saved.error and not (run / CHECKPOINTS / saved.name).exists():
+    path = run / CHECKPOINTS / saved.name
+    by_another_pod = exists(path) and not owner.is_foreign(path, found.run_id, unknown=True)
+    if saved.error and not by_another_pod:
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name

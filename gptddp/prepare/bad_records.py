@@ -1,11 +1,12 @@
 """Records of the sources that cannot be used: an error, or a line each in a list and a limit."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare.walk import show
+from gptddp.prepare.walk import as_utf8, show
 
 LIST = "bad.jsonl"
 MAX_BAD = 100  # of --on-bad skip, where --max-bad is not given
@@ -21,7 +22,7 @@ class BadRecords:
         self._path = folder / LIST
         self._skip, self._max_bad = on_bad == "skip", max_bad
         self.count, self.bytes = done
-        self._written, self._lines = self.bytes, b""
+        self._written, self._lines = self.bytes, bytearray()  # of bytes, a line more costs a copy
 
     def add(self, path: str, place: str, number: int, problem: str, fix: str) -> None:
         """Note a bad record, `number` of the `place` ("line", "row", "record") of a file.
@@ -36,7 +37,7 @@ class BadRecords:
                 f"{where}: {problem}: {fix}, or leave such records out with --on-bad skip"
             )
         self.count += 1
-        line = {"file": show(path), place: number, "reason": problem}
+        line = {"file": as_utf8(path), place: number, "reason": problem}
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         self._lines += data
         self.bytes += len(data)
@@ -54,11 +55,18 @@ class BadRecords:
             file.truncate(self._written)
             file.write(self._lines)
         fsync(self._path)
-        self._written, self._lines = self.bytes, b""
+        self._written, self._lines = self.bytes, bytearray()
 
-    def copy(self, out: Path) -> None:
-        """Put the list into the dataset, where there is any; raises OSError."""
+    def copy(self, out: Path, files: Sequence[str]) -> None:
+        """Put the list into the dataset, where there is any, in the order of `files`.
+
+        A process that goes on reads what is new after what was read before. Raises OSError.
+        """
         if self.count:
             self.save()
-            (out / LIST).write_bytes(self._path.read_bytes())
+            place = {as_utf8(path): number for number, path in enumerate(files)}
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            # a folder may be given by another path now
+            lines.sort(key=lambda line: place.get(json.loads(line)["file"], 0))
+            (out / LIST).write_bytes(b"".join(lines))
             fsync(out / LIST)

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 
 from gptddp.data import pretokenized
-from gptddp.data.dataset import MANIFEST, Dataset, open_dataset
+from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.prepare import listing, recipe, refusals
-from gptddp.prepare.output import TOKENIZER_FILE, building, check_apart, commit, give_up, tidy
+from gptddp.prepare.output import (
+    TOKENIZER_FILE,
+    building,
+    check_apart,
+    commit,
+    give_up,
+    is_made,
+    tidy,
+)
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import DEFAULTS, Settings
@@ -57,7 +65,7 @@ def prepare(
     if not found.files:
         raise refusals.no_files([*given, *val], settings, found.left_out)
     made_from = recipe.made_from(given, found.files, settings, definition)
-    if os.path.exists(out / MANIFEST):
+    if is_made(out):
         return _existing(out, made_from, bar)
     for note in found.notes():
         bar.say(note)
@@ -118,7 +126,7 @@ def _build(
             definition = train_bpe(_first(texts, _TOKENIZER_SAMPLE_BYTES), vocab_size).encode()
         tokenizer, about = _save_tokenizer(out, definition)
         splits = _write(out, shuffle, split, totals.documents, tokenizer, made_by, bar)
-    reading.bad.copy(out)
+    reading.bad.copy(out, [file.path for file in files])
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
 

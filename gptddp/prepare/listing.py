@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gptddp.errors import DataError
 from gptddp.prepare.kinds import kind_of, split_of
-from gptddp.prepare.walk import show, walk
+from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]
 NAMED = 3  # files of a group that a message names
@@ -112,7 +112,28 @@ def sha256(files: Sequence[SourceFile]) -> str:
 
 def name_in(identity: str) -> str:
     """The name in a file's identity, for a message."""
-    return bytes.fromhex(identity.split(" ")[1]).decode("utf-8", "replace")
+    return show(os.fsdecode(bytes.fromhex(identity.split(" ")[1])))
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raise DataError unless a file is the one that was listed.
+
+    What is read of one that changes meanwhile may be neither the old text nor the new one.
+    """
+    try:
+        status = os.stat(file.path)
+    except OSError as error:
+        raise DataError(unreadable(file.path, error)) from error
+    if not file.identity.endswith(_state(status)):
+        raise changed(file, f"{file.bytes} -> {status.st_size} bytes")
+
+
+def changed(file: SourceFile, how: str) -> DataError:
+    """The error for a file that changes while the sources are read."""
+    return DataError(
+        f"{show(file.path)} has changed since the sources were listed ({how}): wait until nothing "
+        "writes to it, or give a copy, then run the same command again"
+    )
 
 
 def some(names: Sequence[str], number: int | None = None) -> str:
@@ -162,6 +183,11 @@ def _source_file(root: str, name: str, label: str, status: os.stat_result, val: 
         compression=compression,
         bytes=status.st_size,
         given=not name,
-        identity=f"{side}{label} {said} {status.st_size} {status.st_mtime_ns}",
+        identity=f"{side}{label} {said}{_state(status)}",
         val=val,
     )
+
+
+def _state(status: os.stat_result) -> str:
+    """The end of an identity: what tells whether a file has changed."""
+    return f" {status.st_size} {status.st_mtime_ns}"

@@ -16,7 +16,7 @@ from typing import Any
 from gptddp import __version__
 from gptddp.data.dataset import FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
-from gptddp.files import fsync, lock
+from gptddp.files import exists, fsync, lock
 from gptddp.prepare import bad_records, journal
 from gptddp.prepare.walk import show
 
@@ -36,6 +36,12 @@ def check_apart(given: Sequence[str | os.PathLike[str]], out: Path) -> None:
             )
 
 
+def is_made(out: Path) -> bool:
+    """Is there a whole dataset in `out`? Raises DataError where the volume cannot say."""
+    with _write_errors(out):
+        return exists(out / MANIFEST)
+
+
 @contextlib.contextmanager
 def building(out: Path, resume: bool = False) -> Iterator[Path]:
     """Lock the folder `out`, made if need be, and yield a scratch folder in it.
@@ -50,10 +56,12 @@ def building(out: Path, resume: bool = False) -> Iterator[Path]:
         try:
             yield from _scratch(out, resume)
         finally:
-            if (out / MANIFEST).exists() or not _worth_keeping(out / SCRATCH):
-                _remove(out, [SCRATCH])
-            _remove(out, [_LOCK])
-            os.close(fd)
+            try:  # where the volume cannot say, all is kept
+                if exists(out / MANIFEST) or not _worth_keeping(out / SCRATCH):
+                    _remove(out, [SCRATCH])
+                _remove(out, [_LOCK])
+            finally:
+                os.close(fd)
 
 
 def give_up(scratch: Path) -> None:
@@ -63,7 +71,7 @@ def give_up(scratch: Path) -> None:
 
 
 def _worth_keeping(scratch: Path) -> bool:
-    return any((scratch / name).exists() for name in (journal.NAME, bad_records.LIST))
+    return any(exists(scratch / name) for name in (journal.NAME, bad_records.LIST))
 
 
 def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
@@ -84,8 +92,10 @@ def tidy(out: Path) -> None:
     if (out / SCRATCH).exists() or (out / _LOCK).exists():
         with contextlib.suppress(OSError, DataError):
             fd = _lock(out)
-            _remove(out, [SCRATCH, _LOCK])
-            os.close(fd)
+            try:
+                _remove(out, [SCRATCH, _LOCK])
+            finally:
+                os.close(fd)
 
 
 @contextlib.contextmanager
@@ -113,10 +123,10 @@ def _lock(out: Path) -> int:
 
 def _scratch(out: Path, resume: bool) -> Iterator[Path]:
     """The part of `building` under the lock."""
-    if (out / MANIFEST).exists():
+    if exists(out / MANIFEST):
         raise DataError(f"{out} has just been finished by another process: run this once more")
     scratch = out / SCRATCH
-    if scratch.exists():
+    if exists(scratch):
         _remove(out, _OUTPUTS)
         if not resume:
             give_up(scratch)  # first, so that nobody goes on from a part of it

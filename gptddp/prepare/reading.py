@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.data.tokenizer import Tokenizer
+from gptddp.errors import DataError
 from gptddp.prepare import sources, token_lists
 from gptddp.prepare.bad_records import MAX_BAD, BadRecords
 from gptddp.prepare.journal import Done, Journal
-from gptddp.prepare.listing import NAMED, SourceFile, some
+from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged, some
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.shuffle import Shuffle
@@ -102,6 +103,17 @@ class Reading:
         self.bad = BadRecords(self._scratch, settings.on_bad, self._max_bad, made)
 
     def _read_file(self, file: SourceFile) -> None:
+        """Read a file to its end; raises DataError where it changes meanwhile."""
+        try:
+            self._read_documents(file)
+        except UnicodeDecodeError as error:  # it was checked before
+            raise changed(file, "it is not UTF-8 any more") from error
+        except DataError:
+            check_unchanged(file)  # if it has, then that is why
+            raise
+        check_unchanged(file)
+
+    def _read_documents(self, file: SourceFile) -> None:
         tally = self.tally
         if self._made_by is None:
             texts = sources.documents(file, self._settings.text_field, self.bad)

@@ -15,8 +15,12 @@ from gptddp.prepare.walk import show
 def check_no_dataset(given: Sequence[str | os.PathLike[str]]) -> None:
     """Refuse a dataset as a source: its manifest would be taken for a text as well."""
     for source in given:
-        if is_dataset(Path(source)):
-            shown = show(os.fspath(source))
+        shown = show(os.fspath(source))
+        try:
+            refused = is_dataset(Path(source))
+        except OSError as error:
+            raise DataError(f"cannot read {shown}: {error.strerror}; check the path") from None
+        if refused:
             raise DataError(
                 f"the source {shown} is a dataset already, for `gptddp train --data`; to prepare "
                 f"its documents again, give {shown}/train and {shown}/val"

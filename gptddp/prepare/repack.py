@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from gptddp.data import pretokenized
-from gptddp.data.dataset import COLUMN, MANIFEST, SPLITS, Dataset, open_dataset
+from gptddp.data.dataset import COLUMN, SPLITS, Dataset, open_dataset
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare.output import building, check_apart, commit, tidy
+from gptddp.prepare.output import building, check_apart, commit, is_made, tidy
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.shard_writer import ShardWriter, rows_per_group
 
@@ -37,7 +37,7 @@ def repack(
     out, bar = Path(out), bar or ProgressBar()
     dataset = open_dataset(given)
     check_apart([dataset.dir], out)
-    if os.path.exists(out / MANIFEST):
+    if is_made(out):
         return _existing(dataset, out, bar)
     with building(out) as scratch:
         splits = _write(dataset, out, bar)

@@ -35,17 +35,40 @@ def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[by
     Raises DataError, naming file and line, for what cannot be read and may not be skipped, and for
     a file without text that was given by name.
     """
+    if file.kind == "text":
+        return _text(file, bad)
     refuse_pointer(file)
-    if file.kind in ("jsonl", "json"):
-        return _json(file, text_field, bad)
     if file.kind == "parquet":
         return _parquet(file, text_field, bad)
+    return _json(file, text_field, bad)
+
+
+def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
+    """The documents of a text file; None for one of a folder that is not text.
+
+    A file is read to its end before any part of it is used: a small one once, a large one twice.
+    """
+    if file.compression is not None:
+        refuse_pointer(file)
     try:
-        reason = _why_not_text(file)
+        with _open(file) as stream:
+            # no more than it has: memory for a chunk costs more than reading a small file
+            size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
+            head = stream.read(size)
+            if file.compression is None and _is_pointer(file, head):
+                raise _pointer(file)
+            whole = len(head) < size
+            reason = _why_not_text(head, stream)
     except OSError as error:
-        raise DataError(unreadable(file.path, error)) from error
+        if error.errno is not None:
+            raise DataError(unreadable(file.path, error)) from error
+        fix = "mend it, or leave it out with --exclude"
+        bad.add(file.path, "record", 1, f"damaged, cannot read the file ({error})", fix)
+        return iter(())
     if reason is None:
-        return _text(file)
+        if whole:
+            return _cut(io.BytesIO(head))
+        return _read_again(file)
     if not file.given:
         return None
     raise DataError(
@@ -60,14 +83,22 @@ def refuse_pointer(file: SourceFile) -> None:
         return
     try:
         with open(file.path, "rb") as raw:
-            is_pointer = raw.read(len(_LFS_POINTER)) == _LFS_POINTER
+            head = raw.read(len(_LFS_POINTER))
     except OSError as error:
         raise DataError(unreadable(file.path, error)) from error
-    if is_pointer:
-        raise DataError(
-            f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
-            "with `git lfs pull`, or leave it out with --exclude"
-        )
+    if _is_pointer(file, head):
+        raise _pointer(file)
+
+
+def _is_pointer(file: SourceFile, head: bytes) -> bool:
+    return file.bytes < _LFS_POINTER_BYTES and head.startswith(_LFS_POINTER)
+
+
+def _pointer(file: SourceFile) -> DataError:
+    return DataError(
+        f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
+        "with `git lfs pull`, or leave it out with --exclude"
+    )
 
 
 @contextmanager
@@ -80,36 +111,40 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
                 yield io.BufferedReader(unpacked, _CHUNK_BYTES)
 
 
-def _why_not_text(file: SourceFile) -> str | None:
-    """Why a file is not text, or None. It reads to the end before any part of the file is used."""
+def _why_not_text(head: bytes, stream: IO[bytes]) -> str | None:
+    """Why a file, of which the head has been read, is not text, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with _open(file) as stream:
-        chunk = b"-"
-        while chunk:
-            chunk = stream.read(_CHUNK_BYTES)
-            if b"\0" in chunk:
-                return "has NUL bytes"
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError:
-                return "is not UTF-8"
-    return None
+    chunk = head
+    while True:
+        if b"\0" in chunk:
+            return "has NUL bytes"
+        try:
+            decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError:
+            return "is not UTF-8"
+        if not chunk:
+            return None
+        chunk = stream.read(_CHUNK_BYTES)
 
 
-def _text(file: SourceFile) -> Iterator[bytes]:
-    """The file, cut after the last line end within each DOCUMENT_BYTES."""
+def _read_again(file: SourceFile) -> Iterator[bytes]:
     try:
         with _open(file) as stream:
-            rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
-            while len(rest) > DOCUMENT_BYTES:
-                end = _end_of_document(rest)
-                yield rest[:end]
-                rest = rest[end:]
-                if len(rest) <= DOCUMENT_BYTES:
-                    rest += stream.read(_CHUNK_BYTES)
-            yield rest
+            yield from _cut(stream)
     except OSError as error:
         raise DataError(unreadable(file.path, error)) from error
+
+
+def _cut(stream: IO[bytes]) -> Iterator[bytes]:
+    """The text, cut after the last line end within each DOCUMENT_BYTES."""
+    rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
+    while len(rest) > DOCUMENT_BYTES:
+        end = _end_of_document(rest)
+        yield rest[:end]
+        rest = rest[end:]
+        if len(rest) <= DOCUMENT_BYTES:
+            rest += stream.read(_CHUNK_BYTES)
+    yield rest
 
 
 def _end_of_document(text: bytes) -> int:
@@ -117,7 +152,8 @@ def _end_of_document(text: bytes) -> int:
     end = text.rfind(b"\n", 0, DOCUMENT_BYTES) + 1
     if not end:
         end = DOCUMENT_BYTES
-        while text[end] & 0xC0 == 0x80:  # within a character
+        # within a character; one has 4 bytes at most, unless the file has changed since the check
+        while text[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
             end -= 1
     return end
 

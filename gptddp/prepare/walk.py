@@ -1,5 +1,6 @@
 """The files of a folder that is given as a source, and what of it is no text to train on."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -7,14 +8,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
-from gptddp.errors import DataError
+from gptddp.errors import DataError, visible
+from gptddp.files import names_in
 from gptddp.prepare.kinds import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
 
 
 def show(path: str) -> str:
-    """A path for a message, also where its bytes are not UTF-8."""
+    """A path for a message, in one line, also where its bytes are not UTF-8."""
+    return visible(as_utf8(path))
+
+
+def as_utf8(path: str) -> str:
+    """A path for a file of UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -44,48 +51,66 @@ def walk(
         if real_path in entered:
             continue
         entered.add(real_path)
-        for entry in _entries(path, leave_out):
-            name = os.path.join(folder, entry)
+        below, real_below = os.path.join(folder, ""), os.path.join(real_path, "")
+        for item in _entries(path, leave_out):
+            entry, full = item.name, item.path
+            name = below + entry
             if _matches(name, exclude):
                 continue
-            full = os.path.join(root, name)
-            try:
-                status = os.stat(full)
-            except OSError:  # a broken link, or a file that has just gone
-                leave_out("a broken link", full)
+            status = _status(full, leave_out)
+            if status is None:
                 continue
             if stat.S_ISDIR(status.st_mode):
-                if is_dataset(Path(full)):  # made of these sources, perhaps; its splits are its own
-                    leave_out("a dataset made before", full)
-                else:
-                    pending.append(name)
-            elif not stat.S_ISREG(status.st_mode) or (include and not _matches(name, include)):
+                pending.append(name)
+            elif include and not _matches(name, include):
                 continue
+            elif not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+                leave_out("neither a file nor a folder", full)
             elif is_about(entry) and entry not in include:
                 leave_out("about a dataset or a program", full)
             else:
-                yield name, _real(full, real_path), status
+                real = os.path.realpath(full) if item.is_symlink() else real_below + entry
+                yield name, real, status
 
 
-def _entries(path: str, leave_out: LeaveOut) -> list[str]:
-    """The names in a folder, sorted bytewise, without hidden ones."""
+def _status(path: str, leave_out: LeaveOut) -> os.stat_result | None:
+    """The status of a file or folder; None for what is no source. Raises DataError."""
     try:
-        entries = sorted(os.listdir(path), key=os.fsencode)
+        status = os.stat(path)
+        # made of these sources, perhaps; its splits are its own
+        if not (stat.S_ISDIR(status.st_mode) and is_dataset(Path(path))):
+            return status
+        leave_out("a dataset made before", path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise DataError(unreadable(path, error)) from None
+        leave_out("a broken link", path)  # or a file that has just gone
+    return None
+
+
+def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted bytewise by name, without what is hidden."""
+    try:
+        with os.scandir(path) as found:
+            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise DataError(unreadable(path, error)) from None
     for entry in entries:
-        if entry.startswith("."):
-            leave_out("hidden", os.path.join(path, entry))
-    entries = [entry for entry in entries if not entry.startswith(".")]
-    if {"blobs", "snapshots"} <= set(entries):  # a cache of downloads: links to nameless files
+        if entry.name.startswith("."):
+            leave_out("hidden", entry.path)
+    entries = [entry for entry in entries if not entry.name.startswith(".")]
+    if {"blobs", "snapshots"} <= {entry.name for entry in entries}:
+        # a cache of downloads: links to nameless files
         _check_one_snapshot(os.path.join(path, "snapshots"))
-        for entry in {"blobs", "refs"} & set(entries):
-            entries.remove(entry)
+        entries = [entry for entry in entries if entry.name not in ("blobs", "refs")]
     return entries
 
 
 def _check_one_snapshot(path: str) -> None:
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    try:
+        names = sorted(names_in(path))
+    except OSError as error:
+        raise DataError(unreadable(path, error)) from None
     names = [name for name in names if not name.startswith(".")]
     if len(names) > 1:
         raise DataError(
@@ -94,12 +119,8 @@ def _check_one_snapshot(path: str) -> None:
         )
 
 
-def _real(path: str, real_folder: str) -> str:
-    if os.path.islink(path):
-        return os.path.realpath(path)
-    return os.path.join(real_folder, os.path.basename(path))
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return False
     base = os.path.basename(name)
     return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)

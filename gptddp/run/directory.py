@@ -47,7 +47,8 @@ def id_of(run: Path) -> str | None:
     Raises OSError where that cannot be told: an id is made only where there is nothing to lose.
     """
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        return str((_read_config(run) or {})["run_id"])
+        found = (_read_config(run) or {})["run_id"]
+        return found if isinstance(found, str) else None
     return None
 
 
@@ -143,18 +144,6 @@ def unknown_fields(run: Path) -> dict[str, Any]:
     return {}
 
 
-def config_in_force(config: Config) -> Config:
-    """The configuration with what is not given as the run has it, where there is one.
-
-    For who does not decide: nothing is refused, and a run that cannot be used is none. Raises
-    OSError for trouble that may pass.
-    """
-    with contextlib.suppress(ConfigError):
-        if run := config_of(Path(config.run_dir)):
-            return continued(config, run)
-    return config
-
-
 def resolve(
     config: Config, world: "World", begun: bool, recorded: Mapping[str, Any] | None = None
 ) -> tuple[Config, Config]:
@@ -188,7 +177,7 @@ def _as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Conf
 
     So a change that a killed life has recorded stays, and no damage to config.json becomes one.
     """
-    known = from_saved(path / LEDGER, recorded)
+    known = as_recorded(path, saved, recorded)
     old, new = of_run(saved), of_run(known)
     if what := [*differences(old, new), *differences(old, new, KEPT)]:
         log.warning(
@@ -198,7 +187,15 @@ def _as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Conf
             LEDGER,
             "; ".join(what),
         )
-    return continued(known, saved)
+    return known
+
+
+def as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Config:
+    """The run's configuration where the ledger has it too, which is written first.
+
+    Raises ConfigError for values that no version can have written.
+    """
+    return continued(from_saved(path / LEDGER, recorded), saved)
 
 
 def _closed(config: Config, world: "World") -> Config:
@@ -217,25 +214,3 @@ def finish(c: Config, run_id: str, step: int, cause: str) -> None:
     wanted = {"run_id": run_id, "steps": c.steps, "max_time": c.max_time}
     marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)
-
-
-def is_finished(config: Config) -> bool:
-    """Is the run complete, as its marker says, and is nothing more asked for? False without a run.
-
-    A run of another configuration is not this one: the trainer will refuse it, with the difference.
-    """
-    try:
-        run = Path(config.run_dir) if config.run_dir else None
-        if run is None or (marker := read_json(run / FINISHED)) is None:
-            return False
-        saved = read_json(run / CONFIG) or {}
-        if differences(saved.get("config", {}), of_run(config)):
-            return False
-        if marker.get("run_id") not in (None, saved.get("run_id")):  # version 0.1.0 has none
-            return False
-        steps, had_s = config.steps or int(marker["steps"]), marker.get("max_time", 0.0)
-        limit_s = had_s if config.max_time is None else config.max_time
-        out_of_time = marker["step"] < int(marker["steps"]) and 0 < limit_s <= had_s
-        return bool(marker["step"] >= steps or out_of_time)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # torn or foreign: the trainer will see

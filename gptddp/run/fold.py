@@ -4,6 +4,9 @@ Neighbours become one log, that of their highest generation: for each step the l
 order. A reader that begins with the lowest generation finds every line at any moment: the new file
 takes the name of the highest by one rename, and only then the others are removed. The logs of the
 newest lives are left alone, as a late writer may still add to them.
+
+One process folds at a time, by a lock. Without it, that of a life which is over and does not know
+it yet could look at the logs, be stopped, then put its file in the place of one with more lines.
 """
 
 import contextlib
@@ -13,10 +16,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from gptddp.files import fsync, write_new
+from gptddp.files import fsync, lock, write_new
 from gptddp.run.history import lines_of, log_generations, log_path
 from gptddp.run.json_lines import parse
 
+LOCK = ".fold.lock"
 NEWEST = 8  # logs that are left alone
 MANY = 32  # that a fold would save: for fewer it does not rewrite what was folded before
 MOST_BYTES = 16 << 20  # of a log that is made
@@ -26,14 +30,30 @@ def fold(run_dir: str | Path, lost: Callable[[], str] = lambda: "") -> None:
     """Rank 0 only: fold old logs where they are many. Killed anywhere, no line is lost.
 
     There are at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
-    why the run is another's, if it is: then nothing is done. Raises OSError; a disk that is full
-    changes nothing.
+    why the run is another's, if it is: then nothing is done, nor while another process folds.
+    Raises OSError; a disk that is full changes nothing.
     """
-    groups = _groups(run_dir, log_generations(run_dir)[:-NEWEST])
-    if sum(len(group) - 1 for group in groups) >= MANY:
-        for group in groups:
+    path = Path(run_dir) / LOCK
+    if not _worthwhile(run_dir) and not os.path.lexists(path):  # that of a killed process
+        return
+    try:
+        held = lock(path)
+    except BlockingIOError:
+        return
+    try:
+        for group in _worthwhile(run_dir):
             if len(group) > 1:
                 _merge(run_dir, group, lost)
+    finally:
+        with contextlib.suppress(OSError):  # while it is locked: who waits for it makes a new one
+            os.unlink(path)
+        os.close(held)
+
+
+def _worthwhile(run_dir: str | Path) -> list[list[int]]:
+    """The logs to be folded, in groups; none where that would save only few."""
+    groups = _groups(run_dir, log_generations(run_dir)[:-NEWEST])
+    return groups if sum(len(group) - 1 for group in groups) >= MANY else []
 
 
 def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:

@@ -5,25 +5,28 @@ newest logs only grow. Logs of old lives are folded into few, see fold.py: there
 `log` which one it comes from, if that is another than the file's.
 """
 
+import contextlib
 import errno
 import logging
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gptddp.files import names_in
 from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER
-from gptddp.run.json_lines import backwards, parse, parse_event
+from gptddp.run.json_lines import backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
 
-_LOG = re.compile(r"log\.(\d+)\.jsonl", re.ASCII)
+MOST_STEPS = 1 << 31  # a step from here on is a foreign one
+Line = Mapping[str, Any]  # of the log
+_LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
-_CHECKPOINT = re.compile(r"step-\d+\.(\d+)(\..+)?", re.ASCII)
+_CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Ledger(Lines):
     """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
 
     sync_every = 1
+    # a life, a late save of another pod, and a life that does not know that it is over
+    shared = True
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
@@ -89,7 +94,9 @@ def complete(
         text += "longer than memory keeps lines. The training itself has lost nothing"
         log.error(text, run_dir, first - 1)
     for i, line in enumerate(lines):
-        if line.keys() - known.get(line["step"], {}).keys():  # absent, or without its evaluation
+        there = known.get(line["step"], {})
+        # absent, or without its evaluation, or another run's
+        if line.keys() - there.keys() or there.get("chain_fp") != line.get("chain_fp"):
             for missing in lines[i:]:
                 run_log.append(missing)
             return
@@ -164,23 +171,55 @@ def logged(run_dir: str | Path, first: int | None = None) -> Iterator[tuple[int,
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # of the logs before they were read
     for generation in _upwards(run_dir):
+        sizes[generation] = _size(run_dir, generation)
         own = lines_of(log_path(run_dir, generation), first)
         lines |= own
         logs |= dict.fromkeys(own, generation)
+    for generation in sorted(sizes)[:-1]:  # did a life go on meanwhile, and then another begin?
+        if _size(run_dir, generation) > sizes[generation]:
+            for step, text in lines_of(log_path(run_dir, generation), first).items():
+                if logs.get(step, -1) <= generation:
+                    lines[step], logs[step] = text, generation
     for step in sorted(lines):
         line = parse(lines[step]) or {}
-        yield line.pop("log", logs[step]), line
+        folded = line.pop("log", None)
+        yield folded if is_generation(folded) else logs[step], line
 
 
-def last_step(run_dir: str | Path) -> int:
-    """The highest step that any life has logged, 0 where there is none: the last of each log."""
+def _size(run_dir: str | Path, generation: int) -> int:
+    """Of a log, in bytes; 0 where it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return log_path(run_dir, generation).stat().st_size
+    return 0
+
+
+def is_step(line: Line) -> bool:
+    """Has a line the number of a step that has been done? A foreign one may have anything."""
+    return type(step := line.get("step")) is int and 0 < step < MOST_STEPS
+
+
+def last_step(run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS) -> int:
+    """The highest step below this one in a log, or in any, 0 where there is none.
+
+    The last of each log is taken; from there back no more is read than that takes.
+    """
     found = [0]
-    for generation in _upwards(run_dir):
-        lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
-        steps = (line.get("step") for line in lines if line)
-        found.append(next((step for step in steps if isinstance(step, int)), 0))
+    for it in _upwards(run_dir) if generation is None else [generation]:
+        lines = map(parse, backwards_if_there(log_path(run_dir, it)))
+        found.append(next((x["step"] for x in lines if x and is_step(x) and x["step"] < below), 0))
     return max(found)
+
+
+def first_step(run_dir: str | Path, generation: int) -> int:
+    """The step of the first line of a log, 0 where there is none. Raises OSError."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(log_path(run_dir, generation), "rb", buffering=1024) as file,
+    ):
+        return next((x["step"] for x in map(parse, file) if x and is_step(x)), 0)
+    return 0
 
 
 def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
@@ -190,7 +229,7 @@ def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
     """
     found: dict[int, bytes] = {}
     for line in backwards_if_there(path):
-        if (obj := parse(line)) and isinstance(step := obj.get("step"), int):
+        if (obj := parse(line)) and type(step := obj.get("step")) is int:  # true is no step
             if first is not None and step < first:
                 break
             found.setdefault(step, line)
@@ -220,13 +259,21 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
-def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
+def has_checkpoints(run_dir: str | Path) -> bool:
+    """Has the run any checkpoint, valid or not? Raises OSError."""
+    return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
+
+
+def highest_generation(
+    run_dir: str | Path, ledger: Summary | None = None, ignore: Collection[str] = ()
+) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
-    `ledger`: its sum, if it has been read.
+    `ledger`: its sum, if it has been read. `ignore`: names of checkpoints that are no trace of it.
     """
     found = [0, *log_generations(run_dir)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
+        names = set(names_in(folder)).difference(ignore)
+        found += [int(m[1]) for name in names if (m := _CHECKPOINT.fullmatch(name))]
     return max(*found, (ledger or summary.read(run_dir)).generation)

@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from gptddp.files import parse_json
 
+MOST_LIVES = 10**9  # a generation from here on is a foreign one: its metric and files need a limit
 _FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backwards
 
 
@@ -23,8 +24,13 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
     if (event := parse(line)) is None:
         return None
     name, time, generation = (event.get(key) for key in ("event", "time", "generation"))
-    right = isinstance(name, str) and isinstance(time, float) and isinstance(generation, int)
+    right = isinstance(name, str) and isinstance(time, float) and is_generation(generation)
     return event if right else None
+
+
+def is_generation(value: Any) -> bool:
+    """May this be the number of a life?"""
+    return type(value) is int and 0 <= value < MOST_LIVES
 
 
 def backwards(path: Path) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ A life decides what the run is: it goes on from one state, and all that lies bey
 that the run has left. A state that is saved late, while newer lives train, must not be on one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from gptddp.run.history import backwards_if_there, highest_generation
 from gptddp.run.json_lines import parse_event
 
 
-def left(run: Path, generation: int, step: int) -> str | None:
+def left(run: Path, generation: int, step: int, ignore: Collection[str] = ()) -> str | None:
     """Why the run has left this state; None where every later life has gone on from it by memory.
 
-    Raises OSError.
+    `ignore`: names of checkpoints that are no trace of the run. Raises OSError.
     """
     ledger = summary.read(run)
     if generation <= ledger.void:
@@ -26,7 +26,7 @@ def left(run: Path, generation: int, step: int) -> str | None:
     if away := next(filter(lambda e: not _goes_on(e, step), later), None):
         source = away.get("source", "an unknown state")
         return f"generation {away['generation']} of this run has begun from {source}"
-    begun = set(range(generation + 1, highest_generation(run, ledger) + 1))
+    begun = set(range(generation + 1, highest_generation(run, ledger, ignore) + 1))
     if unknown := begun.difference(e["generation"] for e in later):
         it = min(unknown)
         return f"generation {it} of this run has begun, and the ledger does not say from where"

@@ -1,18 +1,20 @@
 """A file of JSON lines that only grows."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gptddp.files import explain, fsync
 
 WAIT_S = 0.05  # for a line to be written; no more than once an outage
+LOCK_S = 1.0  # that another process is waited for which appends to the same file
 RETRY_S = 1.0  # after an error of the disk
 
 
@@ -25,6 +27,7 @@ class Lines:
     """
 
     sync_every = 1000  # lines between two fsyncs; until then they are kept in memory too
+    shared = False  # do processes on several machines append to it?
 
     def __init__(self, path: Path, after: "Lines | None" = None) -> None:
         """`after`: another file, all of whose lines are durable before one of these is written."""
@@ -35,6 +38,7 @@ class Lines:
         self._changed = threading.Condition()  # guards the two lists
         self._disk = threading.Lock()  # `append` never takes it: its owner may hang
         self._fd: int | None = None
+        self._opened = False  # and not written to yet
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: str | None = None
@@ -134,8 +138,12 @@ class Lines:
     def _write(self) -> None:
         data, done = b"".join(self._lines), 0
         try:
-            while done < len(data):
-                done += os.write(self._open(), data[done:])
+            if data:
+                fd = self._open()
+                with _alone(fd) if self.shared else contextlib.nullcontext():
+                    self._end_torn_line(fd)
+                    while done < len(data):
+                        done += os.write(fd, data[done:])
         finally:
             whole = data.count(b"\n", 0, done)
             with self._changed:
@@ -163,18 +171,49 @@ class Lines:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             # Who may write here may not have us write elsewhere, by a link in the file's place.
             self._fd = os.open(self.path, flags | os.O_NOFOLLOW, 0o644)
-            size = os.fstat(self._fd).st_size
-            if size == 0:
+            if os.fstat(self._fd).st_size == 0:
                 fsync(self.path.parent)
-            elif os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")  # a writer died, or the disk was full, within a line
+            self._opened = True
         return self._fd
+
+    def _end_torn_line(self, fd: int) -> None:
+        """Where a writer has died, or the disk was full, within a line; once after the opening."""
+        size = os.fstat(fd).st_size if self._opened else 0
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            os.write(fd, b"\n")
+        self._opened = False
 
     def _close(self) -> None:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = None
+
+
+@contextlib.contextmanager
+def _alone(fd: int) -> Iterator[None]:
+    """Hold the file's lock, so that of several machines one at a time appends.
+
+    A network file system has no atomic append: each machine writes where it believes the end to be,
+    and one line could take the place of another. Who holds the lock for long is stopped, or cut off
+    from the run: it is not waited for. Nor is a file system that has no locks.
+    """
+    end = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.005)
+                continue
+        except OSError:
+            pass
+        break
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _finite(value: Any) -> Any:

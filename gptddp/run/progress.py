@@ -1,6 +1,8 @@
 """How far a run has come."""
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,3 +45,66 @@ def fold(chain_fp: int, batch_fp: int) -> int:
     """The next chain fingerprint: a hash of the chain so far and the step's own."""
     both = chain_fp.to_bytes(8, "little") + batch_fp.to_bytes(8, "little")
     return int(xxhash.xxh3_64_intdigest(both))
+
+
+# -- what was written by another version, or by hand -----------------------------------------------
+
+_META: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "tokens": (int,),
+    "chain_fp": (str,),
+    "train_s": (int, float),
+    "skipped": (int,),
+    "data": (dict,),
+}
+_POSITION: dict[str, tuple[type, ...]] = {  # of the loader; their values are its own to judge
+    "version": (int,),
+    "pack": (str,),
+    "dataset": (str,),
+    "tokenizer": (str,),
+    "seq_len": (int,),
+    "seed": (int,),
+    "batch": (int,),
+    "lanes": (str,),
+}
+_WORDS = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
+_FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)
+_CURSORS = re.compile(r"\d{1,18}(\.\d{1,18}){2}( \d{1,18}(\.\d{1,18}){2})*", re.ASCII)
+
+
+def wrong_meta(meta: Any) -> str | None:
+    """The first field of a state's meta that cannot be used, with the rule; None: all can be."""
+    return next(_wrong_meta(meta), None)
+
+
+def _wrong_meta(meta: Any) -> Iterator[str]:
+    yield from wrong(meta, _META, "meta")
+    if unknown := sorted(meta.keys() - _META.keys()):
+        yield f"meta has {', '.join(unknown):.80}, which this gptddp does not know"
+    if not _FINGERPRINT.fullmatch(meta["chain_fp"]):
+        yield f"meta.chain_fp is {meta['chain_fp']!r:.40}: it must be 16 hex digits"
+    data = meta["data"]
+    yield from wrong(data, _POSITION, "meta.data")
+    if not _CURSORS.fullmatch(data["lanes"]):
+        yield f"meta.data.lanes is {data['lanes']!r:.40}: it must be epoch.block.row for each lane"
+    groups = data.get("quarantined", [])
+    if not (isinstance(groups, list) and all(type(it) is int and it >= 0 for it in groups)):
+        yield f"meta.data.quarantined is {groups!r:.40}: it must be a list of row groups"
+
+
+def wrong(values: Any, kinds: Mapping[str, tuple[type, ...]], where: str = "") -> Iterator[str]:
+    """Each of these fields that `values` has not, or not as one of its kinds; a number below 0.
+
+    Who reads on after the first may meet anything.
+    """
+    if not isinstance(values, dict):
+        yield f"{where or 'it'} is {values!r:.40}: it must be an object"
+        return
+    for name, allowed in kinds.items():
+        field_name, value = f"{where}.{name}".lstrip("."), values.get(name)
+        if name not in values:
+            yield f"{field_name} is missing"
+        elif type(value) not in allowed:
+            yield f"{field_name} is {value!r:.40}: it must be {_WORDS[allowed[-1]]}"
+        elif isinstance(value, int | float) and not 0 <= value < math.inf:
+            yield f"{field_name} is {value}: it must be a number of at least 0"

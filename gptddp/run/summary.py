@@ -14,11 +14,13 @@ from typing import IO, Any
 
 import xxhash
 
+from gptddp.config import shown
 from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import LEDGER, SUMMARY
 from gptddp.run.json_lines import parse_event
 
 COMMITS = 32  # whose names are kept: enough to say what a directory lacks
+LEFT_OUT = 8  # lines that cannot be used, and are named
 STALE_BYTES = 64 << 10  # of the ledger that a start reads on top; then the file is written anew
 _PROOF_BYTES = 4096  # before that byte of the ledger, whose hash says that it is the same ledger
 
@@ -39,15 +41,20 @@ class Summary:
     run_id: str | None = None  # of the run; version 0.1.0 has not recorded it
     config: dict[str, Any] | None = None  # what the newest life that recorded it ran with
     config_life: int = 0  # that life
-    quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups
+    quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
+    left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
+    # who was given --from-scratch last: the generation, and the job and id of that life
+    from_scratch: dict[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Count one more event of the ledger."""
+        """Count one more event of the ledger; any error says that it is a foreign one."""
         kind, generation = event["event"], event["generation"]
         self.generation = max(self.generation, generation)
         self.began_time = event["time"] if self.began_time is None else self.began_time
         if kind == "start":
             self.run_id = event.get("run_id") or self.run_id
+            if isinstance(given := event.get("from_scratch"), dict):
+                self.from_scratch = {**given, "generation": generation}
             if event.get("config") and generation > self.config_life:
                 self.config, self.config_life = dict(event["config"]), generation
         if kind == "start" and generation > self.life:
@@ -68,10 +75,29 @@ class Summary:
             if isinstance(name, str) and name not in self.commits:
                 self.commits = [*self.commits, name][-COMMITS:]
         elif kind == "quarantine":
-            groups = [int(group) for group in event["row_groups"]]
-            decision = {"step": int(event["step"]), "row_groups": groups}
+            decision = _decision(event)
             if decision not in self.quarantine:
                 self.quarantine.append(decision)
+
+    def leave_out(self, what: str) -> None:
+        """Remember that a line of the ledger cannot be used, so that a start can say so."""
+        self.left_out = [*self.left_out, what][:LEFT_OUT]
+
+
+def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Which row groups a quarantine event leaves out, and from which step on.
+
+    Raises ValueError for what none can be. Are the row groups there? That the data tell.
+    """
+    step, groups, names = event.get("step"), event.get("row_groups"), event.get("names")
+    if type(step) is not int or not 0 <= step < 1 << 31:
+        raise ValueError(f"step is {shown(step)}: it must be a number of steps")
+    if not isinstance(groups, list) or any(type(group) is not int for group in groups):
+        raise ValueError(f"row_groups is {shown(groups)}: it must be a list of whole numbers")
+    decision = {"step": step, "row_groups": groups}
+    if isinstance(names, list) and len(names) == len(groups):
+        decision["names"] = [str(name) for name in names]
+    return decision
 
 
 def read(run_dir: str | Path) -> Summary:
@@ -97,13 +123,23 @@ def _read(run: Path) -> tuple[Summary, int, int]:
         found, before = _cached(run, ledger)
         now = ledger.seek(before)
         for line in ledger:
-            if event := parse_event(line):
-                with contextlib.suppress(LookupError, TypeError, ValueError):  # foreign
-                    found.add(event)
+            _count(found, line, now)
             if line.endswith(b"\n"):  # else it is being written
                 now += len(line)
         return found, before, now
     return Summary(), 0, 0
+
+
+def _count(found: Summary, line: bytes, at: int) -> None:
+    """One more line of the ledger, which begins at this byte: an event, or what is left out."""
+    if event := parse_event(line):
+        try:
+            found.add(event)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # foreign
+            what = f"a {shown(event['event'])} of generation {shown(event['generation'])}"
+            found.leave_out(f"{what} at byte {at} ({error})")
+    elif line.strip() and line.endswith(b"\n"):
+        found.leave_out(f"a line at byte {at} that is torn, or no event")
 
 
 def _cached(run: Path, ledger: IO[bytes]) -> tuple[Summary, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gptddp.files import explain
-from gptddp.run import crash_loop, summary
+from gptddp.run import audit, crash_loop, summary
 from gptddp.run.directory import CONFIG, DATASET, SUMMARY
 from gptddp.run.fold import fold
 
@@ -21,7 +21,7 @@ class Tidier:
         """`lost`: why the run is another's by now, if it is."""
         self._run, self._lost = run_dir, lost
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._looked = self._told = False
 
     def begin(self) -> None:
         """Begin to tidy up, unless it is at it."""
@@ -31,6 +31,9 @@ class Tidier:
 
     def _work(self) -> None:
         try:
+            if not self._looked and (lacks := audit.holes(self._run)):  # once a life
+                log.warning("%s", audit.told(self._run, lacks))
+            self._looked = True
             tidy(self._run, self._lost)
         except OSError as error:
             if not self._told:  # once a life

@@ -1,14 +1,16 @@
 """The beginning of a life: all ranks find the newest state, wherever it is."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, snapshot
-from gptddp.config import Config
+from gptddp.config import Config, of_run
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
@@ -18,6 +20,7 @@ from gptddp.files import explain, make_folder, may_pass, patiently
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
+from gptddp.training.changes import check_given
 from gptddp.training.choose import NewestState, checked
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -50,25 +53,20 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     2.4 s, in parts 0.9 to 1.9 s), and each rank would hold the state twice.
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
-    left = snapshot.read(path) if path else None
+    left = snapshot.usable(path) if path else None
     brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
     saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]
+    given = world.gather(of_run(config))
     loaded: Any = None
     lease: Lease | None = None
 
     def on_rank_0(tell: Tell) -> dict[str, Any]:
         nonlocal loaded, lease
         lease = take_run(config, world, tell)
-        try:
+        with _released_by_an_error(lease, config.run_dir):
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
-        except BaseException as error:
-            lease.release()
-            if isinstance(error, OSError) and error.errno in _MISPLACED:
-                raise ConfigError(
-                    f"run {config.run_dir} cannot be used: {explain(error)}"
-                ) from error
-            raise
+            check_given(given, origin.config, world)
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
@@ -80,16 +78,34 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
     state = left if world.rank == origin.snapshot_rank else loaded
+    meta, lines, events, fault = _of_the_source(world, state, source)
+    origin = dataclasses.replace(origin, meta=meta)
+    tensors = state.tensors if state else None
+    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+
+
+@contextlib.contextmanager
+def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
+    """Rank 0 only: whose life does not begin does not keep the run."""
+    try:
+        yield
+    except BaseException as error:
+        lease.release()
+        if isinstance(error, OSError) and error.errno in _MISPLACED:
+            raise ConfigError(f"run {run_dir} cannot be used: {explain(error)}") from error
+        raise
+
+
+def _of_the_source(
+    world: World, state: Any, source: int
+) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
+    """All ranks: what goes with the state that rank `source` has: meta, lines, events, fault."""
     mine: Any = ({}, [], [], None)
     if isinstance(state, snapshot.Snapshot):
         mine = state.meta, state.lines, state.events, state.fault
     elif state:
         mine = state.meta, [], [], None
-    sent = world.broadcast_value(mine, source)
-    meta, lines, events, fault = _checked(sent, world.names[source])
-    origin = dataclasses.replace(origin, meta=meta)
-    tensors = state.tensors if state else None
-    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+    return _checked(world.broadcast_value(mine, source), world.names[source])
 
 
 def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:

@@ -1,15 +1,19 @@
 """What a continued run is given other values for: said, in the ledger, and then in config.json."""
 
 import dataclasses
+import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gptddp import __version__
-from gptddp.config import KEPT, Config, changed
+from gptddp.config import FIXED, KEPT, Config, changed, differences
+from gptddp.distributed.connect import World
+from gptddp.errors import ConfigError
 from gptddp.files import explain, write_json_atomic
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import CONFIG, unknown_fields
@@ -23,6 +27,24 @@ def changes(before: Config, config: Config) -> list[dict[str, Any]]:
     """`field`, `old` and `new` of each field that a life has other than the life before it."""
     old, new = dataclasses.asdict(before), dataclasses.asdict(config)
     return [{"field": it, "old": old[it], "new": new[it]} for it in changed(old, new, KEPT)]
+
+
+def check_given(given: Sequence[Any], config: Config, world: World) -> None:
+    """Rank 0 only: what each rank was given (`of_run`, by rank), beside what the life runs with.
+
+    The flags of rank 0 count, and any pod may become rank 0. So a rank that was given another value
+    is told. Raises ConfigError where the field is fixed.
+    """
+    mine = json.loads(json.dumps(dataclasses.asdict(config)))
+    theirs = {name: it for name, it in zip(world.names, given, strict=True) if isinstance(it, dict)}
+    for of in (FIXED, KEPT):
+        for name, fields in theirs.items():
+            if what := "; ".join(differences(mine, fields, of))[:300]:
+                text = f"{name} was given another configuration than rank 0 ({what})"
+                if of == FIXED:
+                    raise ConfigError(f"{text}: give all ranks the same flags")
+                log.warning("%s: rank 0's counts; give all ranks the same flags", text)
+                break
 
 
 def write_config(run: Path, run_id: str, config: Config) -> None:

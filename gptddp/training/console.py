@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gptddp.run.in_force import why_ended
 from gptddp.run.origin import Origin
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ class Console:
         rows = f"{c.batch} rows of {c.seq_len} tokens a step"
         log.info("%s: %s, %s; %s", c.run_dir, what, _ranks(world_size), rows)
         redo = f", {origin.redo} steps to do again" if origin.redo else ""
-        where = f"from {origin.source}, step {origin.step} of {c.steps}"
+        end = f" of {c.steps}" if origin.step <= (c.steps or 0) else ""
+        where = f"from {origin.source}, step {origin.step}{end}"
         log.info("life %d: %s%s", origin.generation, where, redo)
 
     def step(self, line: Mapping[str, Any], step_s: float) -> None:
@@ -70,12 +72,9 @@ class Console:
         """The life is over; `where` its last state is."""
         verb = "stopped" if cause == "stopped" else "finished"
         log.info("%s after step %d: %s", verb, step, where)
-        if cause == "steps" and step == self.origin.step:
-            log.info("all %d steps are done: a larger --steps goes on", self.config.steps)
-        if cause == "max_time":
-            log.info(
-                "max_time of %g s is used up: a larger --max-time goes on", self.config.max_time
-            )
+        if cause == "max_time" or (cause == "steps" and step == self.origin.step):
+            limit_s = self.config.max_time if cause == "max_time" else 0.0
+            log.info("%s", why_ended(step, self.config.steps or 0, limit_s))
 
 
 def _ranks(number: int) -> str:

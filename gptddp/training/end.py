@@ -51,16 +51,19 @@ def save_last(
             return True
         if not told and (not waits or waited_s > TELL_S):
             told = True
-            live.leave_snapshot(
-                f"the storage has not taken step {progress.step}, the last of its life"
-            )
+            why = f"the storage has not taken step {progress.step}, the last of its life"
+            live.leave_snapshot(why)
             if waits and recorder:
                 recorder.console.waiting(progress.step, WAIT_S, stopped)
         if not waits and stopped:
             return False
         if not waits:
-            why = recorder.saves.trouble if recorder else "rank 0 says why"
-            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")
+            raise _unwritten(recorder)
+
+
+def _unwritten(recorder: Recorder | None) -> OSError:
+    why = recorder.saves.trouble if recorder else "rank 0 says why"
+    return OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")
 
 
 class Ending(threading.Thread):

@@ -18,7 +18,7 @@ from torch import Tensor
 from gptddp.checkpoint.load import copy_into
 from gptddp.config import Config
 from gptddp.data.loader import Batch
-from gptddp.distributed import connect, environment, peers, pulse
+from gptddp.distributed import connect, environment, peers, pulse, storage
 from gptddp.distributed.connect import World
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.distributed.report import report
@@ -136,14 +136,15 @@ class Life:
     def _hung(self, where: str) -> int:
         """In a thread: this rank hangs, and its process is about to end with this exit code.
 
-        An error of the trainer's own, but for a hang on the way to the first step: there it is
-        mostly a volume, which may come back.
+        An error of the trainer's own, but for a hang on the way to the first step, where it is
+        mostly a volume, and for a volume that is waited for: it may come back.
         """
-        hung = Hung(f"it {where}")
+        reads = storage.waited_for()
+        hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
         if not self._tensors:
             return hung.exit_code
         self.live.leave_snapshot(f"rank {self.world.rank} ({environment.pod()}): {hung}")
-        if not (final := self._count_failure(hung)):
+        if reads or not (final := self._count_failure(hung)):
             return hung.exit_code
         report(final)
         return final.exit_code
@@ -170,7 +171,9 @@ class Life:
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
         self.live.begun(begun, pending)
-        self.line = self.origin.line or lines.get(self.step, {})
+        chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
+        known = filter(None, (self.origin.line, lines.get(self.step)))
+        self.line = next((line for line in known if line.get("chain_fp") == chain), {})
         self.stop.holds = True
         if verdict := environment.verdict():
             crash_loop.forget(verdict.parent)
@@ -246,8 +249,8 @@ class Life:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Every `eval_every` steps and at the last one."""
-        return self.step % self.config.eval_every == 0 or self.step == self.config.steps
+        """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
+        return self.step % self.config.eval_every == 0 or self.step >= self.config.steps
 
     def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""

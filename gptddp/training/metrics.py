@@ -114,7 +114,7 @@ class Metrics:
         self.nodes.set(nodes)
         self.incarnation.set(origin.generation)
         self.step.set(origin.step)
-        self.max_steps.set(origin.config.steps or 0)
+        self.max_steps.set(max(origin.step, origin.config.steps or 0))
         self.tokens_seen.set(progress.tokens)
         self.quarantined.set(len(progress.data.get("quarantined", ())))
         self._tokens = progress.tokens

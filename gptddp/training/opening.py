@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, retention, store
+from gptddp.checkpoint import known, owner, retention, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
@@ -17,7 +17,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.files import exists, explain, may_pass, patiently, read_json, write_json_atomic
 from gptddp.run import summary
 from gptddp.run.directory import (
     CONFIG,
@@ -29,13 +29,14 @@ from gptddp.run.directory import (
     restore_config,
     saved_config,
 )
-from gptddp.run.history import highest_generation, history, last_step
+from gptddp.run.history import highest_generation, history, is_step, last_step
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.changes import changes, write_config
 from gptddp.training.choose import Brought, newest_rank, of_this_run, trusted
+from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
 
@@ -69,16 +70,21 @@ def open_run(
     patiently(lambda: _check_data(run, dataset))
     if config.on_bad == "fail":
         patiently(dataset.check_whole)
-    newest = patiently(lambda: store.newest(run))
+    foreign: set[str] = set()
+    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
     snapshots = trusted(snapshots, ledger.void, run, world)
     from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
     chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, ledger, chosen, saving, tell)
+    loaded, late_save = _take_up(config, run_id, ledger, chosen, saving, world, tell)
     step, source, parent = 0, "scratch", None
     if loaded is not None:
         step, source, parent = loaded.step, loaded.name, loaded.name
     elif chosen is not None:
         step, source, parent = chosen[1], "memory", newest
+        for name in foreign:  # else the load has said so
+            log.warning("checkpoint skipped: %s: it is of another run", name)
+    again = [it for it in ledger.quarantine if it["step"] >= step]
+    check(again, dataset, run / LEDGER)
     changed = changes(before, config)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
@@ -97,7 +103,7 @@ def open_run(
         parent=parent,
         snapshot_rank=from_rank,
         late=late_save,
-        quarantine=decided(ledger.quarantine, step),
+        quarantine=decided(again, step),
     )
     return origin, loaded
 
@@ -106,8 +112,19 @@ def _known(run: Path) -> tuple[Summary, int, str]:
     """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
+    if ledger.left_out:
+        what = "; ".join(ledger.left_out)
+        log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
+    if highest and not ledger.life:
+        log.warning(
+            "%s has no start of a life, and the run has had %d: put it back from a backup. Without "
+            "it nobody knows which row groups were left out after the newest checkpoint, and which "
+            "checkpoints there were",
+            run / LEDGER,
+            highest,
+        )
     return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
 
 
@@ -132,14 +149,16 @@ def _id_of(run: Path, known: bool) -> str:
         )
     if known and saved_config(run) is None:
         log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
-    return uuid.uuid4().hex
+    return owner.run_id_of(run) or uuid.uuid4().hex
 
 
 def _take_up(
     config: Config,
+    run_id: str,
     ledger: Summary,
     chosen: tuple[int, int, int] | None,
     saving: Sequence[str | None],
+    world: World,
     tell: Tell,
 ) -> tuple[Loaded | None, str | None]:
     """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
@@ -149,15 +168,30 @@ def _take_up(
     run, commits = Path(config.run_dir), known.committed(ledger)
     if chosen is None:
         patiently(lambda: retention.fence(run))
-        return known.load(run, commits, config.from_scratch, tell), None
+        anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
+        if (loaded := known.load(run, run_id, commits, anew, tell)) is None:
+            # of a run that was given up; its launchers would end at once
+            patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
+        return loaded, None
     generation, step, _ = chosen
     save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         save = store.name_of(step, generation)
     patiently(lambda: retention.fence(run, [save] if save else []))
-    patiently(lambda: known.warn(run, commits, f"memory, step {step}"))
+    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     return None, save
+
+
+def _given_before(ledger: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := ledger.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
 
 
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
@@ -176,8 +210,7 @@ def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
 
 def _is_step(line: Line) -> bool:
     """Has a line of the log what a start uses? A foreign one may have anything."""
-    in_range = type(line["step"]) is int and 0 < line["step"] < 1 << 31
-    return in_range and isinstance(line.get("time"), float)
+    return is_step(line) and isinstance(line.get("time"), float)
 
 
 def _write_config(
@@ -191,7 +224,7 @@ def _write_config(
     def write() -> None:
         if config:
             write_config(run, run_id, config)
-        if not (run / DATASET).exists():
+        if not exists(run / DATASET):
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)
 

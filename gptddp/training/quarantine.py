@@ -15,19 +15,53 @@ checkpoint takes it again at the same step, even if the file has been mended sin
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gptddp.config import shown
+from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import hosts
-from gptddp.data.loader import Batch, Loader, as_text, from_text
+from gptddp.data.loader import Batch, Loader, as_text, from_text, row_groups
 from gptddp.distributed.connect import World
-from gptddp.errors import BadRowGroup
+from gptddp.errors import BadRowGroup, ConfigError
+from gptddp.run.directory import SUMMARY
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 
 log = logging.getLogger(__name__)
+
+
+def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path) -> None:
+    """Raise ConfigError where the ledger has what the train split cannot leave out.
+
+    `decisions`: see `Summary.quarantine`. The numbers count the row groups of the train split.
+    """
+    if not (decisions := list(decisions)):  # almost always: the data are not asked
+        return
+    known = [_name(group) for group in row_groups(dataset, "train")]
+    for decision in decisions:
+        numbers, names = decision["row_groups"], decision.get("names")
+        for i, number in enumerate(numbers):
+            if not 0 <= number < len(known):
+                wrong = f"it must be a number from 0 to {len(known) - 1}, of a row group that is "
+                raise _refused(ledger, decision, f"row_groups has {shown(number)}", f"{wrong}there")
+            if names and names[i] != known[number]:
+                is_one = f"row group {number} is {known[number]}"
+                raise _refused(ledger, decision, f"names has {shown(names[i])}", is_one)
+
+
+def _refused(ledger: Path, decision: Mapping[str, Any], what: str, rule: str) -> ConfigError:
+    return ConfigError(
+        f"{ledger}, the event `quarantine` of step {decision['step']}: {what}: {rule}: put the "
+        f"ledger back from a backup, or take this line out of it and remove {SUMMARY} beside it"
+    )
+
+
+def _name(group: RowGroup) -> str:
+    return f"{group.path}#{group.index}"
 
 
 def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
@@ -60,7 +94,7 @@ def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> De
     new = sorted({group - 1 for group in world.all_reduce(found).tolist() if group})
     progress.data = without(loader, progress.data, new)
     groups = [loader.groups[number] for number in new]
-    return Decision(new, [f"{group.path}#{group.index}" for group in groups])
+    return Decision(new, [_name(group) for group in groups])
 
 
 def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Rank 0's books of one life: the log and the ledger, and with them metrics, saves and console."""
 
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
 from gptddp.files import patiently
-from gptddp.run import crash_loop, summary
+from gptddp.run import audit, crash_loop, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -26,6 +28,8 @@ from gptddp.training.choose import NewestState
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics, PhaseClock, serve
 from gptddp.training.saves import Fingerprints, Saves
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -41,7 +45,7 @@ class Recorder:
             run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
         )
         self.console = Console(origin)
-        self.tidier = Tidier(run, lambda: lease.lost)
+        self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._batch_fp: str | None = None  # of the last step
         self._last: Last | None = None  # the life before, until this one has done a step
@@ -61,8 +65,10 @@ class Recorder:
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
-            ledger.add(event)
+            with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
+                ledger.add(event)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))
+        self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
@@ -79,6 +85,7 @@ class Recorder:
             chain_fp=f"{progress.chain_fp:016x}",
             run_id=origin.run_id,
             **self._new_config(ledger),
+            **self._from_scratch(),
         )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
@@ -88,10 +95,23 @@ class Recorder:
         self.tidier.begin()
         self._ready = time.time()
 
+    def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
+        """Say so where it is not the log of the state that this life goes on from."""
+        run, step = self.config.run_dir, progress.step
+        chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
+        line = self.origin.line
+        if wrong := patiently(lambda: audit.at_start(run, step, chain, line, kept_steps)):
+            log.warning("%s", audit.told(run, wrong))
+
     def _new_config(self, ledger: Summary) -> dict[str, Any]:
         """The configuration for the ledger, which has a copy of it: {} where it is the same."""
         config = json.loads(json.dumps(fields_of(self.config)))
         return {} if ledger.config == config else {"config": config}
+
+    def _from_scratch(self) -> dict[str, Any]:
+        """Whose start was given --from-scratch: it counts for that one, see `opening`."""
+        start = {"job": self.world.job, "life": self.world.life}
+        return {"from_scratch": start} if self.config.from_scratch else {}
 
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""

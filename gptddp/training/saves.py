@@ -41,12 +41,12 @@ class Saves:
         self.writer = Writer(
             Path(c.run_dir),
             origin.generation,
+            run_id=origin.run_id,
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
             before_commit=self._before_commit,
             fence=lease.check,
-            spare=[origin.late] if origin.late else [],
         )
         self._origin, self._lease, self._ledger = origin, lease, ledger
         self._metrics, self._console = metrics, console

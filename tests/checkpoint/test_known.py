@@ -1,5 +1,6 @@
 """Checkpoints that were there and are gone: a run never begins at step 0 again without a word."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,7 +10,9 @@ import pytest
 from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import known
+from gptddp.config import Config
 from gptddp.run.history import read_ledger
+from gptddp.run.in_force import is_finished
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,49 @@ def test_from_scratch_gives_up_no_checkpoint_that_is_there(run, root, tmp_path):
     """It is no wish to lose anything."""
     assert run("--steps", "8", "--from-scratch") == 0
     assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
+
+
+JOB = {"TORCHELASTIC_RUN_ID": "demo-12345678", "PET_RDZV_ENDPOINT": "demo-worker-0:23456"}
+STARTS = {
+    "the pods of a job": (JOB, JOB, 4),
+    "another job": (JOB, JOB | {"TORCHELASTIC_RUN_ID": "demo-87654321"}, 0),
+    "torchrun's restart": ({}, {"TORCHELASTIC_RESTART_COUNT": "1"}, 4),
+    "a launcher that is alone": ({"GPTDDP_VERDICT": "{}/verdict.json"}, {}, 4),
+    "the same command again": ({}, {}, 0),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypatch, name):
+    """A flag that stays in a manifest does not give up the run at each restart of its pods."""
+    first, again, code = STARTS[name]
+    shutil.rmtree(root)
+    for variable, value in first.items():
+        monkeypatch.setenv(variable, value.format(tmp_path))
+    assert run("--steps", "2", "--from-scratch") == 0
+    assert run("--steps", "4", "--from-scratch") == 0  # it goes on
+    assert sources(tmp_path / "run")[3:] == ["scratch", "step-000000000002.4"]
+    shutil.rmtree(root)
+    for variable, value in again.items():
+        monkeypatch.setenv(variable, value.format(tmp_path))
+    capsys.readouterr()
+    assert run("--steps", "4", "--from-scratch") == code
+    said = "--from-scratch counts for one start, and this job has had it since life"
+    err = capsys.readouterr().err
+    if verdict := os.environ.get("GPTDDP_VERDICT"):  # its launcher says it
+        err = Path(verdict).read_text()
+    assert (said in err) == (code == 4)
+
+
+def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
+    """The marker of what was given up ends no job, while the run is begun or later."""
+    asked = Config(run_dir=str(tmp_path / "run"), steps=6)
+    again = dataclasses.replace(asked, from_scratch=True)
+    assert is_finished(asked) and is_finished(again)
+    shutil.rmtree(root)
+    assert is_finished(asked) and not is_finished(again)
+    lose_a_peer(run, "--steps", "6", "--from-scratch")
+    assert not is_finished(asked) and not is_finished(again)
 
 
 def test_an_older_one_goes_on_with_a_word(run, root, tmp_path, caplog):

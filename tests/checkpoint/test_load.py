@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import loaded_step, save, weights
+from support.checkpoints import loaded_step, meta, save, weights
 
 from gptddp.checkpoint import retention, snapshot, store
 from gptddp.checkpoint.load import load_newest
@@ -260,16 +260,12 @@ def test_a_name_not_yet_listed_is_found_by_the_hint(tmp_path, monkeypatch):
 
 def test_refused_ones_stay(tmp_path, caplog):
     """A checkpoint that the caller refuses is skipped with the reason and left in its place."""
-    save(tmp_path, 1, meta={"step": 1, "config": "a"})
-    other = save(tmp_path, 2, meta={"step": 2, "config": "b"})
-
-    def accept(meta):
-        return None if meta["config"] == "a" else "of another configuration"
-
-    assert loaded_step(tmp_path, accept=accept) == 1
-    assert "another configuration" in caplog.text and other.exists()
-    with pytest.raises(CheckpointError, match="refused"):
-        load_newest(tmp_path, accept=lambda _meta: "refused")
+    save(tmp_path, 1, meta=meta(1), run_id="a")
+    other = save(tmp_path, 2, meta=meta(2), run_id="b")
+    assert loaded_step(tmp_path, run_id="a") == 1
+    assert "it is of run 'b', and this is run 'a'" in caplog.text and other.exists()
+    with pytest.raises(CheckpointError, match="this is run 'c'"):
+        load_newest(tmp_path, run_id="c")
 
 
 def test_a_reader_leaves_damage_in_place(tmp_path):

@@ -190,14 +190,22 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
 
 
 def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
-    """A writer clears what dead ones of its own and older generations left; a late one does not
-    touch what its successor is building."""
+    """A writer clears what its own generation has left, and those of dead writers before it only
+    where the disk is full, as one may be a late save under way; a late one does not touch what its
+    successor is building. When a life begins, all of it goes but the late save that is spared."""
     root = save(tmp_path, 1)
-    for generation in (1, 2, 3):
-        (root / ".tmp" / f"step-000000000009.{generation}.{'ab' * 16}").mkdir()
+    names = [f"step-000000000009.{generation}.{'ab' * 16}" for generation in (1, 2, 3)]
+    for name in names:
+        (root / ".tmp" / name).mkdir()
     (root / ".tmp" / "else").mkdir()
     retention.remove_stale(tmp_path, 2)
-    assert os.listdir(root / ".tmp") == [f"step-000000000009.3.{'ab' * 16}"]
+    assert set(os.listdir(root / ".tmp")) == {names[0], names[2], "else"}
+    retention.remove_stale(tmp_path, 2, older=True)
+    assert os.listdir(root / ".tmp") == [names[2]]
+    (root / ".tmp" / "else").mkdir()
+    (root / ".tmp" / names[0]).mkdir()
+    retention.fence(tmp_path, ["step-000000000009.1"])
+    assert os.listdir(root / ".tmp") == [names[0]]
 
 
 def test_killed_at_every_system_call(tmp_path):

@@ -1,8 +1,11 @@
 """A process that hangs where no collective would notice: alone, and as its launcher sees it."""
 
+import errno
 import os
+import pathlib
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +14,14 @@ import types
 
 import pytest
 
-from gptddp.distributed import pulse
+from gptddp.distributed import connect, pulse
 from gptddp.launch import hung
 from gptddp.launch.agent import Workers
 from gptddp.launch.hung import Pulses
 
 SETUP = """
-import itertools, os, sys, time
-from gptddp.distributed import pulse
+import atexit, itertools, os, sys, time
+from gptddp.distributed import pulse, storage
 from gptddp.distributed.process import write_stack_on_signal
 write_stack_on_signal()
 pulse.POLL_S, pulse.MARGIN_S, pulse.LAST_WORDS_S = 0.05, 0.3, 0.5
@@ -171,6 +174,115 @@ def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
     assert pulses.hanging([1, 2]) == []
     pulse.path_of(tmp_path, 0).write_bytes(b"torn")
     assert pulses.hanging([1, 2]) == []
+
+
+NEVER = "import time; print('here', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def silent(spawn, impatient, monkeypatch, tmp_path):
+    """A worker that hangs before its trainer has begun, and what its launcher has."""
+    monkeypatch.setattr(connect, "FIRST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(pulse, "MARGIN_S", 0.1)
+    it = spawn([sys.executable, "-c", NEVER], stdout=subprocess.PIPE)
+    assert it.stdout.readline() == b"here\n"
+    return it
+
+
+def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path):
+    """Not at once, and not as an error of the trainer's own; an older worker's stack is not its."""
+    (tmp_path / "stack.0").write_text("rank 0\nprocess 1\n  File 'a.py', line 7 in old\n")
+    said, counted = [], []
+    rendezvous = types.SimpleNamespace(say=said.append)
+    workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
+    begin = time.monotonic()
+    while silent.poll() is None:
+        assert time.monotonic() < begin + 30
+        workers.end_hanging([silent.pid], first_rank=0)
+        time.sleep(0.02)
+    assert time.monotonic() - begin > 0.6 and not counted
+    (line,) = said
+    assert line.startswith("no progress for 1 s: a worker (process ") and "has begun" in line
+
+
+def test_a_worker_whose_disk_is_full_is_not_taken_for_one_that_never_begins(
+    silent, tmp_path, monkeypatch
+):
+    """It cannot leave its pulse where the launcher itself cannot write."""
+    pulses, write = Pulses(tmp_path), pathlib.Path.write_bytes
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "write_bytes", lambda *args: (_ for _ in ()).throw(full))
+        end = time.monotonic() + 0.7
+        while time.monotonic() < end:
+            assert pulses.hanging([silent.pid]) == []
+            time.sleep(0.02)
+    assert pathlib.Path.write_bytes is write
+    until = time.monotonic() + 30
+    while not pulses.hanging([silent.pid]):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
+    """What was full when it began is tried again."""
+    (tmp_path / "pulse.0").mkdir()
+    (tmp_path / "pulse.0/file").touch()
+    it = process("pass", "beats(60)")
+    assert it.stdout.readline() == b"here\n"
+    assert pulse.read(tmp_path / "pulse.0") is None
+    shutil.rmtree(tmp_path / "pulse.0")
+    end, found = time.monotonic() + 30, None
+    while found is None or found.pid != it.pid:
+        assert time.monotonic() < end
+        found = pulse.read(tmp_path / "pulse.0")
+    assert found.limit_s == LIMIT_S
+    it.kill()
+
+
+def test_a_hang_on_the_way_out_is_the_launchers(process, tmp_path, impatient):
+    """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
+    it = process("pass", "atexit.register(time.sleep, 60)")
+    assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
+    pulses, end, found = Pulses(tmp_path), time.monotonic() + 30, []
+    while not found:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+        found = pulses.hanging([it.pid])
+    assert [(h.pid, h.step) for h in found] == [(it.pid, 0)]  # no step's own error
+    it.kill()
+
+
+STORAGE = """
+storage.FIRST_LINE_S, storage.NEXT_LINE_S, storage.MOST_S = 0.2, 0.4, {}
+import logging
+logging.basicConfig(format="%(message)s", level=logging.INFO)
+reading = ["/data/0.parquet, row group 3"]
+"""
+
+
+def test_who_waits_for_the_storage_does_not_hang(process, tmp_path, impatient):
+    """For longer than the limit, with a line now and then; the launcher sees the same."""
+    pulses, before = Pulses(tmp_path), STORAGE.format(3600).replace("\n", "\n    ")
+    it = process(before, "with storage.waiting(lambda: reading[0]): time.sleep(1.0)")
+    while it.poll() is None:
+        assert pulses.hanging([it.pid]) == []
+        time.sleep(0.02)
+    out, err = it.communicate()
+    assert (it.returncode, out) == (0, b"here\nend\n")
+    lines = err.decode().splitlines()
+    assert 1 <= len(lines) <= 4, err
+    wanted = "[rank 0] waiting for the storage: reading /data/0.parquet, row group 3 ("
+    assert all(line.startswith(wanted) and line.endswith(" s so far)") for line in lines)
+
+
+@pytest.mark.parametrize(("what", "limit_s"), [("''", 3600), ("reading[0]", 0.1)])
+def test_what_does_not_wait_for_the_storage_or_for_too_long_hangs(process, what, limit_s):
+    """A thread that reads no file is no excuse; nor is a file for ever."""
+    before = STORAGE.format(limit_s).replace("\n", "\n    ")
+    it = process(before, f"with storage.waiting(lambda: {what}): time.sleep(60)")
+    _, err = it.communicate(timeout=30)
+    assert it.returncode == 9 and b"no progress for" in err
 
 
 def test_a_beat_costs_next_to_nothing():

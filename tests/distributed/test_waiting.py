@@ -8,20 +8,20 @@ import pytest
 import torch.distributed as td
 from support.forked import Forked, ranks
 
-from gptddp.distributed import waiting
+from gptddp.distributed import storage, waiting
 
 # Rank 0 does what the first flag says; the second is the time limit in seconds. Rank 1 is the first
 # of another pod.
 CODE = """
 import logging, os, sys, time
 from gptddp import errors
-from gptddp.distributed import connect, waiting
+from gptddp.distributed import connect, storage, waiting
 from gptddp.distributed.connect import connect as join
 from gptddp.distributed.process import exit_now
 logging.basicConfig(format="%(message)s", level=logging.INFO)
 if os.environ["RANK"] == "1":
     os.environ["LOCAL_RANK"] = "0"
-waiting.TELL_S, waiting.FIRST_LINE_S, waiting.NEXT_LINE_S = 0.1, 1.0, 1.0
+waiting.TELL_S, storage.FIRST_LINE_S, storage.NEXT_LINE_S = 0.1, 1.0, 1.0
 def work(tell):
     if sys.argv[1] == "read":
         for i in range(45):
@@ -92,7 +92,7 @@ def test_a_read_of_three_times_the_limit_is_waited_for(world):
 
 def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
     """It says what it waits for all the same."""
-    monkeypatch.setattr(waiting, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
     caplog.set_level("INFO")
     waiting.teller(td.HashStore(), "key", alone=True)("waiting until the run is free, for 20 s")
     assert "until the run is free" in caplog.text and "other ranks" not in caplog.text

@@ -201,6 +201,16 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
     assert api.all() == []
 
 
+def test_a_sample_whose_job_cannot_be_deleted_is_not_lost(api, k8s):
+    """The text on stdout and exit code 0 all the same; the Job that is left is named."""
+    run_pods(api, message="step 40, seed 0", log=["def f():"])
+    api.forbidden = {"DELETE jobs"}
+    result = k8s("sample", "demo")
+    assert (result.exit_code, result.stdout) == (0, "def f():\n")
+    ((_, left),) = [it for it in api.all() if it[0] == "Job"]
+    assert f"`kubectl delete job {left} -n default`" in result.stderr
+
+
 def test_sample_takes_image_and_claims_from_the_job(api, k8s):
     """What is given wins over the job's; the run is the job's."""
     flags = {"name": "demo", "image": "mine:1", "data": "texts/set", "runs": "runs"}

@@ -8,7 +8,7 @@ import pytest
 from support.local_jobs import until
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, store
+from gptddp.checkpoint import late, retention, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.distributed import lives
 from gptddp.flags import from_args
@@ -215,7 +215,10 @@ if how.name != "soon":
         if how.name == "deaf":
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Path(pod, "hangs").touch()
-        time.sleep(600)
+        while not Path(pod, "go").exists():
+            time.sleep(600 if how.name == "deaf" else 0.02)
+        rename(*args)
+    rename = store._rename_new
     store._rename_new = hang
 forkserver.start_server(pod)
 saves = LateSaves(from_args(["--run-dir", str(run)]), memory, pod)
@@ -224,8 +227,8 @@ saves.poll()
 wanted = Path(pod, "hangs") if how.name != "soon" else run / "checkpoints/LATEST"
 while not wanted.exists() or (how.name == "soon" and late.in_progress(pod)):
     time.sleep(0.02)
-if how.name == "waits":
-    time.sleep(600)
+while how.name == "waits" and late.in_progress(pod):
+    time.sleep(0.02)
 began = time.monotonic()
 saves.stop()
 print(time.monotonic() - began, file=sys.stderr, flush=True)
@@ -265,6 +268,28 @@ def test_one_that_hangs_does_not_hold_up_the_launcher(launcher, pod):
     assert process.wait(60) == 0
     assert STOP_S <= float(process.stderr.read().split()[-1]) < 10 * STOP_S
     until(lambda: late.in_progress(pod) is None)
+
+
+def test_one_that_begins_in_mid_life_is_left_to_itself(run, left, launcher, pod, monkeypatch):
+    """No save of the life that trains meanwhile takes its unfinished files away: it commits, and
+    the hint stays with the newest."""
+    submit, launchers = Writer.submit, []
+
+    def late_first(writer, *args):
+        if not launchers:
+            launchers.append(launcher("waits"))
+            until(lambda: (pod / "hangs").exists(), 60)
+        return submit(writer, *args)
+
+    monkeypatch.setattr(Writer, "submit", late_first)
+    assert run("--steps", "5", "--checkpoint-every", "0") == 0
+    assert len(unfinished(left)) == 1
+    (pod / "go").touch()
+    assert launchers[0].wait(60) == 0, launchers[0].stderr.read()
+    newest = "step-000000000005.3"
+    assert store.names(left) == [newest, "step-000000000004.3", NAME]
+    assert (left / "checkpoints/LATEST").read_text().strip() == newest
+    assert unfinished(left) == [] and retention.verify(left / "checkpoints" / NAME).ok
 
 
 def test_it_ends_with_its_launcher(run, left, launcher, pod):

@@ -16,7 +16,7 @@ from support.launchers import until
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.launch.pod import pod_from, torchrun_args
-from gptddp.run.directory import is_finished
+from gptddp.run.in_force import is_finished
 
 # What the operator and the manifest give to the second of four pods.
 ENV = {

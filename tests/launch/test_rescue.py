@@ -109,6 +109,10 @@ def test_as_many_checkpoints_stay_as_the_run_keeps(left, tmp_path, monkeypatch):
     path, kept = tmp_path / "run/config.json", []
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"config": content["config"] | {"keep": 7}}))
+    ledger = path.with_name("ledger.jsonl")  # whose copy counts
+    text = ledger.read_text()
+    assert '"keep": 3,' in text
+    ledger.write_text(text.replace('"keep": 3,', '"keep": 7,'))
     monkeypatch.setattr(
         rescue_module,
         "Writer",

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import random
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from support.prepared import BYTES, all_texts, contents, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare import sources
+from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.build import prepare
 
 BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
@@ -113,6 +115,19 @@ def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
     assert parquet["row"] == 1 and "not a readable parquet file" in parquet["reason"]
 
 
+def test_a_text_that_is_cut_is_a_record_too(tmp_path: Path) -> None:
+    """A compressed text is damaged as compressed lines are: refused, or left out and listed."""
+    for name, text in (("a", b"a"), ("b", b"b"), ("c", random.Random(0).randbytes(10**6))):
+        data = gzip.compress(text.hex().encode())
+        (tmp_path / f"{name}.txt.gz").write_bytes(data[:-100] if name == "c" else data)
+    args = [*sorted(tmp_path.iterdir()), "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    refused(run(*args), "c.txt.gz, record 1: damaged", "--exclude", "--on-bad skip")
+    assert run(*args, "--on-bad", "skip").exit_code == 0
+    (bad,) = listed(tmp_path / "out")
+    assert bad["file"].endswith("c.txt.gz") and bad["record"] == 1
+    assert all_texts(open_dataset(tmp_path / "out")) == ["61", "62"]
+
+
 def test_an_error_of_the_volume_is_no_bad_record(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +139,10 @@ def test_an_error_of_the_volume_is_no_bad_record(
     monkeypatch.setattr(sources, "lines", broken)
     result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
     refused(result, "cannot read", "x.jsonl: Input/output error")
+    (tmp_path / "x.txt").write_text("text")
+    monkeypatch.setattr(sources, "_why_not_text", broken)
+    result = run(tmp_path / "x.txt", "--on-bad", "skip", "--out", tmp_path / "out")
+    refused(result, "cannot read", "x.txt: Input/output error")
 
 
 def test_a_full_disk_is_not_a_source_that_cannot_be_read(
@@ -147,6 +166,17 @@ def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("bad\n" * 7)
     result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
     refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+
+
+def test_many_bad_records_take_no_more_time_each(tmp_path: Path) -> None:
+    """The list of a file grows by a line, whatever its length: 60,000 once took half a minute."""
+    bad = BadRecords(tmp_path, "skip", 10**6, (0, 0))
+    before_s = time.process_time()
+    for number in range(60_000):
+        bad.add("crawl.jsonl", "line", number, "not valid JSON; " * 9, "mend it")
+    bad.save()
+    assert time.process_time() - before_s < 5
+    assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == bad.count == 60_000
 
 
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:

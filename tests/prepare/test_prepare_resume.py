@@ -263,6 +263,33 @@ def test_a_shuffle_that_is_taken_over_is_the_same(tmp_path: Path) -> None:
     assert list(shuffles[0]) == list(shuffles[1])
 
 
+def test_a_source_that_is_new_has_its_place(tmp_path: Path) -> None:
+    """One that comes before those that were read: no byte of the dataset tells when it came."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+
+    def add(name: str) -> None:
+        (folder / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\nbad\nbad\n')
+        (folder / f"{name}.txt").write_text(f"line of {name}\n" * 20_000)
+
+    for name in "bcd":
+        add(name)
+    how = {"tokenizer": "bytes", "on_bad": "skip"}
+    with pytest.raises(DataError, match="bad record 5"):
+        prepare([folder], tmp_path / "out", Settings(**how, max_bad=4))
+    add("a")
+    said = io.StringIO()
+    prepare([folder], tmp_path / "out", Settings(**how), ProgressBar(said))
+    assert "reading 4 files (4 have been read before)" in said.getvalue()
+    prepare([folder], tmp_path / "undisturbed", Settings(**how))
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    with pytest.raises(DataError, match="bad record 5"):
+        prepare([folder], tmp_path / "other", Settings(**how, max_bad=4))
+    prepare([os.path.relpath(folder)], tmp_path / "other", Settings(**how), ProgressBar(said))
+    assert said.getvalue().count("have been read before") == 2
+    assert len((tmp_path / "other/bad.jsonl").read_bytes().splitlines()) == 8
+
+
 def test_too_little_text_leaves_nothing(tmp_path: Path) -> None:
     """There is nothing to go on from."""
     (tmp_path / "one.txt").write_text("one")

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -180,3 +181,35 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     (folder / "_SUCCESS").touch()
     dataset = prepare([tmp_path / "lang=en"], tmp_path / "out", BYTES)
     assert all_texts(dataset) == expected
+
+
+def test_what_cannot_be_read_of_a_folder_is_counted(books: Path, tmp_path: Path) -> None:
+    """Pipes and sockets are not waited for, and not passed over in silence."""
+    os.mkfifo(books / "pipe.txt")
+    (books / "more" / "null").symlink_to("/dev/null")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(books / "socket.txt"))
+    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    left_out = {"neither a file nor a folder": 3}
+    assert open_dataset(tmp_path / "out").manifest["left_out"] == left_out
+    assert "left out, neither a file nor a folder: 3 (" in result.stderr
+    assert "left out    3 neither a file nor a folder\n" in result.stdout
+
+
+def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None:
+    """Control characters of names are shown as escapes, and kept in the list of bad records."""
+    odd = "\nError: \x1b[31m"
+    (books / f"b{odd}.txt").write_bytes(b"\0")
+    (books / f"l{odd}").symlink_to("nothing")
+    (books / f"r{odd}.jsonl").write_text("bad")
+    (books / os.fsdecode(b"s\xff.txt")).write_text("a name that is not UTF-8")
+    args = books, "--tokenizer", "bytes", "--out", tmp_path / "out"
+    results = [run(*args), run(*args, "--on-bad", "skip")]
+    assert [result.exit_code for result in results] == [2, 0]
+    said = "".join(result.stderr for result in results)
+    assert "\x1b" not in said and said.count("\nError: ") == 1
+    for name in "blr":
+        assert f"/{name}\\nError: \\x1b[31m" in said
+    (bad,) = map(json.loads, (tmp_path / "out/bad.jsonl").read_text().splitlines())
+    assert bad["file"] == str(books / f"r{odd}.jsonl")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked import TRAIN, ranks
 from support.paths import ROOT
 from support.toy import SMALL
 
@@ -22,8 +23,9 @@ from gptddp.errors import ConfigError
 from gptddp.files import write_json_atomic
 from gptddp.flags import flag, from_args, to_args
 from gptddp.model.optim import lr_at
-from gptddp.run.directory import config_in_force, resolve
+from gptddp.run.directory import resolve
 from gptddp.run.history import history, read_ledger
+from gptddp.run.in_force import config_in_force, is_finished, why_finished
 from gptddp.training import changes as training_changes
 from gptddp.training import end
 
@@ -204,6 +206,76 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
     assert saved(run) == JSON_FIRST | {"keep": 9, "steps": 4}
     told = [(event["field"], event["generation"]) for event in changes(run)]
     assert told == [("steps", 2), ("keep", 2)]
+
+
+def test_the_launcher_knows_of_a_change_that_the_ledger_alone_has(life, tmp_path, monkeypatch):
+    """A finished run that is extended, and killed before config.json has it, is not finished."""
+    asked = Config(run_dir=str(tmp_path / "run"))
+    assert life(**FIRST) == 0
+    assert is_finished(asked)
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training_changes, "write_config", killed)
+        life(keep=9, steps=4)
+    assert saved(tmp_path / "run") == JSON_FIRST
+    assert (config_in_force(asked).steps, config_in_force(asked).keep) == (4, 9)
+    assert not is_finished(asked) and is_finished(dataclasses.replace(asked, steps=3))
+    (tmp_path / "run/config.json").write_text("{")
+    assert config_in_force(asked).steps == 4
+
+
+def test_a_run_that_was_extended_and_stopped_is_not_finished(tmp_path):
+    """Its marker is of the end before; more steps are wanted, given again or not."""
+    asked = Config(run_dir=str(tmp_path))
+    write_json_atomic(tmp_path / "finished.json", {"step": 3, "steps": 3})
+    for steps in (3, 5):
+        write_json_atomic(tmp_path / "config.json", {"config": FIRST | {"steps": steps}})
+        assert is_finished(asked) is (steps == 3)
+
+
+def test_fewer_steps_than_are_done_are_no_way_back(life, tmp_path, caplog):
+    """Trainer and launcher say field, rule and fix; exit code 0, and no step is undone."""
+    caplog.set_level(logging.INFO)
+    run = tmp_path / "run"
+    wanted = "steps is 2, but 3 steps are done, and none is undone: the run is finished; --steps"
+    assert life(**FIRST) == 0 and life(steps=2) == 0
+    assert wanted in caplog.text and "changed after step 3: steps: 3 -> 2" in caplog.text
+    assert "of 2" not in caplog.text
+    assert why_finished(Config(run_dir=str(run))).startswith(wanted)
+    assert why_finished(Config(run_dir=str(run), steps=1)).startswith("steps is 1, but 3")
+    assert not why_finished(Config(run_dir=str(run), steps=4))
+    assert life(steps=4) == 0 and [line["step"] for line in history(run)] == [1, 2, 3, 4]
+
+
+def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(life, tmp_path):
+    """A run that is ended by fewer steps than it has done."""
+    assert life(**FIRST | {"steps": 100000, "max_time": 0.05, "eval_every": 100000}) == 0
+    assert "val_loss" not in list(history(tmp_path / "run"))[-1]
+    assert life(steps=1) == 0
+    assert "val_loss" in list(history(tmp_path / "run"))[-1]
+
+
+OTHER_FLAGS = "import os, sys; sys.argv += ['{}', '{}'] * (os.environ['RANK'] == '1'); "
+
+
+@pytest.mark.parametrize(("name", "other", "code"), [("lr", "0.5", 0), ("seed", "8", 2)])
+def test_flags_that_one_rank_alone_is_given_are_told_or_refused(
+    corpus, tmp_path, name, other, code
+):
+    """By torchrun or Slurm each node has a command of its own; only that of rank 0 counts."""
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    flags = [*SMALL, *where, flag(name), "0.25" if name == "lr" else "7"]
+    found = ranks(2, *flags, code=OTHER_FLAGS.format(flag(name), other) + TRAIN)
+    codes = [process.wait(60) for process in found]
+    said = found[0].stderr.read()
+    was = "0.25 -> 0.5" if name == "lr" else "7 -> 8"
+    assert codes == [code, code], said
+    assert f"rank 1 was given another configuration than rank 0 ({name}: {was}): " in said
+    assert "give all ranks the same flags" in said
+    assert not (tmp_path / "run/lease.json").exists()
 
 
 def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):

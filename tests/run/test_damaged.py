@@ -3,15 +3,18 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.toy import SMALL
 
 from gptddp import train
+from gptddp.cli import cli
 from gptddp.flags import from_args
-from gptddp.run.directory import is_finished
 from gptddp.run.history import history, read_ledger
+from gptddp.run.in_force import is_finished
 
 DEEP = "[" * 100_000
 
@@ -145,6 +148,152 @@ def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
         ledger.write("".join(json.dumps(old | event) + "\n" for event in events) + DEEP + "\n")
     assert goes_on() == 0
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
+
+
+def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, capsys):
+    """Ledger, field, rule and fix; no life begins. With the line taken out the run goes on."""
+    table = {
+        "row_groups has 1000000000: it must be a number from 0 to ": {"row_groups": [10**9]},
+        "row_groups has 1000000000000000000000000000000: it must": {"row_groups": [10**30]},
+        "row_groups has -1: it must be a number from 0 to ": {"row_groups": [0, -1]},
+        "names has 'train/7.parquet#0': row group 0 is train/": {"names": ["train/7.parquet#0"]},
+    }
+    event = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 2, "row_groups": [0]}
+    whole = (run_dir / "ledger.jsonl").read_text()
+    for said, wrong in table.items():
+        ledger = whole + json.dumps(event | wrong) + "\n"
+        (run_dir / "ledger.jsonl").write_text(ledger)
+        assert goes_on() == 2
+        error = capsys.readouterr().err
+        assert f"{run_dir / 'ledger.jsonl'}, the event `quarantine` of step 2: {said}" in error
+        assert "take this line out of it and remove ledger.summary.json" in error
+        assert (run_dir / "ledger.jsonl").read_text() == ledger
+    (run_dir / "ledger.jsonl").write_text(whole)
+    assert goes_on() == 0
+
+
+LEFT_OUT = {
+    '"event": "quarantine", "step": 2, "row_groups": ["x"]': "row_groups is ['x']: it must be",
+    '"event": "quarantine", "step": -1, "row_groups": [0]': "step is -1: it must be a number",
+    '"event": "quarantine", "step": 2, "row_groups": [Infinity]': "row_groups is [inf]: it must",
+    '"event": "quarantine", "step": Infinity, "row_groups": [0]': "step is inf: it must be",
+    '"event": "checkpoint", "write_s": "x"': "a 'checkpoint' of generation 1 at byte ",
+    '"event": "checkpoint", "write_s": 1' + "0" * 400: "int too large",
+    '"event": "start", "generation": 1' + "0" * 300: " that is torn, or no event",
+}
+
+
+def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
+    """A decision that nobody can repeat, a line that is torn: the start says which and why."""
+    with (run_dir / "ledger.jsonl").open("a") as ledger:
+        for line in LEFT_OUT:
+            generation = "" if "generation" in line else '"generation": 1, '
+            ledger.write(f'{{{generation}"time": 1.0, {line}}}\n')
+    assert goes_on() == 0
+    assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
+    assert [said for said in LEFT_OUT.values() if said not in caplog.text] == []
+    assert (run_dir / "log.2.jsonl").exists()
+
+
+def test_a_ledger_that_is_gone_is_told(run_dir, goes_on, caplog):
+    """The run goes on from its checkpoint, and the warning says what nobody knows any more."""
+    (run_dir / "ledger.jsonl").unlink()
+    assert goes_on() == 0
+    assert (
+        f"{run_dir / 'ledger.jsonl'} has no start of a life, and the run has had 1" in caplog.text
+    )
+
+
+ODD = {
+    "text": "x",
+    "negative": -1,
+    "huge": 10**30,
+    "longer than a float": 10**400,
+    "null": None,
+    "true": True,
+    "infinite": float("inf"),
+    "list": [10**9],
+    "object": {"a": []},
+    "deep": json.loads("[" * 500 + "]" * 500),
+    "surrogate": "\ud800",
+}
+IN_BOOKS = ("ledger.jsonl", "log.1.jsonl", "finished.json", "lease.json", "dataset.json")
+
+
+def oddly(run_dir: Path, odd) -> None:
+    """Of each book of the run once more its last object, for each field with this value in it."""
+    lease = dict.fromkeys(("owner", "holder", "host", "space", "pid", "started", "job"), "x")
+    (run_dir / "lease.json").write_text(json.dumps(lease))
+    for name in IN_BOOKS[:2]:
+        path = run_dir / name
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        kinds = {it.get("event"): it for it in found}.values()
+        more = [it | {field: odd} for it in kinds for field in [*it, "row_groups", "log"]]
+        with path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in more))
+    for name in IN_BOOKS[2:]:
+        kept = json.loads((run_dir / name).read_text())
+        fields = [field for field in kept if field != "sha256"]
+        (run_dir / name).write_text(json.dumps(kept | dict.fromkeys(fields, odd)))
+    (run_dir / "checkpoints" / "LATEST").write_bytes(str(odd).encode(errors="surrogatepass"))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, corpus, odd):
+    """Those that read the books: they answer, or name what is wrong, and exit as documented."""
+    oddly(run_dir, ODD[odd])
+    commands = (["log"], ["checkpoints"], ["checkpoints", "--prune"])
+    for command in (*commands, ["fingerprints", str(begun / "run")]):
+        done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
+        assert done.exception is None or isinstance(done.exception, SystemExit), command
+        assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("odd", ["longer than a float", "infinite", "surrogate"])
+def test_no_value_of_a_field_ends_a_start_with_a_traceback(
+    run_dir, goes_on, capsys, monkeypatch, odd
+):
+    """It goes on, or ends with exit code 2 and the reason, and says what it has left out."""
+    monkeypatch.setattr("gptddp.run.lease.EXPIRY_S", 0.1)
+    oddly(run_dir, ODD[odd])
+    assert goes_on() in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def tidied() -> None:
+    """Wait for what a life does beside its steps."""
+    for thread in threading.enumerate():
+        if thread.name == "tidy":
+            thread.join(60)
+
+
+def test_a_start_says_what_the_log_lacks(run_dir, goes_on, caplog):
+    """The log of the life before, or an older one, is lost: the first and the last missing step."""
+    assert goes_on() == goes_on("--steps", "6") == 0
+    tidied()
+    assert "the log of run" not in caplog.text
+    (run_dir / "log.2.jsonl").rename(run_dir / "aside")
+    assert goes_on("--steps", "7") == 0
+    tidied()
+    assert f"the log of run {run_dir} is not whole, or not all of it" in caplog.text
+    assert "it lacks step 3: put what is missing back" in caplog.text
+    (run_dir / "aside").rename(run_dir / "log.2.jsonl")
+    (run_dir / "log.4.jsonl").unlink()
+    (run_dir / "log.3.jsonl").unlink()
+    assert goes_on("--steps", "8") == 0
+    assert "it lacks steps 4 to 7: put what is missing back" in caplog.text
+
+
+def test_a_start_says_that_the_log_is_of_another_run(run_dir, begun, goes_on, caplog):
+    """Its line of the step that the run goes on from has another chain_fp than the checkpoint.
+    Nothing of it is logged again as this run's, and it stays as it is."""
+    shutil.copy(begun / "other" / "log.1.jsonl", run_dir / "log.1.jsonl")
+    foreign = (run_dir / "log.1.jsonl").read_bytes()
+    (run_dir / "log.1.jsonl").write_bytes(foreign.replace(b', "val_loss"', b', "other"'))
+    assert goes_on("--eval-every", "2") == 0
+    assert "is not whole, or not all of it this run's: its step 2 has the chain_fp '" in caplog.text
+    lines = (run_dir / "log.2.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3]
 
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])

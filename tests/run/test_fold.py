@@ -3,14 +3,17 @@
 import json
 import random
 import shutil
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from support.crashing import killed
 
-from gptddp.run import crash_loop, fold, history, summary, tidy
+from gptddp.run import audit, crash_loop, fold, history, summary, tidy
 from gptddp.run.history import Ledger, RunLog
+from gptddp.run.lease import Claim
 
 
 def write_log(run: Path, generation: int, steps, tail: str = "") -> None:
@@ -145,6 +148,56 @@ def test_a_log_that_is_written_before_it_is_removed_stays(tmp_path, monkeypatch)
     assert len(list(run.glob("log.*"))) == 4
 
 
+PAUSED = """
+import os, sys, time
+from gptddp.run import fold
+fold.NEWEST, fold.MANY = 2, 3
+run, here, real = sys.argv[1], sys.argv[1] + ".here", os.replace
+def pause(*paths):
+    open(here, "w").close()
+    while os.path.exists(here):
+        time.sleep(0.01)
+    real(*paths)
+os.replace = pause
+fold.fold(run)
+"""
+
+
+@pytest.mark.usefixtures("few")
+def test_two_folds_at_once_lose_no_line(tmp_path, spawn):
+    """That of a life which is over, stopped a moment before its rename, and that of the next life,
+    with a line that a late writer has added between: a reader finds it at any moment."""
+    run = aged(tmp_path / "run", 12)
+    old = spawn([sys.executable, "-c", PAUSED, str(run)])
+    here = Path(f"{run}.here")
+    while not here.exists():
+        assert old.poll() is None
+        time.sleep(0.01)
+    with history.log_path(run, 3).open("a") as file:
+        file.write('\n{"step": 99}\n')
+    wanted = list(history.logged(run))
+    fold.fold(run)
+    assert list(history.logged(run)) == wanted
+    here.unlink()
+    while old.poll() is None:
+        assert list(history.logged(run)) == wanted
+    assert old.returncode == 0 and list(history.logged(run)) == wanted
+    fold.fold(run)
+    assert list(history.logged(run)) == wanted and not list(run.glob(".*"))
+    assert 3 in [life for life, line in wanted if line["step"] == 99]
+
+
+def test_a_life_folds_only_while_its_lease_is_on_the_disk(tmp_path):
+    """What the file says counts, not what the life has last seen; and asking makes no lease."""
+    (lease := Claim(tmp_path, "a").poll(1)).close()
+    assert lease.elsewhere() == ""
+    mine = lease.path.read_text()
+    lease.path.write_text(mine.replace(lease.me["holder"], "another"))
+    assert "is not of this life" in lease.elsewhere()
+    lease.path.unlink()
+    assert lease.elsewhere() and not lease.path.exists()
+
+
 def bytes_read() -> int:
     """By this process so far, from wherever the system had them."""
     return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
@@ -162,6 +215,7 @@ def start_reads(run: Path, lives: int) -> int:
     history.complete(run, log, [{"step": step + 1}, {"step": step + 2}], step + 2)
     event = {"event": "end", "time": 1.0, "generation": lives}
     assert history.recover(run, book, [event]) == [event]
+    assert audit.at_start(run, step + 1, "", None, []) and not audit.holes(run)
     log.close()
     book.close()
     return bytes_read() - before

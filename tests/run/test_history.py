@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from gptddp.run import lines
+from gptddp.files import lock
+from gptddp.run import lines, summary
 from gptddp.run.history import (
     Ledger,
     RunLog,
@@ -79,6 +80,17 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     for first in range(11):
         assert list(history(tmp_path, first)) == [x for x in whole if x["step"] >= first]
     assert last_step(tmp_path) == 8 and last_step(tmp_path / "absent") == 0
+
+
+def test_lines_that_memory_has_kept_count_before_those_of_another_run(tmp_path):
+    """A foreign log has lines of the same steps: those that were done are logged all the same."""
+    write(tmp_path, 1, [1, 2], chain_fp="a")
+    write(tmp_path, 2, [3, 4], chain_fp="foreign")
+    kept = [{"step": step, "loss": 0.0, "generation": 2, "chain_fp": "a"} for step in (3, 4)]
+    log = RunLog(tmp_path, 3)
+    complete(tmp_path, log, kept, 4)
+    log.close()
+    assert [line["chain_fp"] for line in history(tmp_path)] == ["a"] * 4
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])
@@ -209,6 +221,52 @@ def test_threads_do_not_mix_their_lines(tmp_path):
         thread.join()
     log.close(30)
     assert len(list(history(tmp_path))) == 400
+
+
+WITHOUT_APPEND = """
+import os, sys, time
+from gptddp.run.history import Ledger
+opened = os.open
+def write(fd, data):
+    end = os.fstat(fd).st_size
+    time.sleep(0.002)
+    return os.pwrite(fd, data, end)
+os.open = lambda path, flags, *rest, **more: opened(path, flags & ~os.O_APPEND, *rest, **more)
+os.write = write
+ledger = Ledger(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(60):
+    ledger.event("checkpoint", int(sys.argv[2]), step=i, name="x" * (i % 7))
+ledger.sync()
+"""
+
+
+def test_two_machines_write_one_ledger(tmp_path, spawn):
+    """Each writes where it believes the end to be, as on NFS, which has no atomic append: all
+    events of both are there, and every line is whole."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WITHOUT_APPEND, str(tmp_path)]
+    both = [spawn([*command, str(life)], **pipes) for life in (1, 2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.wait(60) for process in both] == [0, 0]
+    found = sorted((it["generation"], it["step"]) for it in read_ledger(tmp_path))
+    assert found == [(life, step) for life in (1, 2) for step in range(60)]
+    assert not summary.read(tmp_path).left_out
+
+
+def test_a_ledger_waits_for_no_process_that_is_stopped(tmp_path, monkeypatch):
+    """One that was stopped while it appended, of a life that is over: the events come after it."""
+    monkeypatch.setattr(lines, "LOCK_S", 0.05)
+    event(tmp_path, "start", 1)
+    holder = lock(tmp_path / "ledger.jsonl")
+    event(tmp_path, "start", 2)
+    os.close(holder)
+    assert [it["generation"] for it in read_ledger(tmp_path)] == [1, 2]
 
 
 def test_ledger(tmp_path):

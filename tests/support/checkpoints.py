@@ -6,14 +6,23 @@ import torch
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
+from gptddp.run.progress import Progress
 
 
-def save(run_dir, step, generation=1, size=40_000, meta=None):
+def save(run_dir, step, generation=1, size=40_000, meta=None, **how):
     """Commit a checkpoint whose bytes are a function of its step; its path."""
     tensors = {"weights": weights(step, size), "step": torch.tensor(step)}
-    saved = Writer(run_dir, generation, keep=9).save(step, tensors, meta or {"step": step})
+    writer = Writer(run_dir, generation, **{"keep": 9, **how})
+    saved = writer.save(step, tensors, meta or {"step": step})
     assert saved.error is None
     return Path(run_dir) / "checkpoints" / saved.name
+
+
+def meta(step):
+    """What a run keeps beside the tensors, after this step."""
+    position = {"version": 2, "pack": "bfd-1", "dataset": "9f", "tokenizer": "af", "seq_len": 16}
+    data = {**position, "seed": 1, "batch": 4, "lanes": "0.0.13 0.1.2"}
+    return vars(Progress(step, 8 * step, train_s=0.5, data=data)) | {"chain_fp": "8c31085c5cb15a70"}
 
 
 def weights(step, size=40_000):

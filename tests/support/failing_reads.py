@@ -15,6 +15,14 @@ from typing import Any
 from gptddp.data import dataset
 
 
+def answer_as_python_3_14(setattr: Callable[..., None]) -> None:
+    """Have pathlib take every error for a no, as `os.path` does: so it is from Python 3.14 on."""
+    setattr(Path, "exists", lambda path: os.path.exists(path))
+    setattr(Path, "is_dir", lambda path: os.path.isdir(path))
+    setattr(Path, "is_file", lambda path: os.path.isfile(path))
+    setattr(Path, "is_symlink", lambda path: os.path.islink(path))
+
+
 class Broken:
     """A file that has been opened and cannot be read."""
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from gptddp import train
 from gptddp.checkpoint import store
-from gptddp.distributed import connect, waiting
+from gptddp.distributed import connect, storage
 from gptddp.distributed.process import run
 from gptddp.flags import from_args
 
 connect.TIMEOUT_S = 2.0
 connect.FIRST_TIMEOUT_S, connect.STORE_S = 4.0, 1.0
-waiting.FIRST_LINE_S, waiting.NEXT_LINE_S = 3.0, 3.0
+storage.FIRST_LINE_S, storage.NEXT_LINE_S = 3.0, 3.0
 PARTS, PART_S = 50, 0.25
 RUN = Path(from_args(sys.argv[1:]).run_dir)
 real = store.read_shards

@@ -1,5 +1,7 @@
-"""The small API server of `api_server` with writing: create, merge-patch, delete, cut-offs."""
+"""The small API server of `api_server` with writing: create, merge-patch, delete, and failures."""
 
+import base64
+import io
 import json
 import uuid
 from urllib.parse import parse_qs, urlsplit
@@ -22,7 +24,28 @@ api_server.PLURALS.update(KINDS)
 api_server.SHAPES.update({plural: kind for kind, plural in KINDS.items()})
 
 
+NO_ANSWER, LOST_ANSWER = "no answer", "lost answer"  # not done; done, and nobody is told
+
+
 class _Handler(api_server._Handler):
+    def parse_request(self):
+        parsed = super().parse_request()
+        if parsed:
+            self.fault = self.api.next_fault(self.command, self.path)
+            if self.fault == LOST_ANSWER:
+                self.wfile, self.close_connection = io.BytesIO(), True
+            elif self.fault is not None:
+                self.command = "FAULT"
+        return parsed
+
+    def do_FAULT(self):
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if self.fault == NO_ANSWER:
+            self.close_connection = True
+        else:
+            what = "resource is forbidden: U cannot do this" if self.fault == 403 else "not found"
+            self._status(self.fault, what if self.fault in (403, 404) else "it is broken")
+
     def do_GET(self):
         if "/secrets" in self.path and self.api.secrets_are_hidden:
             return self._status(403, "secrets is forbidden: U cannot get secrets")
@@ -46,6 +69,7 @@ class _Handler(api_server._Handler):
             return self._json(201, body)
         if self._allowed(f"create {body['kind']}"):
             meta["uid"] = str(uuid.uuid4())
+            _encode(body)
             self.api.put(body)
             self.api.created.get(body["kind"], lambda body: None)(body)
             self._json(201, body)
@@ -57,6 +81,7 @@ class _Handler(api_server._Handler):
             return self._status(404, f'{plural} "{name}" not found')
         if self._allowed(f"patch {live['kind']}"):
             _merge(live, body)
+            _encode(live, body)
             self._json(200, live)
 
     def do_DELETE(self):
@@ -85,7 +110,9 @@ class _Handler(api_server._Handler):
 
 class WriteAPI(api_server.FakeAPI):
     """`writes` has what was written; `refuse` maps a kind to (status, message), `created` to what a
-    controller would do; `cut_at` is the number of writes after which the client is cut off."""
+    controller would do; `cut_at` is the number of writes after which the client is cut off.
+    `fault` is (number of the request, status or NO_ANSWER or LOST_ANSWER); `forbidden` has requests
+    such as "DELETE secrets" to refuse; `requests` are all since `fault` was set."""
 
     handler = _Handler
 
@@ -93,7 +120,17 @@ class WriteAPI(api_server.FakeAPI):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
+        self.fault, self.forbidden, self.requests = None, set(), []
         super().__init__(folder)
+
+    def next_fault(self, method, path):
+        """What is to happen to this request; None if it is to be answered."""
+        kinds = [part for part in path.split("?")[0].split("/") if part in api_server.SHAPES]
+        self.requests.append(f"{method} {kinds[-1]}")
+        if self.requests[-1] in self.forbidden:
+            return 403
+        number, what = self.fault or (None, None)
+        return what if len(self.requests) - 1 == number else None
 
     def command_line(self, command, *args):
         """Run `gptddp-k8s` against this server."""
@@ -105,6 +142,14 @@ class WriteAPI(api_server.FakeAPI):
         for key, obj in list(self.objects.items()):
             labels = obj["metadata"].get("labels") or {}
             if labels.get("batch.kubernetes.io/job-name") == name:
+                del self.objects[key]
+
+    def collect_garbage(self):
+        """What the objects of a job that is gone have for an owner: they go too."""
+        uids = {obj["metadata"].get("uid") for obj in self.objects.values()}
+        for key, obj in list(self.objects.items()):
+            owners = obj["metadata"].get("ownerReferences") or []
+            if owners and not any(owner["uid"] in uids for owner in owners):
                 del self.objects[key]
 
     def all(self):
@@ -132,6 +177,12 @@ def put_claims(api):
                 "spec": {"accessModes": ["ReadWriteMany"]},
             }
         )
+
+
+def _encode(obj, patch=None):
+    """As a server does for a Secret: what is given as stringData is in data."""
+    for name, text in ((patch or obj).get("stringData") or {}).items():
+        obj.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
 
 
 def _merge(live, patch):

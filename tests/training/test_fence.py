@@ -15,7 +15,7 @@ from support.forked import TRAIN, ranks
 from support.local_jobs import until
 from support.toy import SMALL
 
-from gptddp.checkpoint import store
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
@@ -43,7 +43,12 @@ def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
     assert late.save(9, state(9), {}).error is None
     newer_life(3)
     assert store.order(store.names(tmp_path)[0]) == (2, 3) and load_newest(tmp_path).step == 3
-    late = Writer(tmp_path, 2, fence=lambda: Writer(tmp_path, 3).save(4, state(4), {}))
+
+    def another_life():
+        retention.fence(tmp_path)  # as it begins
+        Writer(tmp_path, 3).save(4, state(4), {})
+
+    late = Writer(tmp_path, 2, fence=another_life)
     assert "No such file" in late.save(10, state(10), {}).error
     assert [store.order(name) for name in store.names(tmp_path)] == [(3, 4), (2, 3), (1, 9)]
 

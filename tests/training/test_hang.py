@@ -1,6 +1,7 @@
 """A trainer that hangs where nobody waits for it: alone, without a launcher."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -56,6 +57,22 @@ def micro_batches(*args):
         time.sleep(0.4 * times('micro-batch', 4))
         yield made
 """
+# A row group, of training and then of validation, that is read for longer than the limit.
+VOLUME = """
+from gptddp.data.dataset import Dataset
+from gptddp.distributed import storage
+storage.FIRST_LINE_S = 0.2
+_read = Dataset.read
+def read(self, row_group):
+    split = row_group.path.split('/')[0]
+    time.sleep(times(split, TIMES) * (2.6 if split == 'train' else 1.2))
+    return _read(self, row_group)
+Dataset.read = read
+"""
+STUCK = """
+from gptddp.distributed import storage
+storage.MOST_S = 0.3
+""" + DATA.replace("time.sleep(100)", "with storage.waiting(lambda: 'a file'): time.sleep(100)")
 STEPS = 12
 
 
@@ -115,6 +132,23 @@ def test_slow_documents_and_slow_micro_batches_are_no_hang(life):
     """A block, and a step, may take longer than the limit, as long as they come further."""
     code, said = life(SLOW, first_s=0.3)
     assert code == 0 and "no progress" not in said, said
+
+
+def test_a_volume_that_is_slow_is_waited_for_and_named(life, tmp_path):
+    """A read may take longer than any limit, on the way to the first step and at an evaluation."""
+    code, said = life(VOLUME, times=1, first_s=0.3)
+    assert code == 0 and "no progress" not in said, said
+    for split in ("train", "val"):
+        assert re.search(rf"waiting for the storage: reading \S+/{split}/0+.parquet, row gr", said)
+
+
+def test_a_volume_that_does_not_answer_is_no_error_of_the_trainers_own(life, tmp_path):
+    """After an hour the process ends, with its state; that is not counted."""
+    code, said = life(STUCK, times=1)
+    assert code == 1 and "no progress for " in said
+    assert life()[0] == 0 and not (tmp_path / "run" / "faults").exists()
+    (event,) = (e for e in read_ledger(tmp_path / "run") if e["event"] == "end")
+    assert event["step"] == 4 and "waiting for a file" in event["cause"]
 
 
 def test_a_hang_before_the_first_step_is_not_counted(life, tmp_path):

@@ -24,8 +24,8 @@ from gptddp.errors import ConfigError
 from gptddp.files import patiently
 from gptddp.flags import from_args
 from gptddp.run import lines
-from gptddp.run.directory import is_finished
 from gptddp.run.history import read_ledger
+from gptddp.run.in_force import is_finished
 from gptddp.run.origin import Origin
 from gptddp.training import begin, changes
 

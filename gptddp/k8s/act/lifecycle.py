@@ -5,9 +5,10 @@ Each function returns what it did, in kubectl's words, and gives `say` what else
 
 import calendar
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ClusterError, ConfigError, NotFoundError
+from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import (
     Object,
@@ -56,38 +57,79 @@ def run_location(job: Object) -> str:
 # -- delete --------------------------------------------------------------------------------------
 
 
-def delete(cluster: Cluster, name: str) -> list[str]:
-    """Delete the job and all that is ours under its name; returns what there was.
+def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterator[str]:
+    """Delete the job and all that is ours under its name; yields each thing that has gone.
 
-    Raises NotFoundError if that is nothing. A call that was killed is completed by the next one.
+    What this user may not delete is said, and left: nothing of it runs, or holds up another job of
+    the name. Raises NotFoundError if there was nothing else, ConfigError for a job of somebody
+    else, ClusterError. A call that was killed, or failed, is completed by the next one.
     """
-    job = cluster.get(JOB, name)
     if job is not None and not is_ours(job, name):
         raise ConfigError(
             f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
             f"`kubectl delete pytorchjob {name} -n {cluster.namespace}`"
         )
-    # Listed first: the garbage collector takes them as soon as the job is gone.
-    found = [
-        (kind, str(it["metadata"]["name"]))
-        for kind in ("Job", *reversed(companions.KINDS), "Secret")
-        for it in _found(cluster, kind, name)
-    ]
-    gone = [*([(JOB, name)] if job else []), *found]
-    for it in gone:
-        cluster.delete(*it)
-    if not gone and not remains(cluster, name):
-        raise cluster.not_found(name)
-    return [resource(*it) for it in gone]
+    with says("nothing was deleted"):
+        # Listed first: the garbage collector takes them as soon as the job is gone.
+        found = [(JOB, job)] if job else []
+        for kind in (*reversed(companions.KINDS), "Secret", "Job"):
+            found += [(kind, it) for it in _found(cluster, kind, name, say)]
+    left = []
+    for at, (kind, it) in enumerate(found):
+        rest = _resources(found[at:])
+        with says(f"not deleted, as far as is known: {rest}; {AGAIN}"):
+            deleted = _delete_one(cluster, kind, it)
+        if deleted:
+            yield resource(kind, it["metadata"]["name"])
+        else:
+            left.append((kind, it))
+    stays = [(kind, it) for kind, it in left if not (job and _goes_with(it, job))]
+    told = f"no right to delete {_resources(stays)}: {by_hand(cluster, stays)}" if stays else ""
+    if len(left) < len(found) or remains(cluster, name):
+        if told:
+            say(f"{told}. Nothing of it runs, and a new job of this name uses it again")
+        return
+    error = cluster.not_found(name)
+    raise NotFoundError(f"{error}\n  {told}") if told else error
 
 
-def _found(cluster: Cluster, kind: str, name: str) -> list[Object]:
+def _delete_one(cluster: Cluster, kind: str, it: Object) -> bool:
+    """Delete it; False where this user may not, and it may stay."""
+    try:
+        cluster.delete(kind, str(it["metadata"]["name"]))
+    except ClusterError as error:
+        if error.status == 403 and kind not in (JOB, "Job"):
+            return False
+        raise
+    return True
+
+
+def _goes_with(it: Object, job: Object) -> bool:
+    """Will the garbage collector delete it after the job?"""
+    owners = it["metadata"].get("ownerReferences") or []
+    return [owner["uid"] for owner in owners] == [job["metadata"].get("uid")]
+
+
+def by_hand(cluster: Cluster, things: Sequence[tuple[str, Object]]) -> str:
+    """What somebody with more rights can type to delete these objects, each with its kind."""
+    command = f"kubectl delete {_resources(things)} -n {cluster.namespace}"
+    return f"`{command}` by somebody who may removes it"
+
+
+def _resources(things: Sequence[tuple[str, Object]]) -> str:
+    return " ".join(resource(kind, it["metadata"]["name"]) for kind, it in things)
+
+
+def _found(cluster: Cluster, kind: str, name: str, say: Say) -> list[Object]:
     try:
         return cluster.find(kind, ours(name))
     except ClusterError as error:
-        if kind == "Secret" and error.status == 403:
-            return []  # who may not see it could not make it; one of a job goes with the job
-        raise
+        if error.status != 403:
+            raise
+        # Who may not see a Secret could not make it, and one of a job goes with the job.
+        if kind != "Secret":
+            say(f"warning: whether there is a {kind} beside the job cannot be seen: {error}")
+        return []
 
 
 def remains(cluster: Cluster, name: str, short_jobs: bool = True) -> list[Object]:
@@ -173,7 +215,7 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
         say(f"the job has {old} replicas already")
         return f"{resource(JOB, name)} unchanged"
     change = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
-    cluster.patch(JOB, name, {"spec": change})
+    _change(cluster, name, change)
     if state(job) == "Suspended":
         say(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
@@ -194,7 +236,7 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     if suspended(job) == wanted:
         say(f"the job is {'suspended already' if wanted else 'not suspended'}")
         return f"{resource(JOB, name)} unchanged"
-    cluster.patch(JOB, name, {"spec": {"runPolicy": {"suspend": wanted}}})
+    _change(cluster, name, {"runPolicy": {"suspend": wanted}})
     if wanted:
         say(
             f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint; "
@@ -203,8 +245,16 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     return f"{resource(JOB, name)} {'suspended' if wanted else 'resumed'}"
 
 
+def _change(cluster: Cluster, name: str, spec: Object) -> None:
+    with says(
+        "the job was not changed", unknown=f"whether the job was changed is not known; {AGAIN}"
+    ):
+        cluster.patch(JOB, name, {"spec": spec})
+
+
 def _unfinished(cluster: Cluster, name: str, verb: str) -> Object:
-    job = cluster.job(name)
+    with says("nothing was changed"):
+        job = cluster.job(name)
     if finished(job):
         raise ConfigError(
             f"the job {name} has {state(job).lower()}: there is nothing to {verb}; to run it"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gptddp import __version__
-from gptddp.errors import ConfigError, JobFailed
+from gptddp.errors import ClusterError, ConfigError, JobFailed
 from gptddp.k8s.act import claims, short_job
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
@@ -58,4 +58,8 @@ def run(cluster: Cluster, name: str, job: Object, say: Say, timeout_s: float) ->
         say(words)  # the step and the seed
         return text
     finally:
-        cluster.delete("Job", created)
+        try:
+            cluster.delete("Job", created)
+        except ClusterError as error:  # neither the text nor why there is none must be lost
+            command = f"kubectl delete job {created} -n {cluster.namespace}"
+            say(f"warning: the Job {created} is left, and `{command}` removes it: {error}")

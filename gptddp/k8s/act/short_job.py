@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
-from gptddp.k8s.act import lifecycle
+from gptddp.k8s.act import claims, lifecycle
+from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
 from gptddp.k8s.observe import pod_causes
@@ -31,8 +32,22 @@ def done(job: Object) -> bool:
 def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     """Create the Job, unless the same one runs or is done; did this call create it?
 
-    Another one that has ended is deleted first. Raises ConfigError while another of its name runs.
+    Another one that has ended is deleted first. Raises ConfigError for a missing claim, and while
+    another of its name runs; ClusterError.
     """
+    with says(
+        "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
+    ):
+        claims.check(cluster, job["spec"]["template"]["spec"], 1, say)
+        if not _make_room(cluster, job, say):
+            return False
+        _wait_gone(cluster, job["metadata"]["name"])
+        cluster.create(job)
+    return True
+
+
+def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
+    """Delete another Job of the name that has ended; False if the same one runs or is done."""
     name = job["metadata"]["name"]
     live = cluster.get("Job", name)
     if live is not None and "deletionTimestamp" not in live["metadata"]:
@@ -56,8 +71,6 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
         if now == FAILED:
             say(f"the last Job {name} failed: {reason(cluster, name)}; it is replaced")
         cluster.delete("Job", name)
-    _wait_gone(cluster, name)
-    cluster.create(job)
     return True
 
 

@@ -6,17 +6,16 @@
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
-import secrets
 import time
 from collections.abc import Sequence
 
-from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import claims, lifecycle
-from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.errors import ClusterError, ConfigError, GptddpError
+from gptddp.k8s.act import claims, companion, lifecycle, rendezvous_key
+from gptddp.k8s.act.failure import AGAIN, says
+from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.observe import why
-from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render import companions
+from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.difference import differences
 from gptddp.k8s.render.manifest import SPEC_HASH
 
@@ -30,28 +29,33 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
     Raises ConfigError for another job of this name and for missing claims, ClusterError.
     """
     *helpers, job = objects
-    name = job["metadata"]["name"]
-    live = _settled(cluster, job, say)
+    name, keyed = job["metadata"]["name"], False
+    with says("nothing was created"):
+        live = _settled(cluster, job, say)
+        if live is None:
+            _dry_run(cluster, job)
+            claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
     created = live is None
     if live is None:
-        _dry_run(cluster, job)
-        claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
-        for helper in helpers:
-            _ensure(cluster, helper, None)
-        _ensure_key(cluster, job, None, say)
-        _check_pod(cluster, job, say)
-        try:
-            live = cluster.create(job)
-        except ClusterError as error:
-            live = cluster.get(JOB, name) if error.status == 409 else None
-            if live is None:
-                raise
-            created = False  # by another submit, a moment ago
+        undo = f"`gptddp-k8s delete {name}{cluster.flags}` removes what is there"
+        beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
+        with says(beside, errors=GptddpError):  # of what belongs to somebody else as well
+            for helper in helpers:
+                companion.ensure(cluster, helper, None)
+            keyed = rendezvous_key.make(cluster, job, say)
+            _check_pod(cluster, job, say)
+        with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
+            live, created = _create(cluster, job)
     _check_same(cluster, live, job)
     if not lifecycle.finished(live):
-        for helper in helpers:
-            _ensure(cluster, helper, live)
-        _ensure_key(cluster, job, live, say)
+        now = "was created" if created else "exists"
+        with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
+            for helper in helpers:
+                companion.ensure(cluster, helper, live)
+            if keyed:
+                rendezvous_key.own(cluster, job, live, say)
+            elif not created:
+                rendezvous_key.check(cluster, job, live, say)
     return live, created
 
 
@@ -107,8 +111,21 @@ def _check_pod(cluster: Cluster, job: Object, say: Say) -> None:
     try:
         cluster.create(pod, dry_run=True)
     except ClusterError as error:
-        if " cannot create resource " not in str(error):  # no right to create pods, no matter
+        if transient(error):
+            say(f"warning: whether its pods would be refused now is not known: {error}")
+        elif " cannot create resource " not in str(error):  # no right to create pods, no matter
             say(f"warning: its pods would be refused now: {error}")
+
+
+def _create(cluster: Cluster, job: Object) -> tuple[Object, bool]:
+    """The job, and whether it is this call that has created it."""
+    try:
+        return cluster.create(job), True
+    except ClusterError as error:
+        live = cluster.get(JOB, job["metadata"]["name"]) if error.status == 409 else None
+        if live is None:
+            raise
+        return live, False  # by another submit, a moment ago
 
 
 # -- what exists ---------------------------------------------------------------------------------
@@ -136,95 +153,3 @@ def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
         " or use another --name:"
     )
     raise ConfigError("\n".join([head, *lines]))
-
-
-def _ensure_key(cluster: Cluster, job: Object, owner: Object | None, say: Say) -> None:
-    """The Secret with the key of the rendezvous: made before the job, kept as it is, owned by it.
-
-    One that the user has made is used as it is, and stays the user's. Where secrets are not this
-    user's to make, the job runs without a key, as one does that exists already: with a new key,
-    the next of its pods to start could not join the others.
-    """
-    name = job["metadata"]["name"]
-    try:
-        live = cluster.get("Secret", name)
-        theirs = live is not None and not lifecycle.is_ours(live, name)
-        if live and theirs:
-            if companions.SECRET_FIELD not in (live.get("data") or {}):
-                raise ConfigError(
-                    f"the Secret {name} exists, and not from gptddp-k8s, without the field "
-                    f"{companions.SECRET_FIELD}: add the field with a key, or use another --name"
-                )
-            return
-        if live is None and owner is not None:
-            say(
-                f"warning: there is no Secret {name}, so the job's pods have no key for their "
-                f"rendezvous: `gptddp-k8s delete {name}{cluster.flags}` and a new submit make one; "
-                "see docs/security.md"
-            )
-            return
-        data = {"stringData": {companions.SECRET_FIELD: secrets.token_hex()}}
-        _ensure(cluster, companions.secret(job), owner, data)
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        say(f"warning: the pods have no key for their rendezvous: {error}; see docs/security.md")
-
-
-def _ensure(
-    cluster: Cluster, wanted: Object, owner: Object | None, at_creation: Object | None = None
-) -> None:
-    """Create a companion, or adopt the one that an earlier call has left, and set its owner."""
-    kind, name = wanted["kind"], wanted["metadata"]["name"]
-    for _ in range(30):
-        live = cluster.get(kind, name)
-        if live is not None and not lifecycle.is_ours(live, name):
-            raise ConfigError(
-                f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
-            )
-        body = _owned(wanted, live, owner)
-        try:
-            if live is None:
-                cluster.create({**body, **(at_creation or {})})
-                return
-            if "deletionTimestamp" not in live["metadata"]:
-                if not _contains(live, body):
-                    cluster.patch(kind, name, body)
-                return
-        except ClusterError as error:
-            if error.status not in (404, 409):  # deleted or created meanwhile: try again
-                raise
-        time.sleep(1)
-    raise ClusterError(f"the {resource(kind, name)} is being deleted, and does not go")
-
-
-def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:
-    """The companion with the job as an owner, which does not block the job's deletion.
-
-    An owner of an earlier job goes: the garbage collector would follow it.
-    """
-    old = (live or wanted)["metadata"].get("ownerReferences") or []
-    owners = [reference for reference in old if reference["kind"] != JOB]
-    if owner is not None:
-        owners.append(
-            {
-                "apiVersion": "kubeflow.org/v1",
-                "kind": JOB,
-                "name": owner["metadata"]["name"],
-                "uid": owner["metadata"]["uid"],
-                "controller": False,
-                "blockOwnerDeletion": False,
-            }
-        )
-    if not owners and not old:
-        return wanted
-    return {**wanted, "metadata": {**wanted["metadata"], "ownerReferences": owners}}
-
-
-def _contains(live: object, wanted: object) -> bool:
-    """Does the live value have all that is wanted, whatever the server has added."""
-    if isinstance(live, dict) and isinstance(wanted, dict):
-        return all(key in live and _contains(live[key], item) for key, item in wanted.items())
-    if isinstance(live, list) and isinstance(wanted, list) and len(live) == len(wanted):
-        return all(map(_contains, live, wanted))
-    return live == wanted

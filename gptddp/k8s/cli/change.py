@@ -19,19 +19,23 @@ def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
     """Delete a job with its pods and everything that was created beside it.
 
     Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
-    same job submitted again goes on from there. Exit code 102: there is no such job.
+    same job submitted again goes on from there. Exit code 102: there is no such job. What you may
+    not delete beside it, such as its Secret, is named, and does not change the exit code.
 
     \b
     gptddp-k8s delete demo
     """
     from gptddp.k8s.act import lifecycle
+    from gptddp.k8s.act.failure import says
     from gptddp.k8s.cluster import JOB
 
-    job = cluster.get(JOB, name)
-    for line in lifecycle.delete(cluster, name):
+    with says("nothing was deleted"):
+        job = cluster.get(JOB, name)
+    for line in lifecycle.delete(cluster, name, job, note):
         click.echo('{} "{}" deleted'.format(*line.split("/")))
     if not no_wait:
-        lifecycle.wait_gone(cluster, name, note)
+        with says("it is deleted; whether its pods have ended is not known"):
+            lifecycle.wait_gone(cluster, name, note)
     if job and (location := lifecycle.run_location(job)):
         note(f"its run directory stays: {location}; the same job submitted again goes on from it")
 

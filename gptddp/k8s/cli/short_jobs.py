@@ -13,6 +13,7 @@ from gptddp.k8s.cli.options import cluster_options, context_options
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
     from gptddp.k8s.objects import Object
+    from gptddp.k8s.render.short_job import ClaimPath
 
 IMAGE = f"gptddp:{__version__}"
 
@@ -57,17 +58,10 @@ def prepare(
     \b
     gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
     """
-    from gptddp.k8s.render.manifest import to_yaml
-    from gptddp.k8s.render.short_job import ClaimPath, prepare_job, prepare_source
-
-    texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
-    _check_options(options, prepare_source(texts, dataset))
-    job = prepare_job(name, texts, dataset, options, image=image, cpu=cpu, memory=memory)
+    pod = {"image": image, "cpu": cpu, "memory": memory}
+    job, dataset = _prepare_job(source, data, name, options, **pod)
     if dry_run:
-        if namespace:
-            job["metadata"]["namespace"] = namespace
-        click.echo(to_yaml([job]), nl=False)
-        return
+        return _print(job, namespace)
     from gptddp.k8s.cluster import connect
 
     cluster = connect(namespace, kubeconfig, context)
@@ -75,29 +69,47 @@ def prepare(
     if wait or follow:
         _wait_for_prepare(cluster, name, follow, timeout)
         note(f"next: gptddp-k8s submit --data {dataset}{cluster.flags}")
-        return
-    if not created:
-        _say_progress(cluster, name)
-    note("next: the same command with --follow shows its log and how it ends")
+    else:
+        _say_progress(cluster, name, created)
+
+
+def _prepare_job(
+    source: str, data: str, name: str, options: tuple[str, ...], **pod: str
+) -> tuple["Object", "ClaimPath"]:
+    """The Job, and where its dataset will be; `pod`: its image, cpu and memory."""
+    from gptddp.k8s.render.short_job import ClaimPath, prepare_job, prepare_source
+
+    texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
+    _check_options(options, prepare_source(texts, dataset))
+    return prepare_job(name, texts, dataset, options, **pod), dataset
+
+
+def _print(job: "Object", namespace: str | None) -> None:
+    from gptddp.k8s.render.manifest import to_yaml
+
+    if namespace:
+        job["metadata"]["namespace"] = namespace
+    click.echo(to_yaml([job]), nl=False)
 
 
 def _submit_prepare(cluster: "Cluster", job: "Object") -> bool:
     """Create the Job, unless the same one is there; did this call create it?"""
-    from gptddp.k8s.act import claims, short_job
+    from gptddp.k8s.act import short_job
     from gptddp.k8s.cluster import resource
 
-    claims.check(cluster, job["spec"]["template"]["spec"], 1, note)
     created = short_job.submit(cluster, job, note)
     name = job["metadata"]["name"]
     click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
     return created
 
 
-def _say_progress(cluster: "Cluster", name: str) -> None:
+def _say_progress(cluster: "Cluster", name: str, created: bool) -> None:
     from gptddp.k8s.act import short_job
 
-    live = cluster.get("Job", name)
-    note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
+    if not created:
+        live = cluster.get("Job", name)
+        note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
+    note("next: the same command with --follow shows its log and how it ends")
 
 
 def _wait_for_prepare(cluster: "Cluster", name: str, follow: bool, timeout_s: float | None) -> None:

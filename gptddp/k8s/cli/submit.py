@@ -89,8 +89,7 @@ def render(output: str, **options: Any) -> None:
     at = f" -n {job.namespace}" if job.namespace else ""
     note(
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
-        f"openssl rand -hex 32 | kubectl create secret generic {job.name} "
-        f"--from-file={companions.SECRET_FIELD}=/dev/stdin{at}"
+        f"{companions.key_command(job.name, at)}"
     )
 
 

@@ -44,7 +44,7 @@ class StepFeed:
         elif self._step is not None and step > self._step:
             self._recent.append((now, step))
         self._step = step
-        parts = [f"step {step}" + (f"/{self.steps}" if self.steps else "")]
+        parts = [f"step {step}" + (f"/{self.steps}" if self.steps and step <= self.steps else "")]
         for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
             if isinstance(entry.get(key), int | float):
                 parts.append(form.format(entry[key]))

@@ -60,6 +60,12 @@ def secret_ref(name: str) -> Object:
     return {"secretKeyRef": {"name": name, "key": SECRET_FIELD, "optional": True}}
 
 
+def key_command(name: str, flags: str) -> str:
+    """What makes the Secret of a job by hand; `flags`: those of kubectl that name its place."""
+    made = f"kubectl create secret generic {name} --from-file={SECRET_FIELD}=/dev/stdin{flags}"
+    return f"openssl rand -hex 32 | {made}"
+
+
 def _head(job: Object, version: str, kind: str) -> Object:
     meta = job["metadata"]
     kept = {key: meta[key] for key in ("name", "namespace") if key in meta}

@@ -1,0 +1,87 @@
+"""Whose checkpoint is it? Of this run, or of another one whose files have come into its directory.
+
+Another run of the same data and seed has checkpoints that fit in all else: a restore from the wrong
+backup would go on from them without a word. So each says the id of its run, and nobody takes up,
+counts or deletes one of another. It is left as it is: it may be config.json that is the other's.
+"""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import content, store
+from gptddp.errors import Unusable
+from gptddp.files import patiently
+from gptddp.run import summary
+from gptddp.run.directory import CHECKPOINTS, id_of
+
+
+def run_id_of(run_dir: str | Path) -> str | None:
+    """The id of the run that a directory is of; None where nothing there has one. Raises OSError.
+
+    By config.json, else the ledger; where both are lost the newest checkpoint has it.
+    """
+    run = Path(run_dir)
+    if known := id_of(run) or summary.read(run).run_id:
+        return known
+    for name in filter(store.is_candidate, store.names(run)):
+        try:
+            found: Any = store.unsealed(run / CHECKPOINTS / name).get("run_id")
+        except Unusable as unusable:
+            if unusable.transient:
+                raise OSError(errno.EIO, str(unusable), str(run / CHECKPOINTS)) from unusable
+            continue
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
+    """Is this checkpoint another run's? A damaged one, which cannot say, counts as the run's own.
+
+    `unknown`: what is returned where that cannot be told just now.
+    """
+    try:
+        return _is_foreign(path, run_id)
+    except Unusable:
+        return unknown
+
+
+def _is_foreign(path: Path, run_id: str | None) -> bool:
+    """The same; raises Unusable where it cannot be told just now."""
+    try:
+        return run_id is not None and content.is_foreign(store.unsealed(path), run_id)
+    except Unusable as unusable:
+        if unusable.transient:
+            raise
+        return False
+
+
+def foreign_after(run_dir: str | Path, run_id: str | None, generation: int) -> list[str]:
+    """The checkpoints of later generations that are another run's, which is no life of this one.
+
+    Raises OSError, as `names`.
+    """
+    later = [it for it in store.names(run_dir) if (store.order(it) or (0, 0))[0] > generation]
+    return [it for it in later if is_foreign(Path(run_dir) / CHECKPOINTS / it, run_id)]
+
+
+def newest(
+    run_dir: str | Path, run_id: str | None, foreign: Callable[[str], object] = lambda _: None
+) -> str | None:
+    """The name of this run's newest checkpoint that is not set aside. Raises OSError, as `names`.
+
+    One that cannot be read, however often it is tried, counts by its name. `foreign` is told the
+    name of each newer one that is another run's.
+    """
+    for name in filter(store.is_candidate, store.names(run_dir)):
+        path = Path(run_dir) / CHECKPOINTS / name
+        try:
+            if patiently(lambda path=path: _is_foreign(path, run_id)):  # type: ignore[misc]
+                foreign(name)
+                continue
+        except Unusable:
+            pass
+        return name
+    return None

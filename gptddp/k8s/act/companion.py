@@ -1,0 +1,72 @@
+"""One object beside a job: created, or adopted where an earlier call has left it, and owned."""
+
+import time
+
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.act import lifecycle
+from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.objects import Object
+
+_TRIES = 30  # a second apart: one that is being deleted has to go first
+
+
+def ensure(
+    cluster: Cluster, wanted: Object, owner: Object | None, at_creation: Object | None = None
+) -> None:
+    """Create a companion, or adopt the one that an earlier call has left, and set its owner.
+
+    Raises ConfigError for one of somebody else, which stays as it is; ClusterError.
+    """
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    for _ in range(_TRIES):
+        live = cluster.get(kind, name)
+        if live is not None and not lifecycle.is_ours(live, name):
+            raise ConfigError(
+                f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
+            )
+        body = _owned(wanted, live, owner)
+        try:
+            if live is None:
+                cluster.create({**body, **(at_creation or {})})
+                return
+            if "deletionTimestamp" not in live["metadata"]:
+                if not _contains(live, body):
+                    cluster.patch(kind, name, body)
+                return
+        except ClusterError as error:
+            if error.status not in (404, 409):  # deleted or created meanwhile: try again
+                raise
+        time.sleep(1)
+    raise ClusterError(f"the {resource(kind, name)} is being deleted, and does not go")
+
+
+def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:
+    """The companion with the job as an owner, which does not block the job's deletion.
+
+    An owner of an earlier job goes: the garbage collector would follow it.
+    """
+    old = (live or wanted)["metadata"].get("ownerReferences") or []
+    owners = [reference for reference in old if reference["kind"] != JOB]
+    if owner is not None:
+        owners.append(
+            {
+                "apiVersion": "kubeflow.org/v1",
+                "kind": JOB,
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+                "controller": False,
+                "blockOwnerDeletion": False,
+            }
+        )
+    if not owners and not old:
+        return wanted
+    return {**wanted, "metadata": {**wanted["metadata"], "ownerReferences": owners}}
+
+
+def _contains(live: object, wanted: object) -> bool:
+    """Does the live value have all that is wanted, whatever the server has added."""
+    if isinstance(live, dict) and isinstance(wanted, dict):
+        return all(key in live and _contains(live[key], item) for key, item in wanted.items())
+    if isinstance(live, list) and isinstance(wanted, list) and len(live) == len(wanted):
+        return all(map(_contains, live, wanted))
+    return live == wanted

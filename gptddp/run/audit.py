@@ -1,0 +1,145 @@
+"""Is the log of a run whole, and is all of it this run's?
+
+`chain_fp` of a step folds its `batch_fp` into that of the step before, so each line follows from
+the one before it, or one of them is not what was written. A log of another run, which follows in
+itself, has another `chain_fp` than the ledger has for the same step. The training uses neither, as
+it goes on from checkpoints. But what is printed and compared must not look whole where it is not.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from gptddp.config import shown
+from gptddp.run.directory import LEDGER
+from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
+from gptddp.run.progress import fold
+
+_FIX = (
+    "put what is missing back from a backup, and move a log of another run away. The training has "
+    "lost nothing, as it goes on from checkpoints"
+)
+_SHOWN = 3  # gaps, and lines that are wrong
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+class Audit:
+    """Made before a history is read, and told each of its lines, in order."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        """Raises OSError."""
+        self._known = dict(_lineage(read_ledger(run_dir)))  # chain_fp by step
+        self._gaps: list[tuple[int, int]] = []
+        self._wrong: list[str] = []
+        self._step, self._generation = 0, 0  # of the line before
+        self._chain: int | None = 0  # there; None where it cannot be told
+
+    def add(self, generation: int, line: Line) -> None:
+        """One more line, and the generation that logged it."""
+        step, batch, chain = line.get("step"), _print(line, "batch_fp"), _print(line, "chain_fp")
+        if type(step) is not int or not is_step(line):
+            self._wrong.append(f"generation {generation} has a line of step {shown(step)}")
+            return
+        name, before = f"step {step} (generation {generation})", self._chain
+        if step > self._step + 1:
+            self._gaps.append((self._step + 1, step - 1))
+            before = None
+        if batch is None or chain is None:
+            self._wrong.append(f"{name} has not the fingerprints of a step")
+        elif before is not None and fold(before, batch) != chain:
+            last = f"step {self._step} (generation {self._generation})"
+            after = last if self._step else "the beginning of a run"
+            self._wrong.append(f"{name} does not follow from {after}")
+        if chain is not None and self._known.get(step) not in (None, chain):
+            self._wrong.append(f"{name} has another chain_fp than {LEDGER}")
+        self._step, self._generation, self._chain = step, generation, chain
+
+    def found(self) -> str | None:
+        """After the last line: what is not as it should be; None where all is."""
+        gaps = list(self._gaps)
+        if (end := max(self._known, default=0)) > self._step:
+            gaps.append((self._step + 1, end))
+        parts = [f"it lacks {gap_text(gaps)}"] if gaps else []
+        parts += self._wrong[:_SHOWN]
+        if (more := len(self._wrong) - _SHOWN) > 0:
+            parts.append(f"and {more} more lines")
+        return "; ".join(parts) or None
+
+
+def told(run_dir: str | Path, wrong: str) -> str:
+    """What has been found, with the run and the fix."""
+    return f"the log of run {run_dir} is not whole, or not all of it this run's: {wrong}: {_FIX}"
+
+
+def gap_text(gaps: Iterable[tuple[int, int]]) -> str:
+    """`steps 5 to 6, 9`: from the first to the last step of each, the first three of them."""
+    gaps = list(gaps)
+    shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:_SHOWN]]
+    more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
+    many = len(gaps) > 1 or gaps[0][0] < gaps[0][1]
+    return f"step{'s' if many else ''} {', '.join(shown)}{more}"
+
+
+def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+    """Steps that the run has had, and chain_fp of each: of its starts, saves and stops, in order.
+
+    A life leaves all that lies beyond the step that it begins from. An event may stand behind those
+    of newer lives, if a full disk or a late save has put it off.
+    """
+    known: list[tuple[int, int | None]] = []
+    in_order = sorted(events, key=lambda event: event["generation"])
+    for _, group in groupby(in_order, key=lambda event: event["generation"]):
+        own: dict[int, int | None] = {}
+        began = 0
+        for event in group:
+            if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
+                continue
+            if is_step(event):
+                own[event["step"]] = _print(event, "chain_fp")
+            if event["event"] == "start" and type(step := event.get("step")) is int:
+                began = step
+                while known and known[-1][0] > began:
+                    known.pop()
+        known += sorted((it for it in own.items() if it[0] >= began), key=lambda it: it[0])
+    return known
+
+
+def at_start(
+    run_dir: str | Path, step: int, chain_fp: str, line: Line | None, kept: Iterable[int]
+) -> str | None:
+    """What is wrong with the log's line of the step that a life goes on from; None: nothing is.
+
+    `line`: the log's; `kept`: the steps whose lines memory has kept. No more of the logs is read
+    than a start reads, however old the run is. Raises OSError.
+    """
+    if not step or line is None and step in kept:
+        return None
+    if line is None:
+        return f"it lacks {gap_text([(1 + last_step(run_dir, below=step), step)])}"
+    if line.get("chain_fp") != chain_fp:
+        theirs = shown(line.get("chain_fp"))
+        return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
+    return None
+
+
+def holes(run_dir: str | Path) -> str | None:
+    """The steps that lie between the logs, and in none of them; None where there are none.
+
+    By the first and the last line of each: `Audit` sees all, and reads all. Raises OSError.
+    """
+    ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
+    gaps, done = [], 0
+    for first, last in sorted(it for it in ends if it[0]):
+        if first > done + 1:
+            gaps.append((done + 1, first - 1))
+        done = max(done, last)
+    return f"it lacks {gap_text(gaps)}" if gaps else None
+
+
+def _print(line: Line, name: str) -> int | None:
+    text = line.get(name)
+    if isinstance(text, str) and _FINGERPRINT.fullmatch(text):
+        return int(text, 16)
+    return None

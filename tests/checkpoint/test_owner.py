@@ -1,0 +1,237 @@
+"""A checkpoint is its own run's: one of another run is never gone on from, counted or deleted."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.checkpoints import loaded_step, meta, save
+from support.trainer_patches import lose_a_peer
+
+from gptddp.checkpoint import known, owner, retention, snapshot, store
+from gptddp.checkpoint.writer import Writer
+from gptddp.cli import cli
+from gptddp.flags import from_args
+from gptddp.launch.rescue import rescue
+from gptddp.run.history import Ledger, read_ledger
+
+MINE, OTHERS, LATER = (f"step-000000000{name}" for name in ("002.1", "003.1", "003.9"))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(known, "RETRY_S", (0.01,))
+
+
+@pytest.fixture
+def mine(run, tmp_path):
+    """A run that has done two steps."""
+    assert run("--steps", "2") == 0
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def others(run, tmp_path):
+    """The checkpoints of another run of the same data and seed, after three steps."""
+    assert run("--steps", "3", "--run-dir", str(tmp_path / "other")) == 0
+    return tmp_path / "other/checkpoints"
+
+
+def put(others: Path, run: Path) -> None:
+    """As a restore from the wrong backup does: the hint is the other run's too."""
+    shutil.copytree(others, run / "checkpoints", dirs_exist_ok=True)
+
+
+def rewrite(path: Path, **fields: object) -> None:
+    """A manifest with other values in it, and its own hash."""
+    (path / store.MANIFEST).write_bytes(store._seal(store.unsealed(path) | fields))
+
+
+def sources(run_dir: Path) -> list[str]:
+    return [event["source"] for event in read_ledger(run_dir) if event["event"] == "start"]
+
+
+def gptddp(*args: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, list(map(str, args)))
+    return result.exit_code, result.output
+
+
+def test_each_checkpoint_says_whose_it_is(mine, others):
+    """The same steps of the same rows: only the id of the run tells the two apart."""
+    said = [
+        store.unsealed(path)["run_id"] for path in (mine / "checkpoints" / MINE, others / OTHERS)
+    ]
+    wanted = [json.loads((path / "config.json").read_text()) for path in (mine, others.parent)]
+    assert said == [it["run_id"] for it in wanted] and said[0] != said[1]
+
+
+def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
+    """By name, with whose it is; the run's own goes on, and no reader believes it either."""
+    put(others, mine)
+    assert (mine / "checkpoints/LATEST").read_text().strip() == OTHERS
+    assert "step 2" in gptddp("sample", mine, "--tokens", "1")[1]
+    code, listed = gptddp("checkpoints", mine, "--verify")
+    assert code == 0 and [line.split()[1] for line in listed.splitlines()[:2]] == [
+        "foreign",
+        "verified",
+    ]
+    caplog.clear()
+    assert run("--steps", "4") == 0
+    assert f"checkpoint skipped: {OTHERS}: it is of run" in caplog.text
+    assert "in its own --run-dir" in caplog.text
+    assert sources(mine) == ["scratch", MINE]
+    assert store.names(mine) == ["step-000000000004.2", OTHERS, MINE]
+
+
+def test_a_run_that_has_only_those_of_another_does_not_begin_anew(run, mine, others, capsys):
+    """Exit code 4 with the fix, asked for or not; nothing is done, renamed or exported. With its
+    own put back it goes on."""
+    shutil.move(mine / "checkpoints", mine / "kept")
+    put(others, mine)
+    for flags in ((), ("--from-scratch",)):
+        assert run("--steps", "4", *flags) == 4
+        err = capsys.readouterr().err
+        assert f"{OTHERS}: it is of run" in err and "put this run's own checkpoints back" in err
+    for command in (("checkpoints",), ("sample",), ("checkpoints", "--export", mine / "out")):
+        code, said = gptddp(command[0], mine, *command[1:])
+        assert code == 4 and "it is of run" in said
+    assert store.names(mine) == [OTHERS] and sources(mine) == ["scratch"]
+    shutil.move(mine / "kept" / MINE, mine / "checkpoints")
+    assert run("--steps", "4") == 0 and sources(mine)[-1] == MINE
+
+
+def test_the_newest_commit_in_whose_place_another_lies_is_missed(run, mine, others, caplog):
+    """Steps that it had are done again, with a word about what to put back."""
+    assert run("--steps", "4") == 0
+    path = mine / "checkpoints/step-000000000004.2"
+    rewrite(path, run_id="another")
+    assert run("--steps", "5") == 0
+    assert f"lacks {path.name}, which the run has had" in caplog.text and path.exists()
+    assert sources(mine)[-1] == MINE
+
+
+def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, caplog):
+    """A newer name does not make a snapshot of this run old: neither for a life nor for a pod that
+    is stopped. In the place of what it saves another's is set aside, and not lost."""
+    (tmp_path / "pod").mkdir()
+    mine = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
+        lose_a_peer(run, "--steps", "9", at=3)  # after step 2
+        put(others, mine)
+        shutil.copytree(mine / "checkpoints" / OTHERS, mine / "checkpoints" / LATER)
+        rewrite(mine / "checkpoints" / LATER, generation=9)
+        shutil.copytree(mine, kept := tmp_path / "kept")
+        shutil.copytree(mine / "checkpoints" / OTHERS, mine / "checkpoints" / MINE)
+        rewrite(mine / "checkpoints" / MINE, step=2)
+        assert rescue(from_args(["--run-dir", str(mine)]), tmp_path / "memory") == MINE
+    assert f"{MINE} is another run's: it is set aside" in caplog.text
+    assert store.names(mine) == [LATER, OTHERS, f"{MINE}.bad.1", MINE]
+    assert owner.newest(mine, owner.run_id_of(mine)) == MINE
+    shutil.rmtree(mine)
+    shutil.move(kept, mine)
+    assert run("--steps", "4") == 0 and sources(mine) == ["scratch", "memory"]
+    for name in (OTHERS, LATER):
+        assert f"checkpoint skipped: {name}: it is of another run" in caplog.text
+
+
+def test_the_id_of_a_run_is_not_lost_with_its_configuration(run, mine, tmp_path):
+    """The ledger has it, and where that is gone too the checkpoint; a copy of the run elsewhere,
+    and one of which nothing but its checkpoints is left, go on."""
+    config = mine / "config.json"
+    wanted = json.loads(config.read_text())["run_id"]
+    config.unlink()
+    assert run("--steps", "3") == 0
+    shutil.copytree(mine, tmp_path / "copy")
+    for path in tmp_path.glob("copy/*"):
+        if path.name != "checkpoints":
+            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path)
+    assert run("--steps", "4", "--run-dir", str(tmp_path / "copy")) == 0
+    for place in ("run", "copy"):
+        assert json.loads((tmp_path / place / "config.json").read_text())["run_id"] == wanted
+    assert sources(tmp_path / "copy") == ["step-000000000003.2"]
+
+
+def test_one_that_does_not_say_whose_it_is_is_believed(tmp_path):
+    """Version 0.1.0 has not written it."""
+    path = save(tmp_path, 1, meta=meta(1))
+    manifest = store.unsealed(path)
+    assert manifest.pop("run_id") is None
+    (path / store.MANIFEST).write_bytes(store._seal(manifest))
+    assert loaded_step(tmp_path, run_id="mine") == 1
+
+
+def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
+    """Newer ones of another run push out none of this one's, nor does an older one take the place
+    of a milestone; and none of them is deleted, however old."""
+    theirs = [(step, 1) for step in (1, 101)] + [(step, 9) for step in (400, 500)]
+    for step, generation in theirs:
+        save(tmp_path, step, generation, meta=meta(step), run_id="theirs", keep=99)
+    for step in (90, 110, 120, 210, 220, 230):
+        how = {"run_id": "mine", "keep": 2, "keep_every": 100}
+        save(tmp_path, step, 2, meta=meta(step), **how)
+    left = {store.order(name) for name in store.names(tmp_path)}
+    assert left == {(9, 500), (9, 400), (2, 230), (2, 220), (2, 210), (2, 110), (1, 101), (1, 1)}
+    (tmp_path / "config.json").write_text('{"run_id": "mine", "config": {"keep_every": 100}}')
+    code, said = gptddp("checkpoints", tmp_path, "--prune", "--keep", "1")
+    assert code == 0 and said.count("deleted") == 1 and said.count("foreign") == 4
+    states = {row.name: row.state for row in retention.list_checkpoints(tmp_path)}
+    assert states["step-000000000230.2"] == "complete" and len(states) == 7
+
+
+def test_the_hint_of_a_late_commit_is_the_newest_there_is(tmp_path, monkeypatch):
+    """While it is about to be written the living life commits, and deletes the late one."""
+    Ledger(tmp_path).event("start", 2, source="memory", step=5)
+    hint = store.write_hint
+
+    def meanwhile(run_dir, name):
+        monkeypatch.setattr(store, "write_hint", hint)
+        save(tmp_path, 7, 2, meta=meta(7), run_id="mine", keep=1)
+        hint(run_dir, name)
+
+    monkeypatch.setattr(store, "write_hint", meanwhile)
+    save(tmp_path, 5, 1, meta=meta(5), run_id="mine", late=True)
+    newest = "step-000000000007.2"
+    assert (tmp_path / "checkpoints/LATEST").read_text().strip() == newest
+    assert store.names(tmp_path) == [newest]
+
+
+def test_what_cannot_be_read_just_now_is_not_deleted(tmp_path, monkeypatch):
+    """It may be another run's: the next call sees."""
+    for step in (1, 2):
+        path = save(tmp_path, step, meta=meta(step), run_id="mine")
+    unsealed = store.unsealed
+
+    def fail(path):
+        if path.name.startswith("step-000000000001"):
+            raise store.Unusable(path, "Input/output error", damaged=False, transient=True)
+        return unsealed(path)
+
+    monkeypatch.setattr(store, "unsealed", fail)
+    assert retention.prune(tmp_path, 1, run_id="mine") == []
+    monkeypatch.undo()
+    assert retention.prune(tmp_path, 1, run_id="mine") == ["step-000000000001.1"]
+    assert path.exists() and os.listdir(path)
+
+
+def test_a_snapshot_of_another_run_becomes_no_checkpoint(run, mine, tmp_path):
+    """What a save carries is the id of the run that has left the state."""
+    (tmp_path / "pod").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
+        lose_a_peer(run, "--steps", "9", at=2)
+        path = snapshot.path_of(tmp_path / "memory", mine)
+        found = snapshot.read(path)
+        path.unlink()
+        head = {it: getattr(found, it) for it in ("generation", "meta", "lines", "events", "fault")}
+        assert snapshot.write(path, found.tensors, run_id="another", **head)
+        config = from_args(["--run-dir", str(mine)])
+        assert rescue(config, tmp_path / "memory") is None
+        path.unlink()
+        assert snapshot.write(path, found.tensors, run_id=found.run_id, **head)
+        name = rescue(config, tmp_path / "memory")
+    assert name == "step-000000000003.2"
+    assert store.unsealed(mine / "checkpoints" / name)["run_id"] == found.run_id
+    assert Writer(mine, 3).run_id is None

@@ -1,0 +1,156 @@
+"""An API server that fails one request of a command: said is what was done, and it can be redone.
+
+Each command is run once for each of its requests and each way in which that can fail.
+"""
+
+import base64
+import copy
+import time
+
+import pytest
+from support.writable_api_server import (
+    LOST_ANSWER,
+    NO_ANSWER,
+    WriteAPI,
+    job,
+    put_claims,
+    submit,
+)
+
+from gptddp.k8s.objects import suspended
+
+FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no failure
+    "GET": (403, 500),
+    "POST": (403, 409, NO_ANSWER, LOST_ANSWER),
+    "PATCH": (403, 404, 409, NO_ANSWER, LOST_ANSWER),
+    "DELETE": (403, 409, NO_ANSWER, LOST_ANSWER),
+}
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
+    server = WriteAPI(tmp_path)
+    put_claims(server)
+    yield server
+    server.close()
+
+
+def nothing(api, k8s):
+    pass
+
+
+def submitted(api, k8s):
+    assert submit(k8s).exit_code == 0
+
+
+def suspended_job(api, k8s):
+    submitted(api, k8s)
+    assert k8s("suspend", "demo").exit_code == 0
+
+
+def failed_prepare(api, k8s):
+    assert k8s("prepare", "--source", "runs/texts").exit_code == 0
+    failed = {"type": "Failed", "status": "True", "message": "it failed"}
+    api.objects["jobs", "prepare"]["status"] = {"conditions": [failed]}
+
+
+COMMANDS = {  # what is there before, the command
+    "submit": (nothing, ["submit", "--name", "demo"]),
+    "submit of a job that exists": (submitted, ["submit", "--name", "demo", "--replicas", "4"]),
+    "delete": (submitted, ["delete", "demo"]),
+    "scale": (submitted, ["scale", "demo", "--replicas", "2"]),
+    "suspend": (submitted, ["suspend", "demo"]),
+    "resume": (suspended_job, ["resume", "demo"]),
+    "prepare": (failed_prepare, ["prepare", "--source", "runs/texts"]),
+}
+SAYINGS = {  # how the error's second line begins: is it true, of the state before and after?
+    "nothing was ": lambda before, after: before == after,
+    "the job was not changed": lambda before, after: before == after,
+    "the job was not created": lambda before, after: not has_job(after),
+    "the job was created": lambda before, after: has_job(after),
+    "the job exists": lambda before, after: has_job(before) and has_job(after),
+    "no new Job was created": lambda before, after: True,
+    "whether ": lambda before, after: True,
+    "it is deleted; whether ": lambda before, after: not has_job(after),
+    "not deleted, as far as is known": lambda before, after: True,
+}
+
+
+def state(api):
+    """All that a command may have changed, but for ids and keys."""
+    found = {}
+    for (plural, name), obj in api.objects.items():
+        owners = [o["uid"] for o in obj["metadata"].get("ownerReferences") or []]
+        found[plural, name] = {
+            "owned": bool(owners) and owners == [job(api)["metadata"]["uid"]],
+            "spec": copy.deepcopy(obj.get("spec")),
+            "suspended": plural == "pytorchjobs" and suspended(obj),
+            "key": len(base64.b64decode((obj.get("data") or {}).get("rendezvous-key", ""))),
+            "status": obj.get("status"),
+        }
+    return found
+
+
+def has_job(found):
+    return ("pytorchjobs", "demo") in found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_request_that_fails_is_said_and_the_same_command_completes(api, command):
+    """The error says truly what was done and what was not; the second run ends as if none had
+    failed. A failure that ends no command is a warning, or mended within it."""
+    prepare, args = COMMANDS[command]
+    prepare(api, api.command_line)
+    begin = copy.deepcopy(api.objects)
+    before, wanted, requests = run(api, begin, args)
+    for number, request in enumerate(requests):
+        for what in FAULTS[request.split()[0]]:
+            case = f"{command}: request {number}, {request}: {what}"
+            api.objects = copy.deepcopy(begin)
+            api.fault, api.requests = (number, what), []
+            result = api.command_line(*args)
+            assert isinstance(result.exception, SystemExit | None), (case, result.exception)
+            api.collect_garbage()
+            after = state(api)
+            if command == "submit" and what in (404, 409) and "pytorchjobs" not in request:
+                assert result.exit_code == 0, (case, result.stderr)  # another was faster
+            if result.exit_code == 0:
+                assert "warning" in result.stderr or after == wanted, (case, result.stderr)
+            else:
+                second = [line[2:] for line in result.stderr.splitlines() if line[:2] == "  "]
+                told = [say for say in SAYINGS if "".join(second).startswith(say)]
+                assert len(told) == 1, (case, result.stderr)
+                assert SAYINGS[told[0]](before, after), (case, result.stderr)
+            api.fault = None
+            again = api.command_line(*args)
+            gone = command == "delete" and not has_job(after) and again.exit_code == 102
+            assert again.exit_code == 0 or gone, (case, result.stderr, again.stderr)
+            api.collect_garbage()
+            assert state(api) == wanted or "warning" in result.stderr, (case, result.stderr)
+
+
+def run(api, begin, args):
+    """Its state before and after the command when nothing fails, and the requests that it takes."""
+    before, api.requests = state(api), []
+    assert api.command_line(*args).exit_code == 0
+    requests = list(api.requests)
+    api.collect_garbage()
+    return before, state(api), requests
+
+
+def test_a_job_that_is_not_there_is_not_there_for_who_may_not_list_them(api):
+    """Exit code 102: the names that may have been meant are only a help."""
+    api.fault = (1, 403)
+    result = api.command_line("suspend", "demo")
+    assert api.requests == ["GET pytorchjobs"] * 2
+    assert result.exit_code == 102 and "no PyTorchJob demo" in result.stderr
+
+
+def test_a_job_that_another_submit_has_created_a_moment_ago_is_the_same(api):
+    """Not there when it was looked for, and there when it was to be created."""
+    submitted(api, api.command_line)
+    api.fault, api.requests = (0, 404), []
+    result = submit(api.command_line)
+    assert "POST pytorchjobs" in api.requests
+    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")

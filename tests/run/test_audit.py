@@ -1,0 +1,160 @@
+"""A log that is not whole, or not this run's, is not printed and compared as if it were."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gptddp.cli import cli
+from gptddp.run import audit, history
+from gptddp.run.progress import fold
+
+STEPS = 40
+
+
+def chain(seed: int) -> list[tuple[str, str]]:
+    """batch_fp and chain_fp of each step, from 0."""
+    found, now = [("", "0" * 16)], 0
+    for step in range(1, STEPS + 1):
+        now = fold(now, seed * 1000 + step)
+        found.append((f"{seed * 1000 + step:016x}", f"{now:016x}"))
+    return found
+
+
+OURS, THEIRS = chain(1), chain(2)
+
+
+def lines(steps, of=OURS) -> str:
+    made = [dict(step=s, batch_fp=of[s][0], chain_fp=of[s][1], time=1.0) for s in steps]
+    return "".join(json.dumps(line) + "\n" for line in made)
+
+
+def event(name: str, generation: int, step: int, of=OURS, **more) -> str:
+    fixed = {"event": name, "time": 1.0, "generation": generation, "step": step}
+    return json.dumps(fixed | {"chain_fp": of[step][1]} | more) + "\n"
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """Four lives: to step 12, from 10 to 20, from 20 to 30, from 30 by memory to 40."""
+    (tmp_path / "config.json").write_text("{}")
+    begins, ends = (0, 10, 20, 30), (12, 20, 30, 40)
+    ledger = ""
+    for life, (begin, end) in enumerate(zip(begins, ends, strict=True), 1):
+        (tmp_path / f"log.{life}.jsonl").write_text(lines(range(begin + 1, end + 1)))
+        ledger += event("start", life, begin) + event("checkpoint", life, end - end % 10)
+    (tmp_path / "ledger.jsonl").write_text(ledger + event("stop", 4, 40))
+    return tmp_path
+
+
+def said(run: Path, command: str = "log") -> str:
+    """What the command says on stderr; its exit code fits."""
+    runs = [str(run)] * (1 if command == "log" else 2)
+    done = CliRunner().invoke(cli, [command, *runs])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code == (1 if done.stderr and command == "log" else 0)
+    assert done.stdout  # what there is, all the same
+    return done.stderr
+
+
+def test_a_whole_log_is_that_of_any_lives(run):
+    """Steps done again, logs that are folded, a life that is not as far as one before it, a late
+    event of a life that is over, and one of a branch that the run has left."""
+    assert said(run) == said(run, "fingerprints") == ""
+    for life in (1, 2, 3):
+        (run / f"log.{life}.jsonl").unlink()
+    folded = [json.loads(line) | {"log": 2} for line in lines(range(1, 31)).splitlines()]
+    (run / "log.3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in folded))
+    (run / "log.5.jsonl").write_text(lines(range(26, 29)))
+    left = event("checkpoint", 3, 39, THEIRS) + event("checkpoint", 5, 28)
+    with (run / "ledger.jsonl").open("a") as ledger:
+        ledger.write(event("start", 5, 25) + left + event("checkpoint", 1, 11))
+        ledger.write(event("checkpoint", 5, 29, error="full", chain_fp=None))
+    assert said(run) == said(run, "fingerprints") == ""
+
+
+def cut(run: Path, life: int, keep: slice) -> None:
+    path = run / f"log.{life}.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[keep]))
+
+
+FOREIGN = r"step 11 \(generation 2\) does not follow from step 10 \(generation 1\)"
+DAMAGE = {
+    "lost": (lambda run: (run / "log.2.jsonl").unlink(), "it lacks steps 13 to 20:"),
+    "first": (lambda run: (run / "log.1.jsonl").unlink(), "it lacks steps 1 to 10:"),
+    "newest": (lambda run: (run / "log.4.jsonl").unlink(), "it lacks steps 31 to 40:"),
+    "truncated": (lambda run: cut(run, 3, slice(0, 9)), "it lacks step 30:"),
+    "end cut": (lambda run: cut(run, 4, slice(0, 3)), "it lacks steps 34 to 40:"),
+    "two": (lambda run: cut(run, 3, slice(1, 9)), "it lacks steps 21, 30:"),
+    "foreign": (
+        lambda run: (run / "log.2.jsonl").write_text(lines(range(11, 21), THEIRS)),
+        FOREIGN + r"; step 20 \(generation 2\) has another chain_fp than ledger.jsonl; step 21",
+    ),
+    "all foreign": (
+        lambda run: [
+            (run / f"log.{life}.jsonl").write_text(lines(range(a, a + 10), THEIRS))
+            for life, a in ((1, 1), (2, 11), (3, 21), (4, 31))
+        ],
+        r"step 10 \(generation 1\) has another chain_fp .* and 1 more lines",
+    ),
+    "a digit": (
+        lambda run: (run / "log.3.jsonl").write_text(
+            lines(range(21, 31)).replace(OURS[25][0], OURS[24][0])
+        ),
+        r"step 25 \(generation 3\) does not follow from step 24 \(generation 3\):",
+    ),
+    "no step": (
+        lambda run: (run / "log.3.jsonl").write_text(
+            lines(range(21, 31)) + f'{{"step": {10**30}}}\n{{"step": -7}}'
+        ),
+        "generation 3 has a line of step -7; generation 3 has a line of step 10000000",
+    ),
+    "torn": (
+        lambda run: (run / "log.3.jsonl").write_text(lines(range(21, 31)).replace("}", "", 1)),
+        "it lacks step 21:",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_missing_or_foreign_is_named(run, damage):
+    """With the first and the last step; by `log` with exit code 1, and beside the comparison of
+    `fingerprints`; the files are as they were."""
+    do, wanted = DAMAGE[damage]
+    do(run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert re.search(wanted, said(run)), said(run)
+    assert f"the log of run {run} is not whole" in said(run)
+    if damage != "no step":  # which has no fingerprints to compare
+        assert re.search(wanted, said(run, "fingerprints"))
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "seen"), [("lost", 1), ("first", 1), ("two", 1), ("a digit", 0)]
+)
+def test_what_lies_between_the_logs_is_seen_by_their_ends(run, damage, seen):
+    """By a start, which may not read all of it."""
+    assert audit.holes(run) is None
+    DAMAGE[damage][0](run)
+    assert bool(audit.holes(run)) == bool(seen)
+    assert not seen or re.search(DAMAGE[damage][1], audit.told(run, audit.holes(run)))
+
+
+def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):
+    """A reader has read its log, it logs more and ends, and the next one begins."""
+    (run / "log.3.jsonl").write_text(lines(range(21, 26)))
+    (run / "log.4.jsonl").unlink()
+    real = history.lines_of
+
+    def meanwhile(path, first=None):
+        found = real(path, first)
+        if path.name == "log.3.jsonl":
+            (run / "log.3.jsonl").write_text(lines(range(21, 31)))
+            (run / "log.4.jsonl").write_text(lines(range(31, 41)))
+        return found
+
+    monkeypatch.setattr(history, "lines_of", meanwhile)
+    assert [line["step"] for line in history.history(run)] == list(range(1, 41))

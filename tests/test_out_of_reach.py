@@ -1,0 +1,159 @@
+"""What the volume cannot say is not taken for "it is not there", whatever the version of Python."""
+
+import ast
+import errno
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+from support.checkpoints import save
+from support.failing_reads import Reads, answer_as_python_3_14
+from support.paths import ROOT
+from support.prepared import BYTES
+
+from gptddp import files
+from gptddp.checkpoint import retention, store
+from gptddp.data.dataset import MANIFEST, SCRATCH, is_dataset, open_dataset
+from gptddp.errors import DataError
+from gptddp.prepare.build import prepare
+from gptddp.prepare.output import building
+from gptddp.run.directory import DATASET
+from gptddp.training import opening
+
+CODES = [errno.EIO, errno.ESTALE]
+
+
+@pytest.fixture
+def reads(tmp_path, monkeypatch):
+    answer_as_python_3_14(monkeypatch.setattr)
+    return Reads(tmp_path, setattr=monkeypatch.setattr)
+
+
+@pytest.mark.parametrize("code", [*CODES, errno.EACCES, errno.ELOOP])
+def test_a_file_is_there_or_not_or_an_error_says_that_nobody_knows(tmp_path, reads, code):
+    """Only ENOENT and ENOTDIR are a no."""
+    path = tmp_path / "file"
+    path.touch()
+    assert files.exists(path) and files.exists(path, stat.S_ISREG)
+    assert not files.exists(path, stat.S_ISDIR) and files.exists(tmp_path, stat.S_ISDIR)
+    assert not files.exists(tmp_path / "none") and not files.exists(path / "below")
+    with reads.failing(code, path=str(path)), pytest.raises(OSError) as caught:
+        files.exists(path)
+    assert caught.value.errno == code
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_checkpoint_that_a_list_lacks_is_not_passed_over(tmp_path, monkeypatch, reads, code):
+    """A stale list, and the newest name that LATEST has cannot be asked for: an error that may
+    pass, and not the checkpoint before."""
+    save(tmp_path, 1)
+    newest, listdir = save(tmp_path, 2), os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
+    with reads.failing(code, path=str(newest)), pytest.raises(OSError) as caught:
+        store.names(tmp_path)
+    assert files.may_pass(caught.value) and store.newest(tmp_path) == newest.name
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_record_of_the_data_is_not_written_over(tmp_path, corpus, reads, code):
+    """dataset.json of a run says what it began with: data that were exchanged are seen by it."""
+    (tmp_path / DATASET).write_text("{}")
+    with reads.failing(code, path=str(tmp_path / DATASET)):
+        opening._write_config(tmp_path, "id", None, open_dataset(corpus), new=False)
+    assert (tmp_path / DATASET).read_text() == "{}"
+
+
+def test_nothing_is_removed_where_a_link_may_be(tmp_path, reads):
+    """What a link in the place of .trash leads to is none of ours."""
+    theirs, trash = tmp_path / "theirs", tmp_path / ".trash"
+    theirs.mkdir()
+    (theirs / "file").touch()
+    trash.symlink_to(theirs)
+    with reads.failing(errno.EIO, at=0):
+        retention._remove_inside(trash)
+    retention._remove_inside(trash)
+    assert os.listdir(theirs) == ["file"]
+
+
+def test_no_read_that_fails_makes_a_new_dataset_of_a_whole_one(tmp_path, books, reads):
+    """Also where a process was killed between its last write and its tidying up."""
+    out = tmp_path / "out"
+    whole = prepare([books], out, BYTES)
+    for at in range(100):
+        (out / SCRATCH).mkdir(exist_ok=True)
+        reads.folders = (str(out),)
+        with reads.failing(errno.EIO, at=at):
+            try:
+                prepare([books], out, BYTES)
+            except (DataError, OSError) as error:
+                assert os.strerror(errno.EIO) in str(error), (at, error)
+            number = len(reads.seen)
+        assert open_dataset(out).sha256 == whole.sha256, at
+        if number <= at:
+            break
+    assert 3 < at < 99
+    assert SCRATCH not in os.listdir(out)  # and nothing has kept the lock
+    (out / SCRATCH).mkdir()
+    fails = reads.failing(errno.EIO, path=str(out / MANIFEST))
+    with fails, pytest.raises(DataError), building(out):
+        pass  # made by another process after this one has looked
+    assert open_dataset(out).sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("code", [*CODES, errno.EACCES])
+def test_a_source_out_of_reach_is_no_broken_link(tmp_path, books, reads, code):
+    """It is not left out of the dataset: DataError with its name, for a file and for a folder."""
+    (books / "done").mkdir()
+    (books / "done/dataset.json").write_text('{"format": "gptddp-dataset"}')
+    (books / "done/a.txt").write_text("a text")
+    settings = replace(BYTES, include=("*.txt",))
+    for path in (books / "0.txt", books / "more", books / "done/dataset.json"):
+        with reads.failing(code, path=str(path)), pytest.raises(DataError, match=str(path.parent)):
+            prepare([books], tmp_path / "out", settings)
+    with reads.failing(code, path=str(path)), pytest.raises(OSError):
+        is_dataset(path.parent)  # else its shards would be taken for sources
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_made_or_the_volumes_own_error_is_raised(tmp_path, reads):
+    """And not that there is a file in the place of one that is there."""
+    (tmp_path / "a").mkdir()
+    with reads.failing(errno.ESTALE, path=str(tmp_path / "a")), pytest.raises(OSError) as caught:
+        files.make_folder(tmp_path / "a/b")
+    assert caught.value.errno == errno.ESTALE
+
+
+# Who may ask pathlib or os.path: for a message, before a call that would fail as well, to tidy up,
+# of this machine's own files.
+FORGIVING = {
+    "gptddp/checkpoint/retention.py": 1,  # a free name: the rename onto one that is taken fails
+    "gptddp/checkpoint/store.py": 1,  # the same
+    "gptddp/data/dataset.py": 2,  # the words of an error
+    "gptddp/demo.py": 2,
+    "gptddp/distributed/hardware.py": 1,
+    "gptddp/export.py": 1,  # the rename fails
+    "gptddp/k8s/cluster.py": 1,
+    "gptddp/k8s/local/container.py": 1,
+    "gptddp/k8s/local/run.py": 2,  # a job that has succeeded is looked at once more; an error
+    "gptddp/k8s/local/screen.py": 1,
+    "gptddp/launch/agent.py": 3,  # /proc, and the pod's own memory
+    "gptddp/prepare/output.py": 7,  # to tidy up, where only what is empty goes; an error's words
+    "gptddp/prepare/recipe.py": 1,  # an error
+    "gptddp/prepare/walk.py": 1,  # a link, of what has just been seen
+    "gptddp/run/directory.py": 1,  # which error
+    "gptddp/run/fold.py": 1,  # to tidy up
+    "gptddp/run/lease_file.py": 1,  # which error
+}
+_ASKS = {"exists", "is_dir", "is_file", "is_symlink", "lexists", "isdir", "isfile", "islink"}
+
+
+def test_who_asks_whether_a_file_is_there_gets_an_error_where_nobody_knows():
+    """By `files.exists`; who asks pathlib or os.path is listed, with why that loses nothing."""
+    found = {}
+    for path in sorted((ROOT / "gptddp").rglob("*.py")):
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        asks = [f for f in calls if isinstance(f, ast.Attribute) and f.attr in _ASKS]
+        if asks:
+            found[str(path.relative_to(ROOT))] = len(asks)
+    assert found == FORGIVING
