@@ -101,9 +101,9 @@ def train(config: Config, world: World, stop: StopFlag) -> None:
                 optimizer.zero_grad(set_to_none=False)
             if life.is_evaluation_due:
                 life.evaluate(validate)  # all ranks
-            life.record()
             if agreed.save or life.is_check_due:
                 life.check_replicas()  # all ranks
+            life.record()
             if agreed.save:
                 life.save()
         life.end()  # all ranks: the last state is on disk before any rank leaves

@@ -19,6 +19,7 @@ class Progress:
     train_s: float = 0.0  # seconds in steps, over all lives
     skipped: int = 0  # non-finite steps in a row
     data: dict[str, Any] = field(default_factory=dict)  # the loader's state after `step`
+    state_fp: int | None = None  # of all tensors after `step`, where it has been computed
 
     def advance(
         self, targets: int, batch_fp: int, finite: bool, step_s: float, data: dict[str, Any]
@@ -29,16 +30,22 @@ class Progress:
         self.chain_fp = fold(self.chain_fp, batch_fp)
         self.train_s += step_s
         self.skipped = 0 if finite else self.skipped + 1
-        self.data = data
+        self.data, self.state_fp = data, None
 
     def to_meta(self) -> dict[str, Any]:
         """As JSON; 64-bit numbers as 16 hex digits."""
-        return vars(self) | {"chain_fp": f"{self.chain_fp:016x}"}
+        meta = vars(self) | {"chain_fp": f"{self.chain_fp:016x}"}
+        if meta.pop("state_fp") is not None:
+            meta["state_fp"] = f"{self.state_fp:016x}"
+        return meta
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> "Progress":
         """The inverse of to_meta; an empty mapping is the beginning of a run."""
-        return cls(**{**meta, "chain_fp": int(meta["chain_fp"], 16)}) if meta else cls()
+        return cls(**{k: int(v, 16) if k in _PRINTS else v for k, v in meta.items()})
+
+
+_PRINTS = ("chain_fp", "state_fp")
 
 
 def fold(chain_fp: int, batch_fp: int) -> int:
@@ -79,10 +86,11 @@ def wrong_meta(meta: Any) -> str | None:
 
 def _wrong_meta(meta: Any) -> Iterator[str]:
     yield from wrong(meta, _META, "meta")
-    if unknown := sorted(meta.keys() - _META.keys()):
+    if unknown := sorted(meta.keys() - _META.keys() - {"state_fp"}):
         yield f"meta has {', '.join(unknown):.80}, which this gptddp does not know"
-    if not _FINGERPRINT.fullmatch(meta["chain_fp"]):
-        yield f"meta.chain_fp is {meta['chain_fp']!r:.40}: it must be 16 hex digits"
+    for name in (it for it in _PRINTS if it in meta):
+        if not (isinstance(meta[name], str) and _FINGERPRINT.fullmatch(meta[name])):
+            yield f"meta.{name} is {meta[name]!r:.40}: it must be 16 hex digits"
     data = meta["data"]
     yield from wrong(data, _POSITION, "meta.data")
     if not _CURSORS.fullmatch(data["lanes"]):

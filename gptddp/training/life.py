@@ -23,6 +23,7 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.distributed.report import report
 from gptddp.errors import (
+    CheckpointError,
     Diverged,
     GptddpError,
     Hung,
@@ -161,7 +162,13 @@ class Life:
             copy_into(tensors, state.tensors)
         if self.step:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
-        check_replicas(tensors, self.step, self.world)  # all ranks
+        fp = check_replicas(tensors, self.step, self.world)  # all ranks
+        if self.progress.state_fp not in (None, fp):
+            raise CheckpointError(
+                f"the state of step {self.step} has the fingerprint {fp:016x}, and was saved with "
+                f"{self.progress.state_fp:016x}: its tensors are not those of the run"
+            )
+        self.progress.state_fp = fp
         self._tensors = tensors
         lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
@@ -283,12 +290,14 @@ class Life:
     @property
     def is_check_due(self) -> bool:
         """Is it time to compare the ranks, checkpoint or not?"""
-        return self.step % CHECK_EVERY == 0
+        return self.step % CHECK_EVERY == 0 or self.step >= self.config.steps
 
     def check_replicas(self) -> None:
-        """All ranks: raise Diverged unless all hold the same state."""
+        """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""
         self.clock.enter("checkpoint")
-        check_replicas(self._tensors, self.step, self.world)  # all ranks
+        fp = check_replicas(self._tensors, self.step, self.world)  # all ranks
+        self.progress.state_fp = fp
+        self.line["state_fp"] = f"{fp:016x}"
 
     def save(self) -> None:
         """Begin to write a checkpoint; the loop waits for a copy of the tensors only."""

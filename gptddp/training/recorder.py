@@ -83,6 +83,7 @@ class Recorder:
             device=world.device.type,
             seconds=sum(self.clock.seconds.values()),
             chain_fp=f"{progress.chain_fp:016x}",
+            state_fp=f"{progress.state_fp:016x}",
             run_id=origin.run_id,
             **self._new_config(ledger),
             **self._from_scratch(),
@@ -164,7 +165,9 @@ class Recorder:
 
     def fingerprints(self, progress: Progress) -> Fingerprints:
         """Of the rows of the last step; batch_fp is null before this life's first."""
-        return {"batch_fp": self._batch_fp, "chain_fp": f"{progress.chain_fp:016x}"}
+        state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
+        chain_fp = f"{progress.chain_fp:016x}"
+        return {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""
