@@ -84,7 +84,10 @@ class Config:
         None, FIXED, "rows a step over all ranks (G), a multiple of lanes", least=1, most=2**24
     )
     pack: str = _f(
-        None, FIXED, "documents to rows: best-fit (few are cut) or concat (cut every T tokens)"
+        None,
+        FIXED,
+        "documents to rows: best-fit (few are cut) or concat (cut every T tokens); runs of version "
+        "0.1.0 have best-fit-0.1 or concat-0.1",
     )
     mask: str = _f(
         None, FIXED, "none, or document: attention and positions within a document of a row"
@@ -168,7 +171,7 @@ class Config:
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
     "preset": tuple(PRESETS),
-    "pack": ("best-fit", "concat"),
+    "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
     "precision": ("fp32", "bf16"),
     "matmul": ("mkl", "onednn", "tf32"),
@@ -199,6 +202,8 @@ def _check(c: Config) -> None:
             f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
             f"use {near} or {near + c.n_head}"
         )
+    if c.reduce == "exact" and str(c.pack).endswith("-0.1"):
+        raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
     if c.batch and c.lanes and c.batch % c.lanes:
         low = c.batch // c.lanes * c.lanes
         fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"

@@ -134,7 +134,7 @@ def forward_backward(
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)
     while True:  # a second time where a grid of the sums did not fit
-        for part in of_step(batch, first_slot, c, world.device):
+        for part in of_step(batch, step, first_slot, c, world.device):
             if c.dropout:
                 torch.manual_seed(part.seed(c, step))
             with nullcontext() if part.ends_step else ddp.no_sync():

@@ -13,7 +13,7 @@ import numpy as np
 from gptddp.data.cache import Cache
 from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import Block, Share, blocks, rows_order
-from gptddp.data.packing import IDS, Packed, pack, row_hashes
+from gptddp.data.packing import IDS, Packed, hashes, origins, pack
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
@@ -33,6 +33,7 @@ class Made:
     first: int  # where rows[0] is in the block: not 0 if a restored position was inside it
     rows: Packed
     hashes: np.ndarray  # uint64, one a row
+    origin: np.ndarray  # int64, four a row: see packing.origins
 
 
 @dataclass
@@ -185,19 +186,21 @@ class Lane:
         if not len(packed):
             return None
         packed = packed.take(rows_order(len(packed), self.seed, self.number, *at))
-        hashes = row_hashes(packed, self.number, *at)
-        after = (self.epoch, self.block)
-        return Made(*at, after, first, packed.take(slice(first, None)), hashes[first:])
+        origin = origins(len(packed), self.number, *at)
+        prints = hashes(packed, origin, source.pack)
+        after, rest = (self.epoch, self.block), slice(first, None)
+        return Made(*at, after, first, packed.take(rest), prints[rest], origin[rest])
 
-    def take(self, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The next n rows, which must be ready: parts of (tokens, valid, hashes), as views."""
-        parts = []
+    def take(self, n: int) -> list[tuple[np.ndarray, ...]]:
+        """The next n rows, which must be ready: parts of (tokens, valid, hashes, origin), views."""
+        parts: list[tuple[np.ndarray, ...]] = []
         self.rows -= n
         while n:
             made = self.ready[0]
             start, self.taken = self.taken, min(self.taken + n, len(made.rows))
             part = slice(start, self.taken)
-            parts.append((made.rows.tokens[part], made.rows.valid[part], made.hashes[part]))
+            rows = made.rows.take(part)
+            parts.append((rows.tokens, rows.valid, made.hashes[part], made.origin[part]))
             n -= self.taken - start
             self.cursor = (made.epoch, made.block, made.first + self.taken)
             if self.taken == len(made.rows):

@@ -36,7 +36,8 @@ class Batch:
 
     tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool, false where tokens[i, t+1]
     must not count as a target (see packing.Packed); targets: how many count.
-    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's.
+    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's. origin:
+    int64 (rows, 4), see packing.origins.
     cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
     wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
@@ -52,6 +53,7 @@ class Batch:
     wait_s: float
     bos: int = -1
     bad: int = -1
+    origin: np.ndarray | None = None
 
     @property
     def segments(self) -> np.ndarray:
@@ -122,7 +124,7 @@ class Loader:
         started = time.monotonic()
         parts = self._producer.take()
         wait_s = time.monotonic() - started
-        tokens, valid, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        tokens, valid, hashes, origin = (np.concatenate(it) for it in zip(*parts, strict=True))
         cursors = np.zeros((self._identity["lanes"], 3), np.int64)
         for lane in self._lanes:
             cursors[lane.number] = lane.cursor
@@ -134,6 +136,7 @@ class Loader:
             cursors=cursors,
             wait_s=wait_s,
             bos=self._bos,
+            origin=origin,
         )
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:

@@ -170,16 +170,41 @@ def documents_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> tuple[np.nd
     return segments, (columns - starts).astype(np.int32)
 
 
-def row_hashes(packed: Packed, lane: int, epoch: int, block: int) -> np.ndarray:
-    """A 64-bit hash of each row, uint64 (n): xxh3 of where it comes from and of its tokens.
+def origins(n: int, lane: int, epoch: int, block: int) -> np.ndarray:
+    """Where each row of a block comes from, int64 (n, 4): lane, epoch, block, number in it."""
+    found = np.empty((n, 4), np.int64)
+    found[:, :3] = lane, epoch, block
+    found[:, 3] = np.arange(n)
+    return found
 
-    Tokens are hashed as little-endian uint32, whatever dtype they are kept in.
+
+def row_hashes(origin: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each row, uint64 (n): xxh3 of where it comes from, inputs and targets.
+
+    origin int64 (n, 4); x and y (n, T), y negative where there is no target. They are hashed as
+    little-endian int32, whatever dtype they are kept in.
     """
+    n, width = x.shape
+    records = np.empty((n, 8 + 2 * width), "<i4")
+    records[:, :8].view("<i8")[:] = origin
+    records[:, 8 : 8 + width] = x
+    np.maximum(y, -1, out=records[:, 8 + width :], casting="unsafe")
+    return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)
+
+
+def hashes(packed: Packed, origin: np.ndarray, how: str) -> np.ndarray:
+    """The hash of each row, uint64 (n), before it is on its way to the model."""
+    if how.endswith(OLD):
+        return _old_hashes(packed, origin)
+    y = np.where(packed.valid, packed.tokens[:, 1:].astype(np.int32), -1)
+    return row_hashes(origin, packed.tokens[:, :-1], y)
+
+
+def _old_hashes(packed: Packed, origin: np.ndarray) -> np.ndarray:
+    """As version 0.1.0: of the targets only their number."""
     n, width = packed.tokens.shape
     records = np.zeros((n, 10 + width), "<u4")
-    origin = records[:, :10].view("<i8")
-    origin[:, :3] = lane, epoch, block
-    origin[:, 3] = np.arange(n)
-    origin[:, 4] = packed.valid.sum(axis=1)
+    head = records[:, :10].view("<i8")
+    head[:, :4], head[:, 4] = origin, packed.valid.sum(axis=1)
     records[:, 10:] = packed.tokens
     return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)

@@ -42,7 +42,8 @@ class Progress:
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> "Progress":
         """The inverse of to_meta; an empty mapping is the beginning of a run."""
-        return cls(**{k: int(v, 16) if k in _PRINTS else v for k, v in meta.items()})
+        prints = {name: int(meta[name], 16) for name in _PRINTS if name in meta}
+        return cls(**{**meta, **prints})
 
 
 _PRINTS = ("chain_fp", "state_fp")
