@@ -16,6 +16,7 @@ LATER_S = 20.0  # than the worker's own thread, which can leave the state
 _NO_BEAT = -1  # the beats of a worker that has no pulse
 # As long as it has not asked for SIGUSR1, that signal ends it.
 _NOT_BEGUN = "a worker (process {}) hangs before its trainer has begun: it is killed"
+_WITHOUT_STACK = "a worker is killed that does not end ({})"
 
 
 class Hanging(NamedTuple):
@@ -85,15 +86,19 @@ def describe(pids: Mapping[int, int], stacks: Path) -> list[str]:
 
 
 def _describe(stack: Path, pid: int) -> str:
-    if not stack.exists():
-        return _NOT_BEGUN.format(pid)
     try:
-        rank, whose, *lines = stack.read_text().splitlines()
+        text = stack.read_text()
+    except FileNotFoundError:
+        return _NOT_BEGUN.format(pid)
+    except (OSError, ValueError) as error:
+        return _WITHOUT_STACK.format(error)
+    try:
+        rank, whose, *lines = text.splitlines()
         if whose != f"process {pid}":  # of one before it
             return _NOT_BEGUN.format(pid)
         stopped = is_stopped(pid)
     except (OSError, ValueError) as error:
-        return f"a worker is killed that does not end ({error})"
+        return _WITHOUT_STACK.format(error)
     # '  File "/a/b.py", line 7 in f', the innermost first
     frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
     calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]

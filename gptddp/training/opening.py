@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, owner, retention, store
+from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
@@ -32,11 +31,11 @@ from gptddp.run.directory import (
 from gptddp.run.history import highest_generation, history, is_step, last_step
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
-from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.changes import changes, write_config
-from gptddp.training.choose import Brought, newest_rank, of_this_run, trusted
+from gptddp.training.choose import Brought, of_this_run
 from gptddp.training.quarantine import check
+from gptddp.training.take_up import take_up
 
 log = logging.getLogger(__name__)
 
@@ -67,25 +66,10 @@ def open_run(
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
     config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
     check_world_size(config, world.world_size)
-    patiently(lambda: _check_data(run, dataset))
-    if config.on_bad == "fail":
-        patiently(dataset.check_whole)
-    foreign: set[str] = set()
-    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
-    snapshots = trusted(snapshots, ledger.void, run, world)
-    from_rank = newest_rank(snapshots, store.order(newest) if newest else None)
-    chosen = None if from_rank is None else snapshots[from_rank]
-    loaded, late_save = _take_up(config, run_id, ledger, chosen, saving, world, tell)
-    step, source, parent = 0, "scratch", None
-    if loaded is not None:
-        step, source, parent = loaded.step, loaded.name, loaded.name
-    elif chosen is not None:
-        step, source, parent = chosen[1], "memory", newest
-        for name in foreign:  # else the load has said so
-            log.warning("checkpoint skipped: %s: it is of another run", name)
-    again = [it for it in ledger.quarantine if it["step"] >= step]
-    check(again, dataset, run / LEDGER)
-    changed = changes(before, config)
+    patiently(lambda: _check_data(run, dataset, config.on_bad))
+    taken = take_up(config, run_id, ledger, snapshots, saving, world, tell)
+    step = taken.step
+    changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
     tell("reading the log")
     redo, last_line, line = patiently(lambda: _in_history(run, step))
@@ -94,18 +78,18 @@ def open_run(
         changes=changed,
         generation=generation,
         step=step,
-        meta=loaded.meta if loaded else {},
-        source=source,
+        meta=taken.loaded.meta if taken.loaded else {},
+        source=taken.source,
         redo=redo,
         last_line=last_line,
         line=line,
         run_id=run_id,
-        parent=parent,
-        snapshot_rank=from_rank,
-        late=late_save,
-        quarantine=decided(again, step),
+        parent=taken.parent,
+        snapshot_rank=taken.snapshot_rank,
+        late=taken.late,
+        quarantine=quarantine,
     )
-    return origin, loaded
+    return origin, taken.loaded
 
 
 def _known(run: Path) -> tuple[Summary, int, str]:
@@ -152,48 +136,6 @@ def _id_of(run: Path, known: bool) -> str:
     return owner.run_id_of(run) or uuid.uuid4().hex
 
 
-def _take_up(
-    config: Config,
-    run_id: str,
-    ledger: Summary,
-    chosen: tuple[int, int, int] | None,
-    saving: Sequence[str | None],
-    world: World,
-    tell: Tell,
-) -> tuple[Loaded | None, str | None]:
-    """The newest checkpoint, unless a snapshot is `chosen`; and the late save that is spared.
-
-    That is the one in progress, or one of the snapshot where a checkpoint is overdue.
-    """
-    run, commits = Path(config.run_dir), known.committed(ledger)
-    if chosen is None:
-        patiently(lambda: retention.fence(run))
-        anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-        if (loaded := known.load(run, run_id, commits, anew, tell)) is None:
-            # of a run that was given up; its launchers would end at once
-            patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
-        return loaded, None
-    generation, step, _ = chosen
-    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
-    overdue = unsaved_s(ledger) >= config.checkpoint_every
-    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
-        save = store.name_of(step, generation)
-    patiently(lambda: retention.fence(run, [save] if save else []))
-    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
-    return None, save
-
-
-def _given_before(ledger: Summary, world: World) -> int:
-    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
-
-    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
-    """
-    if (it := ledger.from_scratch) is None:
-        return 0
-    same_job = it.get("job") == world.job if world.job else world.restarts > 0
-    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
-
-
 def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
@@ -238,7 +180,14 @@ def _write_config(
         log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
 
 
-def _check_data(run: Path, dataset: Dataset) -> None:
+def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
+    """What earlier lives decided beyond `step`: see run/quarantine.py."""
+    again = [it for it in ledger.quarantine if it["step"] >= step]
+    check(again, dataset, run / LEDGER)
+    return decided(again, step)
+
+
+def _check_data(run: Path, dataset: Dataset, on_bad: str) -> None:
     """Refuse other data than the run began with, naming every file that differs.
 
     The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
@@ -256,3 +205,5 @@ def _check_data(run: Path, dataset: Dataset) -> None:
             f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
             "put that data set back, or give another --run-dir"
         )
+    if on_bad == "fail":
+        dataset.check_whole()

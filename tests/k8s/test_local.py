@@ -76,7 +76,8 @@ def test_a_torn_key_is_made_anew(finish, tmp_path, torn):
     folder.mkdir(parents=True)
     for name in ("rendezvous.key", "rendezvous.key.new"):
         (folder / name).write_text(torn, "latin-1")
-    code, _, err = finish(job("(runs / name).write_text(os.environ['GPTDDP_RENDEZVOUS_KEY'])"))
+    code = "(runs / name).write_text(os.environ['GPTDDP_RENDEZVOUS_KEY'])"
+    code, _, err = finish(job(code, replicas=1))
     assert code == 0, err
     key = (folder / "rendezvous.key").read_text()
     assert len(key) == 64 and pod_file(tmp_path, "job-worker-0").read_text() == key

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from support.crashing import crash_at
 
+from gptddp.checkpoint import retention
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.files import write_json_atomic
@@ -42,6 +43,7 @@ def life(run, generation, step, crash):
     run, ledger = Path(run), Ledger(run)
     log = RunLog(run, generation, ledger)
     crash_at(crash)
+    retention.fence(run)
     write_json_atomic(run / "config.json", {"generation": generation})
     ledger.event("start", generation)
     log.append({"step": step})

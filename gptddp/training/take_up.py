@@ -1,0 +1,95 @@
+"""What a life goes on from: a checkpoint, or a snapshot that a rank has brought."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gptddp.checkpoint import known, owner, retention, store
+from gptddp.checkpoint.load import Loaded
+from gptddp.config import Config
+from gptddp.distributed import environment
+from gptddp.distributed.connect import World
+from gptddp.distributed.waiting import Tell
+from gptddp.files import patiently
+from gptddp.run.directory import FINISHED
+from gptddp.run.recovery import unsaved_s
+from gptddp.run.summary import Summary
+from gptddp.training.choose import Snapshots, newest_rank, trusted
+
+log = logging.getLogger(__name__)
+
+
+class Taken(NamedTuple):
+    """The state that is taken up; the fields are those of `Origin`."""
+
+    loaded: Loaded | None  # the checkpoint; None for a snapshot, and for a run that begins
+    step: int
+    source: str
+    parent: str | None
+    snapshot_rank: int | None
+    late: str | None
+
+
+def take_up(
+    config: Config,
+    run_id: str,
+    ledger: Summary,
+    snapshots: Snapshots,
+    saving: Sequence[str | None],
+    world: World,
+    tell: Tell,
+) -> Taken:
+    """Rank 0 only: read the newest checkpoint, unless a snapshot of this run is newer.
+
+    Raises CheckpointError and OSError as `known.load` does.
+    """
+    run, foreign = Path(config.run_dir), set[str]()
+    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
+    snapshots = trusted(snapshots, ledger.void, run, world)
+    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    if rank is None:
+        loaded = _load(config, run_id, ledger, world, tell)
+        name = loaded.name if loaded else None
+        return Taken(loaded, loaded.step if loaded else 0, name or "scratch", name, None, None)
+    generation, step, _ = snapshots[rank]
+    save = _late_save(config, ledger, saving, store.name_of(step, generation))
+    patiently(lambda: retention.fence(run, [save] if save else []))
+    commits = known.committed(ledger)
+    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
+    for other in foreign:  # else the load has said so
+        log.warning("checkpoint skipped: %s: it is of another run", other)
+    return Taken(None, step, "memory", newest, rank, save)
+
+
+def _load(config: Config, run_id: str, ledger: Summary, world: World, tell: Tell) -> Loaded | None:
+    """The newest valid checkpoint; None where the run begins."""
+    run, commits = Path(config.run_dir), known.committed(ledger)
+    patiently(lambda: retention.fence(run))
+    anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
+    if (loaded := known.load(run, run_id, commits, anew, tell)) is None:
+        # of a run that was given up; its launchers would end at once
+        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
+    return loaded
+
+
+def _late_save(
+    config: Config, ledger: Summary, saving: Sequence[str | None], name: str
+) -> str | None:
+    """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    overdue = unsaved_s(ledger) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        return name
+    return save
+
+
+def _given_before(ledger: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := ledger.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
