@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import DataError
-from gptddp.run.audit import Audit
 from gptddp.run.history import logged
+from gptddp.run.log_check import LogCheck
 
 KEYS = ("batch_fp", "chain_fp")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -68,15 +68,15 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
     """
     steps = {}
     try:
-        audit = Audit(run)
+        check = LogCheck(run)
         for generation, line in logged(run):
-            audit.add(generation, line)
+            check.add(generation, line)
             steps[line["step"]] = _fingerprints(run, generation, line)
     except OSError as error:
         raise DataError(f"cannot read the log of {run}: {error.strerror}") from error
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
-    return steps, audit.found()
+    return steps, check.found()
 
 
 def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:

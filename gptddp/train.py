@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 -m gptddp.train --data DATASET --run-dir RUN
     gptddp-k8s submit --replicas 4 --local
 
-Read it downwards: `train` is one life of a run, from the newest state through the loop to its last
-checkpoint; `main` parses and connects. What a fault, a stop or a save needs is behind `life`
-(training/life.py).
+Read it downwards: `train` finds the newest state of a run, and `live` is one life of it, through
+the loop to its last checkpoint; `main` parses and connects. What a fault, a stop or a save needs is
+behind `life` (training/life.py).
 """
 
 import logging
@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from gptddp.advice import advice
 from gptddp.config import Config
 from gptddp.data import lanes
-from gptddp.data.dataset import open_dataset
+from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.loader import Batch
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import use
@@ -42,6 +43,7 @@ from gptddp.model.sums import Sums
 from gptddp.model.sums import build as sums_of
 from gptddp.run import crash_loop
 from gptddp.training.begin import begin
+from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.rows import Rows
 from gptddp.training.stop import StopFlag
@@ -57,10 +59,15 @@ def train(config: Config, world: World, stop: StopFlag) -> None:
     tokenizer = patiently(dataset.tokenizer)
 
     life = begin(config, dataset, world, stop, clock)  # all ranks: newest state, disk or memory
-    c = life.config
-    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(c, world.world_size)]
+    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)
+    live(life, dataset, tokenizer, stop)
+
+
+def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> None:
+    """All ranks: a life of the run, from its newest state to its end. An audit lives it again."""
+    c, world = life.config, life.world
     rows = Rows(dataset, c, world, life.progress.data)
     with life.guard(rows):  # lost peer, divergence, crash loop
         if not life.step:  # a mistake in them is told at once; a recovery must not wait for them

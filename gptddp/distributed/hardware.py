@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ _WITHOUT = {"precision": "fp32", "matmul": "mkl"}
 
 # What torch calls the library that multiplies fp32 matrices. On a GPU only tf32 differs.
 _MATMUL = {"mkl": "highest", "onednn": "medium", "tf32": "high"}
+
+
+def machine(device: torch.device | None) -> str:
+    """What decides the bits beside the run's own fields: this processor, and the libraries."""
+    kind = platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                kind = line.partition(":")[2].strip()
+                break
+    if device is not None and device.type == "cuda":
+        kind = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{kind} ({capability}), torch {torch.__version__}"
 
 
 def numerics(device: torch.device) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from gptddp.config import Config
 from gptddp.data.loader import Batch
 from gptddp.distributed import connect, environment, peers, pulse, storage
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.distributed.report import report
 from gptddp.errors import (
@@ -173,8 +174,9 @@ class Life:
         lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
+        machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
         if self.recorder:
-            self.recorder.begin(tensors, n_params, self.progress, state)
+            self.recorder.begin(tensors, n_params, self.progress, state, machines)
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
         self.live.begun(begun, pending)

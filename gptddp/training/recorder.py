@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
 from gptddp.files import patiently
-from gptddp.run import audit, crash_loop, summary
+from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -55,7 +55,12 @@ class Recorder:
             serve(self.metrics, c.metrics_port, loopback)
 
     def begin(
-        self, tensors: Mapping[str, Tensor], params: int, progress: Progress, state: NewestState
+        self,
+        tensors: Mapping[str, Tensor],
+        params: int,
+        progress: Progress,
+        state: NewestState,
+        machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
 
@@ -84,6 +89,7 @@ class Recorder:
             seconds=sum(self.clock.seconds.values()),
             chain_fp=f"{progress.chain_fp:016x}",
             state_fp=f"{progress.state_fp:016x}",
+            machines=machines,
             run_id=origin.run_id,
             **self._new_config(ledger),
             **self._from_scratch(),
@@ -101,8 +107,8 @@ class Recorder:
         run, step = self.config.run_dir, progress.step
         chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
         line = self.origin.line
-        if wrong := patiently(lambda: audit.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", audit.told(run, wrong))
+        if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
+            log.warning("%s", log_check.told(run, wrong))
 
     def _new_config(self, ledger: Summary) -> dict[str, Any]:
         """The configuration for the ledger, which has a copy of it: {} where it is the same."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.crashing import killed
 
-from gptddp.run import audit, crash_loop, fold, history, summary, tidy
+from gptddp.run import crash_loop, fold, history, log_check, summary, tidy
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Claim
 
@@ -215,7 +215,7 @@ def start_reads(run: Path, lives: int) -> int:
     history.complete(run, log, [{"step": step + 1}, {"step": step + 2}], step + 2)
     event = {"event": "end", "time": 1.0, "generation": lives}
     assert history.recover(run, book, [event]) == [event]
-    assert audit.at_start(run, step + 1, "", None, []) and not audit.holes(run)
+    assert log_check.at_start(run, step + 1, "", None, []) and not log_check.holes(run)
     log.close()
     book.close()
     return bytes_read() - before

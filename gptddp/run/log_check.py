@@ -25,7 +25,7 @@ _SHOWN = 3  # gaps, and lines that are wrong
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
-class Audit:
+class LogCheck:
     """Made before a history is read, and told each of its lines, in order."""
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -127,7 +127,7 @@ def at_start(
 def holes(run_dir: str | Path) -> str | None:
     """The steps that lie between the logs, and in none of them; None where there are none.
 
-    By the first and the last line of each: `Audit` sees all, and reads all. Raises OSError.
+    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
     """
     ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
     gaps, done = [], 0

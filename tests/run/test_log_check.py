@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gptddp.cli import cli
-from gptddp.run import audit, history
+from gptddp.run import history, log_check
 from gptddp.run.progress import fold
 
 STEPS = 40
@@ -137,10 +137,10 @@ def test_what_is_missing_or_foreign_is_named(run, damage):
 )
 def test_what_lies_between_the_logs_is_seen_by_their_ends(run, damage, seen):
     """By a start, which may not read all of it."""
-    assert audit.holes(run) is None
+    assert log_check.holes(run) is None
     DAMAGE[damage][0](run)
-    assert bool(audit.holes(run)) == bool(seen)
-    assert not seen or re.search(DAMAGE[damage][1], audit.told(run, audit.holes(run)))
+    assert bool(log_check.holes(run)) == bool(seen)
+    assert not seen or re.search(DAMAGE[damage][1], log_check.told(run, log_check.holes(run)))
 
 
 def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):

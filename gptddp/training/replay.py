@@ -1,0 +1,144 @@
+"""A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.config import Config
+from gptddp.distributed.connect import World
+from gptddp.model.evaluate import Evaluation
+from gptddp.run.origin import Origin
+from gptddp.training.choose import NewestState
+from gptddp.training.life import Life
+from gptddp.training.metrics import PhaseClock
+from gptddp.training.stop import StopFlag
+
+# What a line says of a step that follows from the state before it. Not its times and speeds, and
+# not how many ranks there were.
+FIELDS = ("loss", "grad_norm", "lr", "tokens", "batch_fp", "chain_fp")
+DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The first step that is not what was logged or saved."""
+
+    step: int
+    field: str
+    logged: Any
+    found: Any
+    where: str = "the log"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state after a step: tensors by name, and `Progress` as a checkpoint has it.
+
+    None and {}: as the seed makes them.
+    """
+
+    step: int
+    name: str
+    tensors: Mapping[str, Tensor] | None
+    meta: dict[str, Any]
+
+
+@dataclass
+class Span:
+    """Steps of one configuration, from a state on.
+
+    `lines`: of the log, by step. `quarantine`: decisions to leave row groups out, by step. `after`:
+    the state at the end, when it has been recomputed.
+    """
+
+    config: Config
+    begin: State
+    end: int
+    lines: Mapping[int, Mapping[str, Any]]
+    quarantine: dict[int, list[int]]
+    after: State | None = None
+
+    @property
+    def step(self) -> int:
+        return self.begin.step
+
+
+class Replay(Life):
+    """A life that writes nothing: it compares its lines with those of the log."""
+
+    def __init__(self, span: Span, world: World, stop: StopFlag, run_id: str) -> None:
+        # No budget of time ends it, as its steps take other times.
+        origin = _origin(dataclasses.replace(span.config, max_time=0.0), run_id, span)
+        state = NewestState(origin, 0, span.begin.tensors, [], [], None, None, None)
+        super().__init__(state, world, stop, PhaseClock())
+        self._span = span
+        self.wrong: Wrong | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there another step to compare?"""
+        return self.cause == "steps" and self.wrong is None and self.step < self._span.end
+
+    def evaluate_missed(self, validate: Callable[[], Evaluation | None]) -> None:
+        """The step before the first is not compared."""
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """As in the run, or where the log says that it was."""
+        return super().is_evaluation_due or "val_loss" in self._line
+
+    @property
+    def is_check_due(self) -> bool:
+        """As in the run, where the log has a fingerprint of the state, and at the end."""
+        return super().is_check_due or "state_fp" in self._line or self.step == self._span.end
+
+    @property
+    def _line(self) -> Mapping[str, Any]:
+        return self._span.lines.get(self.step, {})
+
+    def record(self) -> None:
+        """Compare the step with its line."""
+        if not self._line:
+            self.wrong = Wrong(self.step, "step", None, self.step)
+            return
+        due = [name for name in DUE if name in self.line and not self._may_lack(name)]
+        for name in (*FIELDS, *due):
+            if self._line.get(name) != self.line[name]:
+                self.wrong = Wrong(self.step, name, self._line.get(name), self.line[name])
+                return
+
+    def _may_lack(self, name: str) -> bool:
+        """Is this of no step that must have it? It is computed at the end of the span anyway."""
+        due = super().is_check_due if name == "state_fp" else super().is_evaluation_due
+        return name not in self._line and not due
+
+    def end(self) -> None:
+        """There is nothing to save."""
+
+    def state(self) -> State:
+        """A copy of the live state, after the last step that was recomputed."""
+        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        return State(self.step, "the log", tensors, self.progress.to_meta())
+
+
+def _origin(config: Config, run_id: str, span: Span) -> Origin:
+    step = span.step
+    return Origin(
+        config=config,
+        changes=[],
+        generation=0,
+        step=step,
+        meta=span.begin.meta,
+        source=span.begin.name,
+        redo=0,
+        last_line=None,
+        line=None,
+        run_id=run_id,
+        parent=None,
+        snapshot_rank=None,
+        late=None,
+        quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
+    )
