@@ -1,0 +1,173 @@
+"""`gptddp audit`: a run as it was is the same bits; a forged one is found, at the step."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.toy import SMALL, training_here
+
+from gptddp import train
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.cli import cli
+from gptddp.distributed import hardware
+from gptddp.distributed.replicas import state_fp
+
+pytestmark = pytest.mark.usefixtures("train_here")
+FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
+
+
+def trained(corpus: Path, folder: Path, *flags: str) -> Path:
+    with training_here():
+        assert (
+            train.main([*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags])
+            == 0
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def honest(corpus, tmp_path_factory):
+    """A run of eight steps in two lives: it was extended once, with another learning rate."""
+    run = trained(corpus, tmp_path_factory.mktemp("audit") / "run", "--steps", "5")
+    return trained(corpus, run, "--lr", "1e-3")
+
+
+@pytest.fixture
+def forged(honest, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(honest, tmp_path / "forged"))
+
+
+def audit(run, *flags):
+    result = CliRunner().invoke(cli, ["audit", str(run), *flags])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def lines_of(run):
+    logs = sorted(run.glob("log.*.jsonl"))
+    return [(log, [json.loads(line) for line in log.read_text().splitlines()]) for log in logs]
+
+
+def edit(run, step, **changes):
+    """Change fields of a line of the log; a function gets the old value."""
+    for log, lines in lines_of(run):
+        for line in (it for it in lines if it["step"] == step):
+            line |= {k: v(line[k]) if callable(v) else v for k, v in changes.items()}
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_an_honest_run_is_the_same_bits(honest):
+    """All steps from the seed, over a change of the rate; or those after the first checkpoint."""
+    code, text = audit(honest, "--whole")
+    assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
+    code, text = audit(honest)
+    assert code == 0 and " to 8 of 8 (" in text and "times, speeds" in text
+
+
+def up(value):
+    """The next float: one bit."""
+    return math.nextafter(value, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("step", "change"),
+    [
+        (3, {"loss": up}),
+        (4, {"grad_norm": up}),
+        (7, {"lr": up}),
+        (2, {"tokens": lambda n: n + 1}),
+        (6, {"batch_fp": "0123456789abcdef"}),
+        (8, {"chain_fp": "0123456789abcdef"}),
+        (3, {"val_loss": up}),
+        (6, {"val_bpb": up}),
+        (8, {"state_fp": "0123456789abcdef"}),
+        (4, {"loss": None, "grad_norm": None}),  # a step that was done, called skipped
+    ],
+)
+def test_a_number_of_the_log_that_is_not_that_of_the_run(forged, step, change):
+    """One bit of any field is found, at its step, and what comes before it is the same."""
+    edit(forged, step, **change)
+    code, text = audit(forged, "--whole")
+    assert code == 1 and f"wrong: step {step}: {next(iter(change))} is" in text
+    assert f"same bits: steps 1 to {step - 1} of 8" in text
+
+
+def test_a_step_is_taken_out_of_the_log(forged):
+    """It is named, by the replay and by the log itself."""
+    for log, lines in lines_of(forged):
+        kept = [json.dumps(line) + "\n" for line in lines if line["step"] != 4]
+        log.write_text("".join(kept))
+    code, text = audit(forged, "--whole")
+    assert code == 1 and "wrong: step 4: it is not in the log" in text and "it lacks step 4" in text
+
+
+def test_two_steps_change_places(forged):
+    """Their lines do not follow from the steps before them."""
+    (log, lines), *_ = lines_of(forged)
+    lines[2], lines[3] = lines[3] | {"step": 3}, lines[2] | {"step": 4}
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "wrong: step 3: loss" in audit(forged, "--whole")[1]
+
+
+@pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
+def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
+    """With all hashes made anew: its fingerprint tells, or else what is recomputed."""
+    loaded = load_newest(forged)
+    tensors = {key: tensor.clone() for key, tensor in loaded.tensors.items()}
+    tensors[name].view(-1)[0] += 1
+    for honest_meta in (True, False):
+        meta = dict(loaded.meta)
+        if not honest_meta:
+            meta["state_fp"] = f"{state_fp(tensors):016x}"
+        shutil.rmtree(loaded.path)
+        run_id = json.loads((forged / "config.json").read_text())["run_id"]
+        writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
+        assert writer.save(loaded.step, tensors, meta).error is None
+        code, text = audit(forged)
+        assert code == 1 and f"wrong: step {loaded.step}: state_fp is" in text
+
+
+def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, monkeypatch):
+    """The loss of the step is right; the state after it is not, and so the next loss."""
+    step, calls = torch.optim.AdamW.step, []
+
+    def skipping(self, *args, **kwargs):
+        calls.append(1)
+        return None if len(calls) == 4 else step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", skipping)
+        run = trained(corpus, tmp_path / "run")
+    code, text = audit(run, "--whole")
+    assert code == 1 and ("wrong: step 4: state_fp" in text or "wrong: step 5: loss" in text)
+
+
+def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):
+    """Another processor; sums that are not exact; a run without a step: exit code 2."""
+    fast = trained(corpus, tmp_path / "fast", "--reduce", "fast", "--steps", "2")
+    code, text = audit(fast)
+    assert code == 2 and "reduce is fast in life 1" in text and "fingerprints" in text
+    for log in forged.glob("log.*"):
+        log.rename(log.with_name(f"gone.{log.name}"))
+    assert audit(forged)[0] == 2
+    for log in forged.glob("gone.*"):
+        log.rename(log.with_name(log.name.removeprefix("gone.")))
+    monkeypatch.setattr(hardware, "machine", lambda _: "another kind")
+    monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
+    code, text = audit(forged)
+    assert code == 2 and "another kind" in text and "on a machine of that kind" in text
+
+
+def test_an_audit_writes_nothing(honest):
+    """Neither a damaged checkpoint nor anything else of the run is touched."""
+    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
+    assert audit(honest, "--whole")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
+    assert store.names(honest)
