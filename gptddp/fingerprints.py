@@ -1,24 +1,30 @@
-"""Did two runs train on the same rows? Their logs, compared step by step; without torch."""
+"""Did two runs train on the same rows, and to the same bits? Their logs, step by step; no torch."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.errors import DataError
+from gptddp.config import differences
+from gptddp.errors import ConfigError, DataError
+from gptddp.run.directory import saved_config
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
 
-KEYS = ("batch_fp", "chain_fp")
+ROWS = ("batch_fp", "chain_fp")
+BITS = ("loss", "grad_norm", "state_fp")  # the same too where the sums of both runs are exact
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A step's fingerprints, and which life logged them."""
+    """What a step came to, and which life logged it; state_fp: of some steps only."""
 
     batch_fp: str
     chain_fp: str
+    loss: float | None
+    grad_norm: float | None
+    state_fp: str | None
     generation: int
     world_size: int | None
 
@@ -28,16 +34,19 @@ class Comparison:
     """Two runs over the steps that both have logged.
 
     difference: the first step that differs, None where none does. same: steps that agree, before
-    the first difference. missing: for each run the steps that only the other has logged. wrong:
-    what is not as it should be in the log of each.
+    the first difference. bits: are losses and states compared as well? missing: for each run the
+    steps that only the other has logged. wrong: what is not as it should be in the log of each.
+    begun: what both were begun with differently.
     """
 
     runs: tuple[Path, Path]
     steps: tuple[dict[int, Logged], dict[int, Logged]]
     difference: int | None
     same: int
+    bits: bool | None
     missing: tuple[list[int], list[int]]
     wrong: tuple[str | None, str | None]
+    begun: list[str]
 
 
 def compare(run_a: Path, run_b: Path) -> Comparison:
@@ -49,16 +58,39 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
             f"no step is in both logs: {run_a} has {ranges(sorted(a))}, "
             f"{run_b} has {ranges(sorted(b))}"
         )
-    equal = ((a[s].batch_fp, a[s].chain_fp) == (b[s].batch_fp, b[s].chain_fp) for s in both)
-    same = next((i for i, it in enumerate(equal) if not it), len(both))
+    config_a, config_b = _config(run_a), _config(run_b)
+    sums = {
+        config_a.get("reduce"),
+        config_b.get("reduce"),
+    }  # None: version 0.1.0 has no word for it
+    bits = None if None in sums else sums == {"exact"}
+    parts = (i for i, step in enumerate(both) if _different(a[step], b[step], bits is True))
+    same = next(parts, len(both))
     return Comparison(
         runs=(run_a, run_b),
         steps=(a, b),
         difference=both[same] if same < len(both) else None,
         same=same,
+        bits=bits,
         missing=(sorted(b.keys() - a.keys()), sorted(a.keys() - b.keys())),
         wrong=(wrong_a, wrong_b),
+        begun=differences(config_a, config_b),
     )
+
+
+def _config(run: Path) -> dict[str, Any]:
+    try:
+        return saved_config(run) or {}
+    except (ConfigError, OSError):  # it is not needed to compare rows
+        return {}
+
+
+def _different(a: Logged, b: Logged, bits: bool) -> list[str]:
+    """The fields in which a step of one run differs from that of the other."""
+    keys = [key for key in (*ROWS, *(BITS if bits else ())) if getattr(a, key) != getattr(b, key)]
+    if None in (a.state_fp, b.state_fp):
+        keys = [key for key in keys if key != "state_fp"]
+    return keys
 
 
 def read(run: Path) -> tuple[dict[int, Logged], str | None]:
@@ -80,13 +112,14 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
 
 
 def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:
-    for key in KEYS:
+    for key in ROWS:
         if not _FINGERPRINT.fullmatch(str(line.get(key))):
             raise DataError(
                 f"{run / f'log.{generation}.jsonl'}, step {line['step']}: {key} is "
                 f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"
             )
-    return Logged(line["batch_fp"], line["chain_fp"], generation, line.get("world_size"))
+    values: dict[str, Any] = {key: line.get(key) for key in (*ROWS, *BITS, "world_size")}
+    return Logged(**values, generation=generation)
 
 
 def describe(result: Comparison) -> str:
@@ -95,8 +128,12 @@ def describe(result: Comparison) -> str:
     if (step := result.difference) is None:
         both = sorted(a.keys() & b.keys())
         lines = [f"same: {result.same} steps ({ranges(both)}), chain_fp {a[both[-1]].chain_fp}"]
+        if result.bits:
+            lines.append(_same_bits(a, b, both))
+        elif result.bits is False:
+            lines.append("  only their rows: the sums of one are not exact (see --reduce)")
     else:
-        keys = [key for key in KEYS if getattr(a[step], key) != getattr(b[step], key)]
+        keys = _different(a[step], b[step], result.bits is True)
         lines = [f"different: step {step} ({result.same} steps before it are the same)"]
         lines += [
             f"  {key} {getattr(steps[step], key)}  {_who(run, steps[step])}"
@@ -105,10 +142,21 @@ def describe(result: Comparison) -> str:
         ]
         if keys == ["chain_fp"]:
             lines.append("  the rows of this step are the same: those of a step before are not")
+        if not set(keys) & set(ROWS):
+            lines.append("  the rows are the same")
+        lines += [f"  begun with another {it}" for it in result.begun]
     for run, missing in zip(result.runs, result.missing, strict=True):
         if missing:
             lines.append(f"not compared: {run} has not logged {ranges(missing)}")
     return "\n".join(lines)
+
+
+def _same_bits(a: dict[int, Logged], b: dict[int, Logged], both: list[int]) -> str:
+    states = [step for step in both if a[step].state_fp and b[step].state_fp]
+    if not states:
+        return "  and their losses; no step has the state_fp of both"
+    last = f"state_fp {a[states[-1]].state_fp} at step {states[-1]}"
+    return f"  and their losses, and their states after {len(states)} of the steps, {last}"
 
 
 def _who(run: Path, step: Logged) -> str:
