@@ -1,0 +1,116 @@
+"""Exact sums of gradients: grids that fit, numbers that are none, and how exact they are."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gptddp.distributed.connect import connect
+from gptddp.model.sums import ExactSums, FastSums
+
+SLOTS = 12
+
+
+@pytest.fixture
+def world(train_here):
+    with connect("cpu") as world:
+        yield world
+
+
+def summed(world, gradients, exponents=None, kind=ExactSums, targets=1):
+    """(gradient of the step, passes, the sums), of slots with these gradients, (slots, n)."""
+    net = nn.Linear(gradients.shape[1], 1, bias=False)
+    ddp = DDP(net, gradient_as_bucket_view=True)
+    sums = kind(ddp, len(gradients), world)
+    if exponents is not None:
+        sums.tensors()["sums.exponents"].fill_(exponents)
+    factor, passes, done = sums.begin(targets), 0, None
+    while done is None:
+        passes += 1
+        for slot, gradient in enumerate(gradients):
+            last = slot == len(gradients) - 1
+            if last:
+                loss = ddp(gradient[None]).sum()
+            else:
+                with ddp.no_sync():
+                    loss = ddp(gradient[None]).sum()
+            sums.took(slot, torch.tensor(0.5))
+            if last:
+                (loss * factor).backward()
+            else:
+                with ddp.no_sync():
+                    (loss * factor).backward()
+                sums.close(slot)
+        done = sums.finish()
+    assert done == pytest.approx(0.5 * len(gradients), nan_ok=True)
+    return net.weight.grad.flatten().clone(), passes, sums
+
+
+def normal(n=1000, scale=1.0):
+    return scale * torch.randn(SLOTS, n, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_order_of_the_slots_changes_no_bit(world):
+    """Nor where the sum is much smaller than what is summed; float32 sums differ."""
+    gradients = normal()
+    gradients[1] = -gradients[0] + 1e-6
+    other = gradients[torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))]
+    one, two = (summed(world, it)[0] for it in (gradients, other))
+    assert one.numpy().tobytes() == two.numpy().tobytes()
+    fast = [summed(world, it, kind=FastSums)[0] for it in (gradients, other)]
+    assert not torch.equal(*fast)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
+def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
+    """Against the sum in float64, divided by the number of targets once, whatever the magnitude."""
+    gradients = normal(scale=scale)
+    exact = gradients.double().sum(0) / 777
+    errors = [
+        float((summed(world, gradients, kind=kind, targets=777)[0].double() - exact).norm())
+        for kind in (ExactSums, FastSums)
+    ]
+    assert errors[0] <= errors[1]
+    assert errors[0] <= 2**-24 * float(exact.norm())
+
+
+@pytest.mark.parametrize("exponents", [0, -60, 20, 60, 90])
+def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
+    """Too coarse or too fine: the step is done twice, and the sum is that of a grid that fits."""
+    gradients = normal()
+    wanted, _, sums = summed(world, gradients)
+    sums.settle()
+    fitting = int(sums.tensors()["sums.exponents"])
+    again, passes, _ = summed(world, gradients, exponents)
+    assert passes == 2 and torch.equal(again, wanted)
+    same, passes, _ = summed(world, gradients, fitting)
+    assert passes == 1 and torch.equal(same, wanted)
+
+
+def test_gradients_that_grow_at_once_stay_exact(world):
+    """A hundred thousand times the largest of the step before: no whole number is beyond 2**53."""
+    gradients = normal()
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    large = 1e5 * gradients
+    found, passes, _ = summed(world, large, int(sums.tensors()["sums.exponents"]))
+    assert passes == 2 and torch.equal(found, summed(world, large)[0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_no_number_reaches_the_sum(world, value):
+    """It is not done again, the grids stay as they were, and the step can be skipped."""
+    gradients = normal()
+    gradients[5, 7] = value
+    found, passes, sums = summed(world, gradients, 30)
+    assert passes == 1 and not math.isfinite(found[7])
+    sums.settle()
+    assert int(sums.tensors()["sums.exponents"]) == 30
+
+
+def test_a_tensor_without_gradients_is_no_reason_to_do_a_step_again_for_ever(world):
+    """All zeros fit every grid."""
+    found, passes, _ = summed(world, torch.zeros(SLOTS, 5))
+    assert passes == 1 and not found.any()
