@@ -58,7 +58,7 @@ def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
     values that no version can have written.
     """
     given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
-    if "reduce" not in given:  # a run of version 0.1.0 goes on as it was begun
+    if "reduce" not in values:  # a run of version 0.1.0 goes on as it was begun
         old = {name: f"{given[name]}-0.1" for name in ("pack",) if isinstance(given.get(name), str)}
         given |= old | {"reduce": "fast"}
     try:
