@@ -94,6 +94,12 @@ class Recorder:
             **self._new_config(ledger),
             **self._from_scratch(),
         )
+        if len(machines) > 1 and self.config.reduce == "exact":
+            log.warning(
+                "the ranks compute on different machines (%s): which of them has a lane decides "
+                "the last bits; use nodes of one kind for the same bits as an undisturbed run",
+                "; ".join(machines),
+            )
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
