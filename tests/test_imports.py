@@ -25,7 +25,7 @@ LEVELS = [
     {"checkpoint", "model"},
     {"training"},
     {"train", "sample", "fingerprints", "prepare"},
-    {"export"},
+    {"export", "audit"},
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
