@@ -155,7 +155,9 @@ def test_a_warm_up_longer_than_the_run_is_told():
 
 def test_a_job_is_told_before_it_is_submitted():
     """The notes of render and submit have the same lines, for all workers of the job."""
-    job = spec.load(None, {"replicas": 16, "nproc_per_node": 2, "image": "a:1"}, ["--preset", "gpt2"])
+    job = spec.load(
+        None, {"replicas": 16, "nproc_per_node": 2, "image": "a:1"}, ["--preset", "gpt2"]
+    )
     (note,) = rules.warnings(job)
     assert "32 workers share 48 lanes" in note
 
