@@ -39,7 +39,7 @@ class Console:
         if line["step"] % self.config.log_every:
             return
         c, done = self.config, (progress.step, progress.tokens, progress.train_s)
-        left_s = (budget.last_step(c, *done) - progress.step) * step_s
+        left_s = (budget.last_step(c, *done) - progress.step) * (step_s + line["data_wait_s"])
         if c.max_time:
             left_s = min(left_s, c.max_time - progress.train_s)
         left = max(0, int(left_s))

@@ -261,13 +261,9 @@ class Life:
     # -- after a step ------------------------------------------------------------------------------
 
     @property
-    def _is_last(self) -> bool:
-        return self.cause in BUDGETS
-
-    @property
     def is_evaluation_due(self) -> bool:
         """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
-        return self._is_last or self.step % self.config.eval_every == 0
+        return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
@@ -312,7 +308,7 @@ class Life:
     @property
     def is_check_due(self) -> bool:
         """Is it time to compare the ranks, checkpoint or not?"""
-        return self._is_last or self.step % CHECK_EVERY == 0
+        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
         """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,15 @@ def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
     peak = config_of(tmp_path / "run").lr
     assert lines[2]["lr"] == peak and 0.1 * peak < lines[-1]["lr"] < 0.15 * peak
     assert run(*TIME) == 0 and log(tmp_path) == lines
+
+
+def test_a_reader_is_told_when_time_will_end_the_run(run, clock, caplog):
+    """The step that is expected to be the last, and the seconds that are left."""
+    caplog.set_level(logging.INFO)
+    assert run(*TIME, "--log-every", "4") == 0
+    told = [it.getMessage() for it in caplog.records if " tok/s " in it.getMessage()]
+    assert [line.split()[1] for line in told] == ["4/~10", "8/~10"]
+    assert [line.split("  ")[-1] for line in told] == ["0:04 left", "0:01 left"]
 
 
 def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_path, monkeypatch):
