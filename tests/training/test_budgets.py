@@ -77,10 +77,13 @@ def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
     assert run(*TIME) == 0 and log(tmp_path) == lines
 
 
-def test_a_reader_is_told_when_time_will_end_the_run(run, clock, caplog):
-    """The step that is expected to be the last, and the seconds that are left."""
+def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplog):
+    """The step that is expected to be the last, and the seconds that are left; and each evaluation
+    once, where the last step was evaluated before it was known to be the last."""
     caplog.set_level(logging.INFO)
-    assert run(*TIME, "--log-every", "4") == 0
+    assert run(*TIME, "--log-every", "4", "--eval-every", "5") == 0
+    check_ended(tmp_path, "max_time", 10)
+    assert caplog.text.count("step 10: validation loss") == 1
     told = [it.getMessage() for it in caplog.records if " tok/s " in it.getMessage()]
     assert [line.split()[1] for line in told] == ["4/~10", "8/~10"]
     assert [line.split("  ")[-1] for line in told] == ["0:04 left", "0:01 left"]
@@ -157,3 +160,18 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
     check_ended(tmp_path, "max_time", 10)
     start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
     assert (start["source"], start["step"], start["redo"]) == ("memory", 10, 0)
+
+
+def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
+    run, tmp_path, clock, monkeypatch
+):
+    """The run is not finished then; what was trained is in a checkpoint, and no step is added."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", lambda *args: None)
+        assert run(*TIME) == 143
+    assert "val_loss" not in log(tmp_path)[-1]
+    assert not (tmp_path / "run/finished.json").exists()
+    assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 10)
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"]) == ("step-000000000010.1", 10)
