@@ -11,12 +11,18 @@ def advice(c: Config, workers: int) -> list[str]:
 
 
 def _warm_up(c: Config) -> str:
-    if c.warmup_steps <= c.steps:
+    """How long a run of a budget of time takes is not known before."""
+    steps, budget, more = c.steps, f"steps {c.steps}", "--steps"
+    full = c.batch * c.seq_len  # the most targets of a step
+    if c.max_tokens and (of_tokens := -(-c.max_tokens // full)) < steps:
+        steps, more = of_tokens, "--max-tokens"
+        budget = f"the {steps} full steps of max_tokens {c.max_tokens}"
+    if c.warmup_steps <= steps:
         return ""
     return (
-        f"warmup_steps {c.warmup_steps} is more than steps {c.steps}: the learning rate ends at "
-        f"{c.lr * c.steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
-        f"--warmup-steps of at most {c.steps}, or more --steps"
+        f"warmup_steps {c.warmup_steps} is more than {budget}: the learning rate ends at "
+        f"{c.lr * steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
+        f"--warmup-steps of at most {steps}, or more {more}"
     )
 
 

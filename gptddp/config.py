@@ -103,11 +103,27 @@ class Config:
     )
     # optimization
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
+    max_tokens: int = _f(
+        0,
+        KEPT,
+        "targets trained after which the run ends, if that is before steps; 0: no limit",
+        least=0,
+        most=2**53,
+    )
     max_time: float = _f(
-        0.0, KEPT, "seconds of training after which the run ends early; 0: no limit", least=0
+        0.0,
+        KEPT,
+        "seconds in steps, with their wait for data, after which the run ends, if that is before "
+        "steps; starts, evaluations and checkpoints do not count; 0: no limit",
+        least=0,
     )
     lr: float = _f(None, KEPT, "peak learning rate", least=0)
-    final_lr: float = _f(0.1, KEPT, "learning rate at the end, as a part of the peak", least=0)
+    final_lr: float = _f(
+        0.1,
+        KEPT,
+        "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
+        least=0,
+    )
     warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
     weight_decay: float = _f(
         0.1, KEPT, "AdamW decay of the matrices; vectors are never decayed", least=0

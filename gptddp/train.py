@@ -88,16 +88,16 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
             return evaluate(net, rows.validation, tokenizer, c, world, lambda: stop.asked)
 
         # -- the loop ---------------------------------------------------------------------------
-        life.evaluate_missed(validate)  # all ranks
+        life.complete_line(validate)  # all ranks: the life before may have been cut off
         while life.goes_on:
             batch = life.next_batch()
             agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save
-            if agreed.ends:
+            if not life.goes_on:
                 break
             if agreed.bad:
                 life.quarantine(batch)  # all ranks; then the same step without those rows
                 continue
-            lr = optim.set_lr(optimizer, life.step, c)
+            lr = optim.set_lr(optimizer, c, life.progress)
             nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
@@ -113,6 +113,7 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
             life.record()
             if agreed.save:
                 life.save()
+        life.complete_line(validate)  # all ranks: time ends a run before a step, not after one
         life.end()  # all ranks: the last state is on disk before any rank leaves
 
 

@@ -151,6 +151,11 @@ def test_a_warm_up_longer_than_the_run_is_told():
     (line,) = advice(closed(steps=3, warmup_steps=1000, lr=1), 1)
     assert "warmup_steps 1000 is more than steps 3" in line and "ends at 3.0e-03" in line
     assert "--warmup-steps of at most 3" in line and not advice(closed(steps=3, warmup_steps=3), 1)
+    full = closed().batch * closed().seq_len
+    (line,) = advice(closed(steps=999, warmup_steps=6, max_tokens=4 * full + 1), 1)
+    assert f"warmup_steps 6 is more than the 5 full steps of max_tokens {4 * full + 1}: " in line
+    assert line.endswith("use a --warmup-steps of at most 5, or more --max-tokens")
+    assert not advice(closed(steps=999, warmup_steps=6, max_tokens=5 * full + 1), 1)
 
 
 def test_a_job_is_told_before_it_is_submitted():

@@ -21,10 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptddp.budget import BUDGETS
 from gptddp.config import FIELDS, KEPT, Config, changed, continued, differences, of_run, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass, names_in, read_json, write_json_atomic
 from gptddp.flags import flag, from_saved
+from gptddp.run.progress import Progress
 
 if TYPE_CHECKING:
     from gptddp.distributed.connect import World
@@ -209,8 +211,9 @@ def _closed(config: Config, world: "World") -> Config:
 # -- the marker of a finished run ----------------------------------------------------------------
 
 
-def finish(c: Config, run_id: str, step: int, cause: str) -> None:
+def finish(c: Config, run_id: str, progress: Progress, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
-    wanted = {"run_id": run_id, "steps": c.steps, "max_time": c.max_time}
-    marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
+    done = {"step": progress.step, "tokens": progress.tokens, "train_s": progress.train_s}
+    wanted = {name: getattr(c, name) for name in BUDGETS}
+    marker = {"run_id": run_id, **done, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)

@@ -16,19 +16,23 @@ class Progress:
     step: int = 0  # finished optimizer steps
     tokens: int = 0  # trained targets
     chain_fp: int = 0  # folds the fingerprint of every step since the first
-    train_s: float = 0.0  # seconds in steps, over all lives
+    train_s: float = 0.0  # seconds in steps and waiting for their data, over all lives
     skipped: int = 0  # non-finite steps in a row
     data: dict[str, Any] = field(default_factory=dict)  # the loader's state after `step`
     state_fp: int | None = None  # of all tensors after `step`, where it has been computed
 
     def advance(
-        self, targets: int, batch_fp: int, finite: bool, step_s: float, data: dict[str, Any]
+        self, targets: int, batch_fp: int, finite: bool, seconds: float, data: dict[str, Any]
     ) -> None:
-        """Count one finished step. A skipped one has used its data like any other."""
+        """Count one finished step. A skipped one has used its data like any other.
+
+        `seconds`: of this rank, its wait for the data included. `Life.agree` makes rank 0's of the
+        sum on all ranks, before anything is decided by it.
+        """
         self.step += 1
         self.tokens += targets
         self.chain_fp = fold(self.chain_fp, batch_fp)
-        self.train_s += step_s
+        self.train_s += seconds
         self.skipped = 0 if finite else self.skipped + 1
         self.data, self.state_fp = data, None
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gptddp import __version__
+from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config, changed, differences
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError
@@ -19,6 +20,7 @@ from gptddp.model.optim import lr_at
 from gptddp.run.directory import CONFIG, unknown_fields
 from gptddp.run.history import Ledger
 from gptddp.run.origin import Origin
+from gptddp.run.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,8 @@ class Changes:
             what = it["field"], it["old"], it["new"]
             log.info("changed after step %d: %s: %s -> %s", origin.step, *what)
         before = {it["field"]: it["old"] for it in origin.changes}
-        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, origin.step)
+        progress = Progress.from_meta(origin.meta)
+        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, progress)
 
     def try_to_save(self, trouble: str | None) -> None:
         """Once the ledger has them, or its `trouble` is known; else the next save does it."""
@@ -108,10 +111,11 @@ class Changes:
             self._unsaved = False
 
 
-def _tell_of_a_jump(before: Config, config: Config, step: int) -> None:
-    """The schedule is computed anew from step 0: the learning rate may rise again."""
-    old, new = lr_at(step, before), lr_at(step, config)
-    if step < config.steps and not math.isclose(old, new, rel_tol=0.01):
+def _tell_of_a_jump(before: Config, config: Config, progress: Progress) -> None:
+    """The schedule is computed anew for the whole run: the learning rate may rise again."""
+    step, tokens, train_s = progress.step, progress.tokens, progress.train_s
+    old, new = (lr_at(step, c, tokens, train_s) for c in (before, config))
+    if not used_up(config, step, tokens, train_s) and not math.isclose(old, new, rel_tol=0.01):
         log.warning(
             "the learning rate of step %d is %.1e instead of %.1e, as its schedule is computed "
             "anew: give another --lr if that is not meant",

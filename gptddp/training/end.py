@@ -112,7 +112,7 @@ class Ending(threading.Thread):
         self._recorder.log.sync()
         if self._cause != "stopped":
             origin = self._recorder.origin
-            finish(origin.config, origin.run_id, self._progress.step, self._cause)
+            finish(origin.config, origin.run_id, self._progress, self._cause)
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

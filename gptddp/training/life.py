@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gptddp.budget import BUDGETS, used_up
 from gptddp.checkpoint.load import copy_into
 from gptddp.config import Config
 from gptddp.data.loader import Batch
@@ -63,7 +64,8 @@ class Life:
         self.progress = Progress.from_meta(origin.meta)
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin)
-        self.cause = "steps"  # why the loop ends
+        # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
+        self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
         self._tensors: Mapping[str, Tensor] = {}  # the live ones
@@ -86,7 +88,7 @@ class Life:
     @property
     def goes_on(self) -> bool:
         """Is there another step to do?"""
-        return self.cause == "steps" and self.step < self.config.steps
+        return not self.cause
 
     # -- around all of it --------------------------------------------------------------------------
 
@@ -201,13 +203,14 @@ class Life:
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        out_of_time = 0 < self.config.max_time <= self.progress.train_s
         save = self.recorder.is_save_due if self.recorder else False
         logged = self.recorder.log.durable_step if self.recorder else 0
-        agreed = agree(batch, self.stop.asked, out_of_time, save, logged, self.world)  # all ranks
+        stop, now = self.stop.asked, self.progress
+        agreed = agree(batch, stop, now.train_s, save, logged, self.world)  # all ranks
         self.live.forget(agreed.logged)
-        if agreed.ends:
-            self.cause = "stopped" if agreed.stop else "max_time"
+        now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
+        budget = used_up(self.config, now.step, now.tokens, now.train_s)
+        self.cause = "stopped" if agreed.stop else budget
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
@@ -235,7 +238,8 @@ class Life:
         self._ended_step = time.monotonic()
         step_s = self._ended_step - self._began_step
         data = self._rows.loader.state(agreed.cursors)
-        self.progress.advance(agreed.targets, agreed.fp, finite, step_s, data)
+        self.progress.advance(agreed.targets, agreed.fp, finite, step_s + batch.wait_s, data)
+        self.cause = used_up(self.config, self.step, self.progress.tokens)
         self._recent.append(step_s)
         self.world.set_timeout(_PATIENCE * statistics.median(self._recent))
         self.line = {
@@ -251,6 +255,8 @@ class Life:
             "world_size": self.world.world_size,
             "time": time.time(),
         }
+        if self.config.max_time:  # without it the rate is a function of step and tokens
+            self.line["train_s"] = agreed.train_s
         self.live.keep(self.line)
         self.live.mark_whole(self._tensors, self.progress)
 
@@ -259,7 +265,7 @@ class Life:
     @property
     def is_evaluation_due(self) -> bool:
         """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
-        return self.step % self.config.eval_every == 0 or self.step >= self.config.steps
+        return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
@@ -269,13 +275,25 @@ class Life:
         else:
             self.cause = "stopped"
 
-    def evaluate_missed(self, validate: Callable[[], Evaluation | None]) -> None:
-        """All ranks: the evaluation that the life before had no time for, if there is one."""
-        if self.line and "val_loss" not in self.line and self.is_evaluation_due:
+    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+        """All ranks: the evaluation and the fingerprint that the line of the last step lacks.
+
+        The life before was cut off in them. Or time is used up, which is known before the next step
+        only: the one before it was the last.
+        """
+        unchecked = self.is_check_due and "state_fp" not in self.line
+        missed = self.is_evaluation_due and "val_loss" not in self.line
+        if not self.line or self.cause == "stopped" or not (missed or unchecked):
+            return
+        if missed:
             self.evaluate(validate)
-            self.live.keep(self.line)
-            if self.recorder and self.cause == "steps":
-                self.recorder.evaluated(self.line)
+        if self.cause == "stopped":
+            return
+        if unchecked:
+            self.check_replicas()  # all ranks
+        self.live.keep(self.line)
+        if self.recorder:
+            self.recorder.completed(self.line, missed)
 
     def record(self) -> None:
         """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
@@ -292,7 +310,7 @@ class Life:
     @property
     def is_check_due(self) -> bool:
         """Is it time to compare the ranks, checkpoint or not?"""
-        return self.step % CHECK_EVERY == 0 or self.step >= self.config.steps
+        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
         """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""

@@ -145,15 +145,17 @@ class Recorder:
             self.event("recovered", step=line["step"], world_size=line["world_size"], **parts)
             self._last = None
         self.metrics.stepped(line, progress, step_s)
-        self.console.step(line, step_s)
+        self.metrics.expect(self.config, progress)
+        self.console.step(line, progress, step_s)
         self.metrics.add_phases(self.clock)
         self.saves.watch()
 
-    def evaluated(self, line: dict[str, Any]) -> None:
-        """Log again the step that this life began with: the life before had no time to evaluate."""
+    def completed(self, line: dict[str, Any], evaluated: bool) -> None:
+        """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
         self.log.append(line)
-        self.metrics.evaluated(line)
-        self.console.evaluated(line)
+        if evaluated:
+            self.metrics.evaluated(line)
+            self.console.evaluated(line)
 
     def quarantine(self, decision: Decision, progress: Progress) -> None:
         """Record, before any rank acts on it, which row groups are skipped from now on."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ from gptddp.run.history import history, read_ledger
 from gptddp.run.in_force import config_in_force, is_finished, why_finished
 from gptddp.training import changes as training_changes
 from gptddp.training import end
+from gptddp.training import life as training_life
 
 # Of every field of the run: two values, neither of them the default of a run with a GPU or without.
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -44,6 +46,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "mask": ("document", "none"),
     "micro_batch": (3, 4),
     "steps": (3, 5),
+    "max_tokens": (300000, 400000),
     "max_time": (3000.0, 4000.0),
     "lr": (2e-3, 1e-3),
     "final_lr": (0.5, 0.25),
@@ -250,12 +253,23 @@ def test_fewer_steps_than_are_done_are_no_way_back(life, tmp_path, caplog):
     assert life(steps=4) == 0 and [line["step"] for line in history(run)] == [1, 2, 3, 4]
 
 
-def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(life, tmp_path):
-    """A run that is ended by fewer steps than it has done."""
-    assert life(**FIRST | {"steps": 100000, "max_time": 0.05, "eval_every": 100000}) == 0
-    assert "val_loss" not in list(history(tmp_path / "run"))[-1]
+def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
+    life, tmp_path, monkeypatch
+):
+    """A run that is stopped, and then ended by fewer steps than it has done: it has val_loss and
+    state_fp, as every last step has."""
+    agree, calls = training_life.agree, itertools.count()
+
+    def stopped(batch, stop, *rest):
+        return agree(batch, stop or next(calls) == 3, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_life, "agree", stopped)
+        assert life(**FIRST | {"steps": 100000, "eval_every": 100000}) == 143
+    assert not {"val_loss", "state_fp"} & list(history(tmp_path / "run"))[-1].keys()
     assert life(steps=1) == 0
-    assert "val_loss" in list(history(tmp_path / "run"))[-1]
+    lines = list(history(tmp_path / "run"))
+    assert len(lines) == 3 and {"val_loss", "state_fp"} <= lines[-1].keys()
 
 
 OTHER_FLAGS = "import os, sys; sys.argv += ['{}', '{}'] * (os.environ['RANK'] == '1'); "
