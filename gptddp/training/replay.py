@@ -1,6 +1,5 @@
 """A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from gptddp.config import Config
+from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 from gptddp.model.evaluate import Evaluation
 from gptddp.run.origin import Origin
+from gptddp.training.agree import Agreed
 from gptddp.training.choose import NewestState
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -70,9 +71,7 @@ class Replay(Life):
     """A life that writes nothing: it compares its lines with those of the log."""
 
     def __init__(self, span: Span, world: World, stop: StopFlag, run_id: str) -> None:
-        # No budget of time ends it, as its steps take other times.
-        origin = _origin(dataclasses.replace(span.config, max_time=0.0), run_id, span)
-        state = NewestState(origin, 0, span.begin.tensors, [], [], None, None, None)
+        state = NewestState(_origin(run_id, span), 0, span.begin.tensors, [], [], None, None, None)
         super().__init__(state, world, stop, PhaseClock())
         self._span = span
         self.wrong: Wrong | None = None
@@ -80,10 +79,16 @@ class Replay(Life):
     @property
     def goes_on(self) -> bool:
         """Is there another step to compare?"""
-        return self.cause == "steps" and self.wrong is None and self.step < self._span.end
+        return self.wrong is None and self.step < self._span.end
 
-    def evaluate_missed(self, validate: Callable[[], Evaluation | None]) -> None:
-        """The step before the first is not compared."""
+    def agree(self, batch: Batch) -> Agreed:
+        """What this step is; the time that decided its rate is taken from its line."""
+        line = self._span.lines.get(self.step + 1, {})
+        self.progress.train_s = line.get("train_s", self.progress.train_s)
+        return super().agree(batch)
+
+    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+        """No line is missing anything: see `record`."""
 
     @property
     def is_evaluation_due(self) -> bool:
@@ -124,10 +129,10 @@ class Replay(Life):
         return State(self.step, "the log", tensors, self.progress.to_meta())
 
 
-def _origin(config: Config, run_id: str, span: Span) -> Origin:
+def _origin(run_id: str, span: Span) -> Origin:
     step = span.step
     return Origin(
-        config=config,
+        config=span.config,
         changes=[],
         generation=0,
         step=step,

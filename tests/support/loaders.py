@@ -135,16 +135,16 @@ def same(a: list[Batch], b: list[Batch]) -> None:
         assert np.array_equal(x.cursors, y.cursors)
 
 
-def fingerprints() -> list[str]:
+def fingerprints(pack: str = "best-fit") -> list[str]:
     """Of three steps in the first, second and third epoch of most lanes."""
-    batches = run(corpus(), [(1, 101)], 101)
+    batches = run(corpus(), [(1, 101)], 101, pack=pack)
     return [f"{batches[i].fp:016x}" for i in (0, 50, 100)]
 
 
 def expected_pairs(documents: list[str]) -> Counter:
     pairs: Counter = Counter()
     for document in documents:
-        text = [Bytes.bos, *document.encode()]
+        text = [Bytes.bos, *document.encode(), Bytes.bos]
         pairs.update(zip(text, text[1:], strict=False))
     return pairs
 
