@@ -14,7 +14,6 @@ from support import loaders
 from support.loaders import (
     LANES,
     SEQ_LEN,
-    Bytes,
     Dataset,
     corpus,
     expected_pairs,
@@ -184,7 +183,7 @@ def test_row_groups_without_text_give_no_rows():
 def test_a_long_word_is_split_over_rows():
     """A document of one word of a megabyte loses nothing."""
     dataset = Dataset([["w" * 2**20], ["short"]])
-    assert sum(pairs_of_epoch(dataset, 2, seq_len=1000).values()) == 2**20 + 5
+    assert sum(pairs_of_epoch(dataset, 2, seq_len=1000).values()) == 2**20 + 1 + 5 + 1
 
 
 def test_batches_do_not_depend_on_the_listing(alone):
@@ -254,6 +253,5 @@ def test_validation_rows_are_fixed_and_limited():
     assert len(eval_rows(dataset, 16, 1)[0]) == 1
     tokens, valid = eval_rows(dataset, 16, 10**9)
     documents = [text for group in dataset.splits["val"] for text in group]
-    real = valid & (tokens[:, 1:] != Bytes.bos)
-    pairs = zip(tokens[:, :-1][real].tolist(), tokens[:, 1:][real].tolist(), strict=True)
+    pairs = zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True)
     assert Counter(pairs) == expected_pairs(documents)
