@@ -52,6 +52,11 @@ class Source:
     # The row group that was read last: lanes that share one often need it one after the other.
     _last: tuple[int, list[Document]] = (-1, [])
 
+    @property
+    def library(self) -> str | None:
+        """What makes the tokens, with its version; None where no library does."""
+        return None if self.dataset.pretokenized else self.tokenizer.library
+
     def encoder(self) -> Encode:
         """A new function from a document to its tokens (1-D), to be used in one thread."""
         if self.dataset.pretokenized:
@@ -80,6 +85,7 @@ class Source:
         identity = (
             self.dataset.sha256,
             self.tokenizer.sha256,
+            self.library,
             IDS[self.pack],
             self.seq_len,
             group.path,

@@ -25,6 +25,7 @@ class Bytes:
     """A tokenizer of one token a byte, and BOS."""
 
     vocab_size, bos, dtype, sha256 = 257, 256, np.dtype(np.uint16), "b" * 64
+    library: str | None = None
 
     def encoder(self):
         owner = threading.get_ident()
