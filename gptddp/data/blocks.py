@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -21,6 +21,7 @@ from gptddp.errors import BadRowGroup, DataError
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
 
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
+Document = tuple[Any, bool]  # and whether it goes on in another row of the dataset
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,12 @@ class Source:
     cache: Cache | None = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
     # The row group that was read last: lanes that share one often need it one after the other.
-    _last: tuple[int, list[Any]] = (-1, [])
+    _last: tuple[int, list[Document]] = (-1, [])
+
+    @property
+    def library(self) -> str | None:
+        """What makes the tokens, with its version; None where no library does."""
+        return None if self.dataset.pretokenized else self.tokenizer.library
 
     def encoder(self) -> Encode:
         """A new function from a document to its tokens (1-D), to be used in one thread."""
@@ -57,10 +63,10 @@ class Source:
             return lambda ids: ids
         return self.tokenizer.encoder()
 
-    def pack_rows(self, tokens: Sequence[np.ndarray]) -> Packed:
-        """Pack the tokens of a block's documents."""
+    def pack_rows(self, tokens: Sequence[np.ndarray], goes_on: Sequence[bool]) -> Packed:
+        """Pack the tokens of a block's documents, some of which go on elsewhere."""
         dtype = self.tokenizer.dtype
-        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
+        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack, goes_on)
 
     def name(self, group: int) -> str:
         """A row group as a message says it."""
@@ -79,6 +85,7 @@ class Source:
         identity = (
             self.dataset.sha256,
             self.tokenizer.sha256,
+            self.library,
             IDS[self.pack],
             self.seq_len,
             group.path,
@@ -95,7 +102,7 @@ class Source:
         if self.cache is not None and identity:
             self.cache.put(identity, rows)
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Document]:
         """The documents of a row group that have text, or tokens, in order: [] in quarantine.
 
         The errors of a network volume may pass, so reading is tried again, with `wait(seconds)`
@@ -106,19 +113,24 @@ class Source:
             return []
         last, documents = self._last
         if last != group:
-            found = self._read(group, wait)
-            documents = [document for document in found if document is not None and len(document)]
+            documents = self._read(group, wait)
             self._last = (group, documents)
         return documents
 
-    def _read(self, group: int, wait: Callable[[float], Any]) -> Sequence[Any]:
+    def _read_once(self, group: int) -> list[Document]:
+        found = self.dataset.read(self.groups[group])
+        goes_on = self.dataset.goes_on(self.groups[group])
+        both: Iterable[tuple[Any, Any]] = zip(found, goes_on, strict=True)
+        return [(text, bool(mark)) for text, mark in both if text is not None and len(text)]
+
+    def _read(self, group: int, wait: Callable[[float], Any]) -> list[Document]:
         for delay in RETRY_S:
             try:
-                return self.dataset.read(self.groups[group])
+                return self._read_once(group)
             except DataError:
                 wait(delay)
         try:
-            return self.dataset.read(self.groups[group])
+            return self._read_once(group)
         except DataError as error:
             self.dataset.check_storage()  # a volume that is away must not count as bad files
             # Validation has no quarantine: losses can be compared only over the same rows.
@@ -146,7 +158,7 @@ class Lane:
         self._plan = blocks(shares, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
+        self._read: dict[Block, Sequence[Document]] = {}  # of the next blocks, read already
         self._without_rows = 0  # blocks without rows, one after the other
         # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
@@ -164,7 +176,7 @@ class Lane:
         """
         if self._plan[self.block].group in source.quarantined:
             self._skip = 0  # some of its rows may have been trained before it went bad
-        documents: Sequence[Any] = ()
+        documents: Sequence[Document] = ()
         self.reading = source.name(self._plan[self.block].group)
         try:
             packed, identity = source.cached(self._plan[self.block])
@@ -174,12 +186,12 @@ class Lane:
             self.reading = ""
         if packed is None:
             tokens = []
-            for document in documents:
+            for document, _ in documents:
                 if stopped and stopped.is_set():
                     return None
                 tokens.append(encode(document))
                 beat()  # for the trainer, which may wait for this block
-            packed = source.pack_rows(tokens)
+            packed = source.pack_rows(tokens, [goes_on for _, goes_on in documents])
             source.keep(identity, packed)
         at, first = (self.epoch, self.block), self._skip
         self._advance(len(packed))
@@ -208,7 +220,7 @@ class Lane:
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
 
-    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Document]:
         block, *later = self._plan[self.block :]
         if block not in self._read:  # read it for all blocks that follow from the same row group
             documents = source.documents(block.group, wait)

@@ -187,7 +187,7 @@ def _source(
 
 def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, Any]:
     """What a state must have been saved with to be continued."""
-    return {
+    identity = {
         "version": STATE_VERSION,
         "pack": IDS[source.pack],
         "dataset": source.dataset.sha256[:_HASH_DIGITS],
@@ -197,6 +197,7 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
         "batch": batch,
         "lanes": lanes,
     }
+    return identity | ({"library": source.library} if source.library else {})
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
@@ -222,17 +223,25 @@ def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
     """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
     cursors = from_text(str(state.get("lanes", "")))
-    saved = {**state, "lanes": len(cursors)}
+    # A state of version 0.1.0 has no library.
+    saved = {"library": identity.get("library"), **state, "lanes": len(cursors)}
     changed = [
         f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
         for name, now in identity.items()
-        if saved.get(name) != now
+        if saved.get(name) != now and name != "library"
     ]
     if changed:
         raise DataError(
             "the saved position in the data does not fit (saved -> now): "
             + ", ".join(changed)
             + "; use the data set and settings that the run began with, or begin a new run"
+        )
+    if saved["library"] != identity.get("library"):
+        was, now = str(saved["library"]), str(identity.get("library"))
+        raise DataError(
+            f"the text of this run was encoded by {was}, and here it would be by {now}: another "
+            "version may give other tokens, so other rows; install "
+            f"{was.replace(' ', '==')}, as in the image that the run began with, or begin a new run"
         )
     return cursors
 

@@ -5,6 +5,9 @@ a target. Longer ones are split into pieces that overlap by one token: it is the
 piece and the first input of the next, so no target is lost. What is put into rows is targets, T in
 each; where one document follows another, one BOS closes the first and opens the second.
 
+A document that goes on elsewhere, as the part of a huge one, is not closed: what follows its last
+token is in another block. The BOS of the document behind it in the row is no target.
+
 best-fit  pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer truncations
           improve language modeling"), with the free space of the open rows as the bits of one
           integer: a document is cut only if it is longer than a row
@@ -40,9 +43,10 @@ class Packed:
 
     tokens (n, T+1), dtype of the tokenizer, BOS behind the last real token of a row;
     valid (n, T) bool: does tokens[i, t+1] count as a target. False behind the last token of a row,
-    and where a later piece of a split document begins behind another document: that token was the
-    last target of the piece before. So the documents in a row can be told apart: one begins at
-    every BOS and at every token that is not valid (`documents_of`).
+    at the BOS behind a document that goes on elsewhere, and where a later piece of a split document
+    begins behind another document: that token was the last target of the piece before. So the
+    documents in a row can be told apart: one begins at every BOS and at every token that is not
+    valid (`documents_of`).
     """
 
     tokens: np.ndarray
@@ -62,42 +66,81 @@ def pack(
     seq_len: int,
     dtype: npt.DTypeLike,
     how: str = "best-fit",
+    goes_on: Sequence[bool] = (),
 ) -> Packed:
     """Pack documents (1-D arrays of tokens, without BOS) into rows; best-fit: long pieces first.
 
-    Documents without tokens are left out. The same documents always give the same rows.
+    Documents without tokens are left out. `goes_on`: which of them are not closed, because they go
+    on elsewhere; empty where none does. The same documents always give the same rows.
     """
-    documents = [tokens for tokens in documents if len(tokens)]
-    closed = not how.endswith(OLD)
+    old, marks = how.endswith(OLD), goes_on or [False] * len(documents)
+    found = [(tokens, mark) for tokens, mark in zip(documents, marks, strict=True) if len(tokens)]
+    flat, starts, lengths = _joined([tokens for tokens, _ in found], bos, dtype)
+    is_open = np.array([mark and not old for _, mark in found], dtype=bool)
+    closed = ~is_open & (not old)  # with the BOS of the next document, or the last one of the block
+    if how.startswith("concat"):  # as if all were one document; each of its pieces is a row
+        whole = np.full(len(found[:1]), int(lengths.sum() + closed[-1:].sum()))
+        document, offset, size = split(whole, seq_len)
+        row, column = np.arange(len(size)), np.zeros(len(size), np.int64)
+        no_target = starts[1:][is_open[:-1]] - 1
+    else:
+        lengths += closed
+        document, offset, size = split(lengths, seq_len)
+        is_open = is_open[document] & (offset + size == lengths[document])
+        row, column, no_target = _placed(size, seq_len, offset > 0, is_open, old)
+    packed = _filled(flat, starts[document] + offset, size, row, column, bos, seq_len)
+    packed.valid.reshape(-1)[no_target] = False
+    some = np.asarray(packed.valid.any(axis=1))  # all, unless T is 1
+    return packed if some.all() else packed.take(some)
+
+
+def _joined(
+    documents: Sequence[np.ndarray], bos: int, dtype: npt.DTypeLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A BOS and its tokens for each document, and one more BOS: (tokens, starts, lengths)."""
     lengths = np.array([1 + len(tokens) for tokens in documents], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    flat = np.full(int(lengths.sum()) + closed, bos, dtype)
+    flat = np.full(int(lengths.sum()) + 1, bos, dtype)
     for start, tokens in zip(starts.tolist(), documents, strict=True):
         flat[start + 1 : start + 1 + len(tokens)] = tokens
-    lengths += closed  # with the BOS of the next document, or the last one of the block
+    return flat, starts, lengths
 
-    if how.startswith("concat"):  # as if all were one document; each of its pieces is a row
-        lengths, starts = np.full(len(documents[:1]), len(flat)), starts[:1]
-    document, offset, size = split(lengths, seq_len)
-    resumed = offset > 0
-    if how.startswith("concat"):
-        row, column, n_rows = np.arange(len(size)), np.zeros(len(size), np.int64), len(size)
-    elif closed:  # by targets; a resumed piece begins behind the BOS that closes another
-        row, column, n_rows = best_fit(size - 1, seq_len, resumed)
-    else:
-        row, column, n_rows = best_fit(size, seq_len + 1, np.zeros_like(resumed))
-    rows = np.full((n_rows, seq_len + 1), bos, dtype)
-    rows_flat = rows.reshape(-1)
-    source, target = starts[document] + offset, row * (seq_len + 1) + column
+
+def _filled(
+    flat: np.ndarray,
+    source: np.ndarray,
+    size: np.ndarray,
+    row: np.ndarray,
+    column: np.ndarray,
+    bos: int,
+    seq_len: int,
+) -> Packed:
+    """The rows of pieces, which are `size` tokens of `flat` from `source` on: all targets valid."""
+    rows = np.full((int(row.max(initial=-1)) + 1, seq_len + 1), bos, flat.dtype)
+    rows_flat, target = rows.reshape(-1), row * (seq_len + 1) + column
     for s, t, n in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
         rows_flat[t : t + n] = flat[s : s + n]
-
-    used = np.zeros(n_rows, np.int64)
+    used = np.zeros(len(rows), np.int64)
     np.maximum.at(used, row, column + size)
-    valid = np.arange(1, seq_len + 1) < used[:, None]
-    resumed &= column > 0
-    valid[row[resumed], column[resumed] - 1] = False
-    return Packed(rows, valid)
+    return Packed(rows, np.arange(1, seq_len + 1) < used[:, None])
+
+
+def _placed(
+    size: np.ndarray, seq_len: int, resumed: np.ndarray, is_open: np.ndarray, old: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, column) of each piece by best fit, and which targets are none, counted over all rows.
+
+    resumed (bool): later pieces of a document; is_open (bool): pieces that nothing closes.
+    """
+    if old:
+        row, column, _ = best_fit(size, seq_len + 1, np.zeros_like(resumed))
+    else:  # by targets; a resumed piece begins behind the BOS that closes another
+        # Behind an open piece is a place for the BOS of the next document, unless the row ends.
+        row, column, _ = best_fit(np.minimum(size - 1 + is_open, seq_len), seq_len, resumed)
+    first = row * seq_len + column - 1  # the target that is the first token of the piece
+    resumed = resumed & (column > 0)
+    is_open = is_open & (column + size <= seq_len)
+    return row, column, np.concatenate([first[resumed], (first + size)[is_open]])
 
 
 def split(lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -100,6 +100,8 @@ def _wrong_meta(meta: Any) -> Iterator[str]:
     yield from wrong(data, _POSITION, "meta.data")
     if not _CURSORS.fullmatch(data["lanes"]):
         yield f"meta.data.lanes is {data['lanes']!r:.40}: it must be epoch.block.row for each lane"
+    if not isinstance(library := data.get("library", ""), str):
+        yield f"meta.data.library is {library!r:.40}: it must be text"
     groups = data.get("quarantined", [])
     if not (isinstance(groups, list) and all(type(it) is int and it >= 0 for it in groups)):
         yield f"meta.data.quarantined is {groups!r:.40}: it must be a list of row groups"

@@ -83,7 +83,7 @@ def test_an_error_of_the_tokenizer_reaches_the_caller():
     """Whatever a thread raises, next() raises."""
     dataset = corpus()
     dataset.tokenizer = lambda: types.SimpleNamespace(
-        sha256="", bos=0, dtype=np.dtype(np.uint16), encoder=lambda: 1 / 0
+        sha256="", bos=0, dtype=np.dtype(np.uint16), encoder=lambda: 1 / 0, library=None
     )
     with open_loader(dataset) as loader, pytest.raises(ZeroDivisionError):
         loader.next()

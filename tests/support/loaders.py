@@ -25,6 +25,7 @@ class Bytes:
     """A tokenizer of one token a byte, and BOS."""
 
     vocab_size, bos, dtype, sha256 = 257, 256, np.dtype(np.uint16), "b" * 64
+    library: str | None = None
 
     def encoder(self):
         owner = threading.get_ident()
@@ -69,6 +70,9 @@ class Dataset:
         self.reads[group.path] += 1
         self.fail(group, self.reads[group.path])
         return list(self.splits[group.path.split("/")[0]][group.index])
+
+    def goes_on(self, group):
+        return [False] * len(self.splits[group.path.split("/")[0]][group.index])
 
 
 def corpus(n_groups: int = 20, seed: int = 1) -> Dataset:
