@@ -18,19 +18,19 @@ STEPS = 24
 PLACES = {
     "forward": """
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
-    if broken(step, world.rank):
+def forward_backward(ddp, batch, targets, step, *rest):
+    if broken(step, rest[1].rank):
         raise ValueError("the test's own error")
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """,
     "backward": """
 _forward_backward = forward_backward
 def fail(grad):
     raise ValueError("the test's own error")
-def forward_backward(ddp, batch, targets, step, c, world):
-    if broken(step, world.rank):
+def forward_backward(ddp, batch, targets, step, *rest):
+    if broken(step, rest[1].rank):
         next(ddp.parameters()).register_hook(fail)
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """,
     "optimizer": """
 _build = optim.build
@@ -57,10 +57,10 @@ life.Progress = Progress
 """,
     "segfault": """
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
-    if broken(step, world.rank):
+def forward_backward(ddp, batch, targets, step, *rest):
+    if broken(step, rest[1].rank):
         os.kill(os.getpid(), signal.SIGSEGV)
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """,
     "start": """
 def warm_up(*args):

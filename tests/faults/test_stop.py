@@ -20,10 +20,10 @@ GRACE_S = 6
 # Slow enough to be hit; each worker says in a file which process it is.
 SLOW = """
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
+def forward_backward(ddp, batch, targets, step, *rest):
     (HERE / os.environ["POD_NAME"]).write_text(str(os.getpid()))
     time.sleep(0.05)
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """
 LOAD = """
 _warm_up = warm_up
