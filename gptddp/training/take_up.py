@@ -11,7 +11,7 @@ from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
-from gptddp.files import patiently
+from gptddp.files import exists, patiently
 from gptddp.run.directory import FINISHED
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
@@ -67,7 +67,8 @@ def _load(config: Config, run_id: str, ledger: Summary, world: World, tell: Tell
     run, commits = Path(config.run_dir), known.committed(ledger)
     patiently(lambda: retention.fence(run))
     anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-    if (loaded := known.load(run, run_id, commits, anew, tell)) is None:
+    loaded = known.load(run, run_id, commits, anew, tell)
+    if loaded is None and patiently(lambda: exists(run / FINISHED)):
         # of a run that was given up; its launchers would end at once
         patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
     return loaded

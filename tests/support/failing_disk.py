@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gptddp import train
 from gptddp.distributed import connect
+from gptddp.distributed.process import run
 from gptddp.training import end
 from gptddp.training.recorder import Recorder
 
@@ -91,5 +92,4 @@ if __name__ == "__main__":
     disk = Disk(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
     plan = {int(step): mode for step, mode in json.loads(os.environ["DISK_PLAN"]).items()}
     disk.plan(plan, float(os.environ.get("DISK_HEAL_S", "0")))
-    if code := train.main():
-        sys.exit(code)
+    run(train.main)  # as users' processes end: without C++ taking its threads down
