@@ -1,6 +1,5 @@
 """Did two runs train on the same rows? Their logs, compared step by step; without torch."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 from gptddp.errors import DataError
 from gptddp.run.audit import Audit
 from gptddp.run.history import logged
+from gptddp.run.progress import FINGERPRINT
 
 KEYS = ("batch_fp", "chain_fp")
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
 
 def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:
     for key in KEYS:
-        if not _FINGERPRINT.fullmatch(str(line.get(key))):
+        if not FINGERPRINT.fullmatch(str(line.get(key))):
             raise DataError(
                 f"{run / f'log.{generation}.jsonl'}, step {line['step']}: {key} is "
                 f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"

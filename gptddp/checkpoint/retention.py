@@ -196,10 +196,8 @@ def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
     no time; `remove_stale` removes the files.
     """
     root = Path(run_dir) / CHECKPOINTS
-    if (root / store.TMP).is_symlink():  # what it leads to is none of ours
-        return
     with contextlib.suppress(OSError):
-        for name in os.listdir(root / store.TMP):
+        for name in _inside(root / store.TMP):
             if name.rpartition(".")[0] not in spare:
                 (root / store.TRASH).mkdir(exist_ok=True)
                 with contextlib.suppress(OSError):  # the others go all the same
@@ -212,12 +210,15 @@ def _generation(name: str) -> int:
     return order[0] if order else 0
 
 
+def _inside(directory: Path) -> list[str]:
+    """The names in it; none through a link: what it leads to is none of ours. Raises OSError."""
+    return [] if stat.S_ISLNK(os.lstat(directory).st_mode) else os.listdir(directory)
+
+
 def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
     with contextlib.suppress(OSError):
-        if stat.S_ISLNK(os.lstat(directory).st_mode):  # what it leads to is none of ours
-            return
-        for name in filter(selected, os.listdir(directory)):
+        for name in filter(selected, _inside(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)  # was a file

@@ -57,8 +57,12 @@ def rescue(config: Config, memory: Path) -> str | None:
 
 
 def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
-    ignore = owner.foreign_after(run, found.run_id, found.generation)
-    return highest_generation(run, ignore=ignore)
+    return highest_generation(run, ignore=_foreign(run, found))
+
+
+def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
+    """The checkpoints that look like later lives of the run, and are another's."""
+    return owner.foreign_after(run, found.run_id, found.generation)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
@@ -80,8 +84,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
 
 
 def _left(run: Path, found: snapshot.Snapshot) -> str | None:
-    ignore = owner.foreign_after(run, found.run_id, found.generation)
-    return left(run, found.generation, found.step, ignore)
+    return left(run, found.generation, found.step, _foreign(run, found))
 
 
 def _closed(config: Config) -> Config:
