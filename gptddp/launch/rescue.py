@@ -174,7 +174,7 @@ class LateSaves:
 
 
 def save_late(config: Config, memory: Path, folder: Path) -> None:
-    """Save the pod's newest snapshot; then again, as long as a newer one is overdue.
+    """Save the pod's newest snapshot; then a newer state, as long as saves take too long.
 
     To be run in a process of its own, which ends with the launcher.
     """
@@ -183,17 +183,16 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
     try:
         every_s = _closed(config).checkpoint_every
         with late.saving(folder) as note:
-            began = time.monotonic()
             while found := _newer_than_any_checkpoint(config, memory):
+                began = time.monotonic()
                 note.write(store.name_of(found.step, found.generation))
                 name = _commit(config, found, read_back=True)
                 if name is None:
                     break
-                _say(f"checkpoint {name} is saved, of a life that is over")
+                _say(f"checkpoint {name} is saved from memory")
                 del found  # unmaps it
-                if time.monotonic() - began < every_s:
+                if time.monotonic() - began < every_s or not late.newer_state(folder):
                     break
-                began = time.monotonic()
     except SystemExit:
         exit_now(0)
     except (OSError, Superseded) as error:

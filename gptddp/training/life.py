@@ -38,6 +38,7 @@ from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.end import save_last
+from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.recorder import Recorder
@@ -61,11 +62,13 @@ class Life:
         self.progress = Progress.from_meta(origin.meta)
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin)
+        self.late = LateSave(self.live)
         self.cause = "steps"  # why the loop ends
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
         self._tensors: Mapping[str, Tensor] = {}  # the live ones
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps
+        self._save_due = False  # on rank 0, by rank 0's own clock
         self._began_step = self._ended_step = 0.0  # monotonic: of the last step
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
@@ -193,10 +196,17 @@ class Life:
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
         out_of_time = 0 < self.config.max_time <= self.progress.train_s
-        save = self.recorder.is_save_due if self.recorder else False
+        self.late.look()
+        self._save_due = self.recorder is not None and self.recorder.saves.is_due
+        save, late = self._save_due or self.late.wants_state, self.late.in_progress
         logged = self.recorder.log.durable_step if self.recorder else 0
-        agreed = agree(batch, self.stop.asked, out_of_time, save, logged, self.world)  # all ranks
+        agreed = agree(
+            batch, self.stop.asked, out_of_time, save, late, logged, self.world
+        )  # all ranks
         self.live.forget(agreed.logged)
+        self.late.hand_over(agreed.logged)
+        if self.recorder:
+            self.recorder.saves.delegate(agreed.late)
         if agreed.ends:
             self.cause = "stopped" if agreed.stop else "max_time"
         return agreed
@@ -291,9 +301,12 @@ class Life:
         check_replicas(self._tensors, self.step, self.world)  # all ranks
 
     def save(self) -> None:
-        """Begin to write a checkpoint; the loop waits for a copy of the tensors only."""
-        if self.recorder:
+        """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""
+        self.late.copy(self.step)
+        if self.recorder and self._save_due:
             self.recorder.save(self._tensors, self.progress)
+        elif self.recorder:
+            self.recorder.log.sync_soon()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""

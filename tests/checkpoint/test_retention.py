@@ -193,6 +193,21 @@ def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
     assert os.listdir(root / ".tmp") == [names[0]]
 
 
+def test_unfinished_work_is_out_of_reach_before_its_files_go(tmp_path, monkeypatch):
+    """Whoever is writing it renames all of it or nothing: never what is left of it."""
+    root = save(tmp_path, 1)
+    (root / ".tmp" / f"step-000000000009.2.{'ab' * 16}").mkdir()
+    parents, rmtree = [], shutil.rmtree
+
+    def noting(path, **kwargs):
+        parents.append(path.parent.name)
+        rmtree(path, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", noting)
+    retention.remove_stale(tmp_path, 2)
+    assert set(parents) == {".trash"} and os.listdir(root / ".tmp") == []
+
+
 def test_killed_at_every_system_call(tmp_path):
     """Killed anywhere while it sets the newest aside and prunes: those that stay are whole, no
     other has a checkpoint's name but the bad one, and the next call does the rest."""

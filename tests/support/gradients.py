@@ -55,7 +55,7 @@ def gradients(world: World) -> np.ndarray:
     mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
-    agreed = agree(batch, stop=False, out_of_time=False, save=False, logged=0, world=world)
+    agreed = agree(batch, False, False, save=False, late=False, logged=0, world=world)
     forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world)
     return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
 
