@@ -19,7 +19,8 @@ demo: venv  ## train on four local pods, kill one, sample: about four minutes
 test: venv  ## all tests that need no cluster
 	$(BIN)/python -m pytest
 
-# Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: eleven minutes, without the long rows.
+# Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: eleven
+# minutes, without the long rows.
 test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
 	@mkdir -p .faults && rm -f .faults/measured.jsonl
 	SHORT=$(SHORT) FAULTS_OUT=.faults $(BIN)/python -m pytest tests/faults --timeout 1800

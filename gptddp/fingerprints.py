@@ -1,6 +1,5 @@
 """Did two runs train on the same rows, and to the same bits? Their logs, step by step; no torch."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.run.directory import saved_config
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
+from gptddp.run.progress import FINGERPRINT
 
 ROWS = ("batch_fp", "chain_fp")
 BITS = ("loss", "grad_norm", "state_fp")  # the same too where the sums of both runs are exact
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
 
 def _fingerprints(run: Path, generation: int, line: dict[str, Any]) -> Logged:
     for key in ROWS:
-        if not _FINGERPRINT.fullmatch(str(line.get(key))):
+        if not FINGERPRINT.fullmatch(str(line.get(key))):
             raise DataError(
                 f"{run / f'log.{generation}.jsonl'}, step {line['step']}: {key} is "
                 f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"

@@ -105,7 +105,9 @@ def on_all_ranks(*train_s: float) -> list[Agreed]:
 
     def each(all_reduce) -> list[Agreed]:
         ranks = [SimpleNamespace(rank=i, all_reduce=all_reduce) for i in range(len(train_s))]
-        return [agree(batch, False, s, True, 7, w) for s, w in zip(train_s, ranks, strict=True)]
+        return [
+            agree(batch, False, s, True, False, 7, w) for s, w in zip(train_s, ranks, strict=True)
+        ]
 
     each(send)
     total = torch.stack(sent).sum(0)

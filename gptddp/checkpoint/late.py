@@ -7,6 +7,9 @@ end. Worker and launcher meet in the folder of the pod that holds the verdict:
 
     late.asked  a worker asks for a late save; the launcher takes it away
     late.lock   locked by the process that saves, for as long as it lives; what it saves, since when
+    late.more   that process wants a newer state; a worker takes it away when it has left one
+
+A life that has a late save beside it leaves its own saves to it, until there is none any more.
 """
 
 import contextlib
@@ -18,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from gptddp import files
+from gptddp.files import exists
 
-_REQUEST, _LOCK = "late.asked", "late.lock"
+_REQUEST, _LOCK, _MORE = "late.asked", "late.lock", "late.more"
 PATIENCE_S = 600.0  # then a save has hung, and another pod may try
+STATE_S = 60.0  # that a newer state is waited for
+_POLL_S = 0.05
 
 
 def ask(folder: Path) -> None:
@@ -49,6 +55,31 @@ def saving(folder: Path) -> Iterator["Note"]:
         yield Note(fd)
     finally:
         os.close(fd)
+
+
+def newer_state(folder: Path) -> bool:
+    """In the process that saves: has a worker left a newer snapshot? Waits for it for a while.
+
+    No life may have begun yet. One that goes on from a checkpoint leaves none. Raises OSError.
+    """
+    (folder / _MORE).touch()
+    end = time.monotonic() + STATE_S
+    while wants_state(folder):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def wants_state(folder: Path) -> bool:
+    """Worker: does the process that saves wait for a newer state?"""
+    return exists(folder / _MORE)
+
+
+def hand_over(folder: Path) -> None:
+    """Worker: the snapshot is there, or there is no memory for it."""
+    with contextlib.suppress(OSError):  # it goes on after a while
+        (folder / _MORE).unlink()
 
 
 class Note:

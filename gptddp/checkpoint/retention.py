@@ -177,33 +177,38 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
 def remove_stale(run_dir: str | Path, generation: int, older: bool = False) -> None:
     """Remove what this generation has left unfinished, and what the fence has moved away.
 
-    For the writer of that generation, while it is not writing. What older ones write may be a late
-    save under way, see late.py: with `older` it goes too, where there is room for one of the two.
-    Those of a newer generation stay: then the caller's is over.
+    For the writer of that generation, while it is not writing, nor a launcher in its place. What
+    older ones write may be a late save under way, see late.py: with `older` it goes too, where
+    there is room for one of the two. Those of a newer generation stay: then the caller's is over.
     """
+
+    def stale(name: str) -> bool:
+        of = _generation(name)
+        return of == generation or (older and of < generation)
+
     root = Path(run_dir) / CHECKPOINTS
-    _remove_inside(
-        root / store.TMP,
-        lambda name: (it := _generation(name)) == generation or (older and it < generation),
-    )
+    _throw_away(root, stale)
     _remove_inside(root / store.TRASH)
 
 
 def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
     """When a life begins: no unfinished checkpoint of older lives gets a name any more.
 
-    But those in `spare`. Whoever is writing one, cut off or stopped, finds it gone. A rename takes
-    no time; `remove_stale` removes the files.
+    But those in `spare`. `remove_stale` removes their files.
     """
-    root = Path(run_dir) / CHECKPOINTS
-    if (root / store.TMP).is_symlink():  # what it leads to is none of ours
-        return
+    _throw_away(Path(run_dir) / CHECKPOINTS, lambda name: name.rpartition(".")[0] not in spare)
+
+
+def _throw_away(root: Path, selected: Callable[[str], bool]) -> None:
+    """Move these unfinished checkpoints out of reach of whoever is writing them: a rename is whole.
+
+    Were their files removed in place, a half of one could still get its name.
+    """
     with contextlib.suppress(OSError):
-        for name in os.listdir(root / store.TMP):
-            if name.rpartition(".")[0] not in spare:
-                (root / store.TRASH).mkdir(exist_ok=True)
-                with contextlib.suppress(OSError):  # the others go all the same
-                    os.rename(root / store.TMP / name, root / store.TRASH / name)
+        for name in filter(selected, _inside(root / store.TMP)):
+            (root / store.TRASH).mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # the others go all the same
+                os.rename(root / store.TMP / name, root / store.TRASH / name)
 
 
 def _generation(name: str) -> int:
@@ -212,12 +217,15 @@ def _generation(name: str) -> int:
     return order[0] if order else 0
 
 
+def _inside(directory: Path) -> list[str]:
+    """The names in it; none through a link: what it leads to is none of ours. Raises OSError."""
+    return [] if stat.S_ISLNK(os.lstat(directory).st_mode) else os.listdir(directory)
+
+
 def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
     with contextlib.suppress(OSError):
-        if stat.S_ISLNK(os.lstat(directory).st_mode):  # what it leads to is none of ours
-            return
-        for name in filter(selected, os.listdir(directory)):
+        for name in filter(selected, _inside(directory)):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)  # was a file

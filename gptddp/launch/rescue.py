@@ -57,8 +57,12 @@ def rescue(config: Config, memory: Path) -> str | None:
 
 
 def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
-    ignore = owner.foreign_after(run, found.run_id, found.generation)
-    return highest_generation(run, ignore=ignore)
+    return highest_generation(run, ignore=_foreign(run, found))
+
+
+def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
+    """The checkpoints that look like later lives of the run, and are another's."""
+    return owner.foreign_after(run, found.run_id, found.generation)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
@@ -80,8 +84,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
 
 
 def _left(run: Path, found: snapshot.Snapshot) -> str | None:
-    ignore = owner.foreign_after(run, found.run_id, found.generation)
-    return left(run, found.generation, found.step, ignore)
+    return left(run, found.generation, found.step, _foreign(run, found))
 
 
 def _closed(config: Config) -> Config:
@@ -112,6 +115,7 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
         if saved.error is None:
             last = next((it for it in found.lines if it["step"] == found.step), {})
             prints = {"batch_fp": last.get("batch_fp"), "chain_fp": found.meta["chain_fp"]}
+            prints["state_fp"] = found.meta.get("state_fp")
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     path = run / CHECKPOINTS / saved.name
@@ -171,7 +175,7 @@ class LateSaves:
 
 
 def save_late(config: Config, memory: Path, folder: Path) -> None:
-    """Save the pod's newest snapshot; then again, as long as a newer one is overdue.
+    """Save the pod's newest snapshot; then a newer state, as long as saves take too long.
 
     To be run in a process of its own, which ends with the launcher.
     """
@@ -180,17 +184,16 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
     try:
         every_s = _closed(config).checkpoint_every
         with late.saving(folder) as note:
-            began = time.monotonic()
             while found := _newer_than_any_checkpoint(config, memory):
+                began = time.monotonic()
                 note.write(store.name_of(found.step, found.generation))
                 name = _commit(config, found, read_back=True)
                 if name is None:
                     break
-                _say(f"checkpoint {name} is saved, of a life that is over")
+                _say(f"checkpoint {name} is saved from memory")
                 del found  # unmaps it
-                if time.monotonic() - began < every_s:
+                if time.monotonic() - began < every_s or not late.newer_state(folder):
                     break
-                began = time.monotonic()
     except SystemExit:
         exit_now(0)
     except (OSError, Superseded) as error:

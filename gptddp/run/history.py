@@ -18,11 +18,10 @@ from typing import Any
 from gptddp.files import names_in
 from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER
-from gptddp.run.json_lines import backwards, is_generation, parse, parse_event
+from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
 
-MOST_STEPS = 1 << 31  # a step from here on is a foreign one
 Line = Mapping[str, Any]  # of the log
 _LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.

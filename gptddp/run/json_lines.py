@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from gptddp.files import parse_json
 
+MOST_STEPS = 1 << 31  # a step from here on is a foreign one
 MOST_LIVES = 10**9  # a generation from here on is a foreign one: its metric and files need a limit
 _FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backwards
 

@@ -6,7 +6,6 @@ itself, has another `chain_fp` than the ledger has for the same step. The traini
 it goes on from checkpoints. But what is printed and compared must not look whole where it is not.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 from gptddp.config import shown
 from gptddp.run.directory import LEDGER
 from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
-from gptddp.run.progress import fold
+from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
     "put what is missing back from a backup, and move a log of another run away. The training has "
     "lost nothing, as it goes on from checkpoints"
 )
 _SHOWN = 3  # gaps, and lines that are wrong
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 class LogCheck:
@@ -140,6 +138,6 @@ def holes(run_dir: str | Path) -> str | None:
 
 def _print(line: Line, name: str) -> int | None:
     text = line.get(name)
-    if isinstance(text, str) and _FINGERPRINT.fullmatch(text):
+    if isinstance(text, str) and FINGERPRINT.fullmatch(text):
         return int(text, 16)
     return None

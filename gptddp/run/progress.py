@@ -8,6 +8,8 @@ from typing import Any
 
 import xxhash
 
+FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)  # 64 bits, as files have them
+
 
 @dataclass
 class Progress:
@@ -80,7 +82,6 @@ _POSITION: dict[str, tuple[type, ...]] = {  # of the loader; their values are it
     "lanes": (str,),
 }
 _WORDS = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
-_FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)
 _CURSORS = re.compile(r"\d{1,18}(\.\d{1,18}){2}( \d{1,18}(\.\d{1,18}){2})*", re.ASCII)
 
 
@@ -94,7 +95,7 @@ def _wrong_meta(meta: Any) -> Iterator[str]:
     if unknown := sorted(meta.keys() - _META.keys() - {"state_fp"}):
         yield f"meta has {', '.join(unknown):.80}, which this gptddp does not know"
     for name in (it for it in _PRINTS if it in meta):
-        if not (isinstance(meta[name], str) and _FINGERPRINT.fullmatch(meta[name])):
+        if not (isinstance(meta[name], str) and FINGERPRINT.fullmatch(meta[name])):
             yield f"meta.{name} is {meta[name]!r:.40}: it must be 16 hex digits"
     data = meta["data"]
     yield from wrong(data, _POSITION, "meta.data")

@@ -17,7 +17,7 @@ import xxhash
 from gptddp.config import shown
 from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import LEDGER, SUMMARY
-from gptddp.run.json_lines import parse_event
+from gptddp.run.json_lines import MOST_STEPS, parse_event
 
 COMMITS = 32  # whose names are kept: enough to say what a directory lacks
 LEFT_OUT = 8  # lines that cannot be used, and are named
@@ -90,7 +90,7 @@ def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
     Raises ValueError for what none can be. Are the row groups there? That the data tell.
     """
     step, groups, names = event.get("step"), event.get("row_groups"), event.get("names")
-    if type(step) is not int or not 0 <= step < 1 << 31:
+    if type(step) is not int or not 0 <= step < MOST_STEPS:
         raise ValueError(f"step is {shown(step)}: it must be a number of steps")
     if not isinstance(groups, list) or any(type(group) is not int for group in groups):
         raise ValueError(f"row_groups is {shown(groups)}: it must be a list of whole numbers")

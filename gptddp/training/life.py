@@ -41,6 +41,7 @@ from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.end import save_last
+from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.recorder import Recorder
@@ -64,12 +65,14 @@ class Life:
         self.progress = Progress.from_meta(origin.meta)
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin)
+        self.late = LateSave(self.live)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
         self._tensors: Mapping[str, Tensor] = {}  # the live ones
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps
+        self._save_due = False  # on rank 0, by rank 0's own clock
         self._began_step = self._ended_step = 0.0  # monotonic: of the last step
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
@@ -203,11 +206,16 @@ class Life:
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        save = self.recorder.is_save_due if self.recorder else False
+        self.late.look()
+        self._save_due = self.recorder is not None and self.recorder.saves.is_due
+        save, late = self._save_due or self.late.wants_state, self.late.in_progress
         logged = self.recorder.log.durable_step if self.recorder else 0
         stop, now = self.stop.asked, self.progress
-        agreed = agree(batch, stop, now.train_s, save, logged, self.world)  # all ranks
+        agreed = agree(batch, stop, now.train_s, save, late, logged, self.world)  # all ranks
         self.live.forget(agreed.logged)
+        self.late.hand_over(agreed.logged)
+        if self.recorder:
+            self.recorder.saves.delegate(agreed.late)
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         budget = used_up(self.config, now.step, now.tokens, now.train_s)
         self.cause = "stopped" if agreed.stop else budget
@@ -320,9 +328,12 @@ class Life:
         self.line["state_fp"] = f"{fp:016x}"
 
     def save(self) -> None:
-        """Begin to write a checkpoint; the loop waits for a copy of the tensors only."""
-        if self.recorder:
+        """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""
+        self.late.copy(self.step)
+        if self.recorder and self._save_due:
             self.recorder.save(self._tensors, self.progress)
+        elif self.recorder:
+            self.recorder.log.sync_soon()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""

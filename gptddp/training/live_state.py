@@ -12,6 +12,7 @@ import torch
 from gptddp.checkpoint import snapshot
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
+from gptddp.run.recovery import UNKNOWN
 
 MOST_LINES = 65536  # of the log: about 25 MB in a snapshot, and three times that in this process
 
@@ -93,26 +94,36 @@ class LiveState:
             self._whole = None
 
     def leave_snapshot(self, cause: str) -> None:
-        """Write the state of the last finished step; a memory that is full is a warning."""
-        fault = {"cause": cause, "time": time.time()}
+        """Write the state of the last finished step, once; a memory that is full is a warning."""
         with self._lock:
             whole, self._whole = self._whole, None
-            if self.path is None or whole is None or whole[1].step == 0:
-                return
-            tensors, progress = whole
-            try:
-                snapshot.write(
-                    self.path,
-                    tensors,
-                    run_id=self.origin.run_id,
-                    generation=self.origin.generation,
-                    meta=progress.to_meta(),
-                    lines=[dict(line) for line in self.lines.values()],
-                    events=self._pending() if self._pending else self.events,
-                    fault=fault,
-                )
-            except OSError as error:
-                log.warning("the state of step %d is not left in memory: %s", progress.step, error)
+            self._write(whole, cause)
+
+    def copy(self) -> None:
+        """The same for a late save, while this life goes on.
+
+        Should none of its ranks leave another, it is as if this one had been left without a word.
+        """
+        with self._lock:
+            self._write(self._whole, UNKNOWN)
+
+    def _write(self, whole: tuple[Mapping[str, torch.Tensor], Progress] | None, cause: str) -> None:
+        if self.path is None or whole is None or whole[1].step == 0:
+            return
+        tensors, progress = whole
+        try:
+            snapshot.write(
+                self.path,
+                tensors,
+                run_id=self.origin.run_id,
+                generation=self.origin.generation,
+                meta=progress.to_meta(),
+                lines=[dict(line) for line in self.lines.values()],
+                events=self._pending() if self._pending else self.events,
+                fault={"cause": cause, "time": time.time()},
+            )
+        except OSError as error:
+            log.warning("the state of step %d is not left in memory: %s", progress.step, error)
 
     def remove_snapshot(self) -> None:
         """The state is on the storage: nothing that was left is to be taken up again."""

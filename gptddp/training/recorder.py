@@ -167,11 +167,6 @@ class Recorder:
         """Record that no memory of this generation, or an older one, may ever be gone on from."""
         self.event("diverged", step=progress.step, ranks=error.ranks, names=error.names)
 
-    @property
-    def is_save_due(self) -> bool:
-        """Is it time for a checkpoint, and is none being written?"""
-        return self.saves.is_due
-
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.fingerprints(progress))

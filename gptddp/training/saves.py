@@ -55,6 +55,7 @@ class Saves:
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
         self._saved_at = time.monotonic()
+        self._delegated = origin.late is not None  # to a late save
         self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
         self._watching = threading.Lock()
 
@@ -71,8 +72,15 @@ class Saves:
 
     @property
     def is_due(self) -> bool:
-        """Is it time for a checkpoint, and is none being written?"""
-        return time.monotonic() - self._saved_at >= self._every_s and not self.writer.busy
+        """Is it time for a checkpoint, and is none being written, here or by a launcher?"""
+        due = time.monotonic() - self._saved_at >= self._every_s
+        return due and not self.writer.busy and not self._delegated
+
+    def delegate(self, late: bool) -> None:
+        """While a late save is in progress it does what is due; then a whole interval begins."""
+        self._delegated = late
+        if late:
+            self._saved_at = time.monotonic()
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints

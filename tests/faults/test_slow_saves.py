@@ -1,16 +1,19 @@
 """Saves that take longer than a life: they are committed all the same (see checkpoint/late.py)."""
 
+import bisect
 import itertools
 import os
 import random
 import signal
 import statistics
+import time
+from pathlib import Path
 
 import pytest
 from support.faulty_jobs import SHORT, Fault, check_same_run
 from support.trainer_patches import patched
 
-from gptddp.checkpoint import store
+from gptddp.checkpoint import late, store
 from gptddp.run.history import read_ledger
 
 SAVE_S, LIFE_S = 8.0, 5.0
@@ -45,42 +48,74 @@ def pod(job):
     job.kill(random.randrange(4))
 
 
+def saver(job):
+    """The pod that saves."""
+    job.kill(next((i for i in range(4) if saves(job, i)), 0))
+
+
 HARM = [
     pytest.param(host, "worker-0's pod", id="host"),
     pytest.param(worker_of_rank_0, "rank 0's worker", id="rank-0"),
     pytest.param(worker, "a random worker", id="worker"),
     pytest.param(pod, "a random pod", id="pod"),
+    pytest.param(saver, "the pod that saves", id="saver"),
 ]
+
+
+def saves(job, i):
+    """Is the launcher of this pod saving just now?"""
+    environment = Path(f"/proc/{job.worker(i)}/environ").read_bytes().split(b"\0")
+    verdict = next(it for it in environment if it.startswith(b"GPTDDP_VERDICT="))
+    return late.in_progress(Path(os.fsdecode(verdict.partition(b"=")[2])).parent) is not None
 
 
 @pytest.mark.fault(9)
 @pytest.mark.skipif(SHORT, reason="takes minutes")
 @pytest.mark.parametrize(("harm", "whom"), HARM)
 def test_lives_that_are_shorter_than_a_save(jobs, undisturbed, measured, tmp_path, harm, whom):
-    """Then all pods are killed: no more is done again than the steps of two saves."""
+    """Then all pods are killed. Neither then nor at any moment before would more have been done
+    again than the steps of two saves, and of one more for each pod that was lost while it saved."""
     random.seed(8)
     quick = tmp_path / "quick"
     job = jobs(*STEPS, **patched(tmp_path / "patch", SLOW.format(quick=str(quick))))
     job.steady()
+    lost = []  # when a pod was that was saving
     for _ in range(KILLS):
         job.until(lambda: all(pod.process for pod in job.pods))
         life = job.lines()[-1][0]
+        saving = {job.pods[i].process: i for i in range(4) if saves(job, i)}
         harm(job)
         job.wait(LIFE_S)
+        if any(it is not job.pods[i].process for it, i in saving.items()):
+            lost.append(time.time() - LIFE_S)
         # a machine that is busy takes longer to begin the next one
         job.until(lambda life=life: job.lines()[-1][0] > life, what="a step of the next life")
-    starts = [event for event in read_ledger(job.run) if event["event"] == "start"]
+    events = read_ledger(job.run)
+    starts = [event for event in events if event["event"] == "start"]
     assert {start["source"] for start in starts[1:]} == {"memory"}
+    commits = [e for e in events if e["event"] == "checkpoint" and "name" in e]
     times = [line["time"] for _, line in job.lines()]
     with job.fault() as fault:
         job.kill(0, 1, 2, 3)
-    worth = 2 * SAVE_S / statistics.median(b - a for a, b in itertools.pairwise(times))
+    save = SAVE_S / statistics.median(b - a for a, b in itertools.pairwise(times))
+    at_risk, bounds, before, step = [], [], 0.0, 0
+    for commit in commits:
+        at_risk.append(bisect.bisect(times, commit["time"]) - step)
+        bounds.append((2 + sum(before < at < commit["time"] for at in lost)) * save)
+        before, step = commit["time"], commit["step"]
+    at_risk.append(fault.redone)
+    bounds.append((2 + sum(before < at for at in lost)) * save)
+    print(f"{whom}: at risk {at_risk} of {[round(it) for it in bounds]}, lost {len(lost)}")
     measured(
         f"{whom} killed every {LIFE_S:.0f} s, saves of {SAVE_S:.0f} s, then all pods",
         Fault(fault.seconds, fault.redone, len(starts), fault.source, fault.recovered),
-        f"two saves are worth {worth:.0f} steps",
+        f"two saves are worth {2 * save:.0f} steps; {len(lost)} pods were lost while they saved",
     )
-    assert 0 < fault.redone <= worth and fault.source.startswith("step-")
+    assert all(0 < steps <= bound for steps, bound in zip(at_risk, bounds, strict=True))
+    if harm is saver:  # nobody can finish what went with the pod
+        assert len(lost) > KILLS // 2
+    else:
+        assert fault.source.startswith("step-")
     quick.touch()
     job.finish()
     check_same_run(job, undisturbed(1, *STEPS))

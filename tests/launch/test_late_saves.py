@@ -1,20 +1,24 @@
 """A save that outlives the life that began it: the launcher's, while the next life trains."""
 
+import dataclasses
 import json
 import os
+import threading
 import time
 
 import pytest
 from support.local_jobs import until
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, retention, store
+from gptddp.checkpoint import late, retention, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.distributed import lives
 from gptddp.flags import from_args
+from gptddp.launch import rescue
 from gptddp.launch.rescue import STOP_S, save_late
 from gptddp.run import lease
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
+from gptddp.training import life
 
 NAME = "step-000000000003.1"
 GOES_ON = {"source": "memory", "step": 3}
@@ -198,6 +202,79 @@ def test_a_late_save_that_hangs_is_not_waited_for_for_ever(pod, monkeypatch):
             pass
 
 
+class Saver(threading.Thread):
+    """A launcher's process that is saving, and wants a newer state when the life has begun."""
+
+    def __init__(self, pod, memory, run_dir):
+        super().__init__(daemon=True)
+        self.pod, self.path = pod, snapshot.path_of(memory, run_dir)
+        self.began, self.got, self.left = threading.Event(), None, None
+
+    def run(self):
+        with late.saving(self.pod) as note:
+            note.write(NAME)
+            self.began.set()
+            self.got = late.newer_state(self.pod)
+            self.left = snapshot.read(self.path)
+
+
+@pytest.fixture
+def saver(left, pod, tmp_path, monkeypatch):
+    """Beside a life whose steps are long enough for both to be seen."""
+    overdue(left)
+    agree = life.agree
+    monkeypatch.setattr(life, "agree", lambda *args: (time.sleep(0.05), agree(*args))[1])
+    saver = Saver(pod, tmp_path / "memory", left)
+    saver.start()
+    assert saver.began.wait(30)
+    return saver
+
+
+def test_a_life_hands_newer_states_to_a_late_save(run, left, own, saver, monkeypatch):
+    """States that all ranks have compared, when the log has their steps. Until it has ended the
+    life does not save by itself, overdue or not; then it does."""
+    compared, check = [], life.check_replicas
+
+    def noting(tensors, step, world):
+        compared.append(step)
+        return check(tensors, step, world)
+
+    monkeypatch.setattr(life, "check_replicas", noting)
+    assert run("--steps", "60", "--checkpoint-every", "0") == 0
+    saver.join(30)
+    assert saver.got and saver.left.generation == 2 and saver.left.step in compared
+    assert own and own[0] > saver.left.step
+
+
+def test_a_state_whose_steps_the_log_lacks_is_not_handed_over(run, saver, own, monkeypatch):
+    """The log of a life has one writer, so the late save could not complete it. It ends, and the
+    life saves."""
+    monkeypatch.setattr(late, "STATE_S", 0.5)
+    monkeypatch.setattr(RunLog, "sync_soon", lambda self: None)
+    assert run("--steps", "60", "--checkpoint-every", "0") == 0
+    saver.join(30)
+    assert saver.got is False and own
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_slow_save_is_followed_by_that_of_a_newer_state(run, left, save, monkeypatch, slow):
+    """Until nobody leaves a newer one. After a quick one the life that trains saves by itself."""
+    closed, every_s = rescue._closed, 0.0 if slow else 3600.0
+    monkeypatch.setattr(
+        rescue, "_closed", lambda c: dataclasses.replace(closed(c), checkpoint_every=every_s)
+    )
+    later = iter(["9", "12"])  # each life stops three steps on
+
+    def newer_state(folder):
+        if steps := next(later, None):
+            lose_a_peer(run, "--steps", steps)
+        return bool(steps)
+
+    monkeypatch.setattr(late, "newer_state", newer_state)
+    newer = ["step-000000000009.3", "step-000000000006.2"]
+    assert save() == [*(newer if slow else []), NAME]
+
+
 # -- the process that saves ------------------------------------------------------------------------
 
 LAUNCHER = """
@@ -210,6 +287,7 @@ from gptddp.launch.rescue import LateSaves
 
 run, memory, pod, how = map(Path, sys.argv[1:])
 forkserver.PRELOAD[:] = []
+late.STATE_S = 0.1
 if how.name != "soon":
     def hang(*args):
         if how.name == "deaf":
@@ -282,12 +360,12 @@ def test_one_that_begins_in_mid_life_is_left_to_itself(run, left, launcher, pod,
         return submit(writer, *args)
 
     monkeypatch.setattr(Writer, "submit", late_first)
-    assert run("--steps", "5", "--checkpoint-every", "0") == 0
+    assert run("--steps", "6", "--checkpoint-every", "0") == 0
     assert len(unfinished(left)) == 1
     (pod / "go").touch()
     assert launchers[0].wait(60) == 0, launchers[0].stderr.read()
-    newest = "step-000000000005.3"
-    assert store.names(left) == [newest, "step-000000000004.3", NAME]
+    newest = "step-000000000006.3"
+    assert store.names(left) == [newest, "step-000000000005.3", NAME]
     assert (left / "checkpoints/LATEST").read_text().strip() == newest
     assert unfinished(left) == [] and retention.verify(left / "checkpoints" / NAME).ok
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import itertools
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.field_values import FIRST, VALUES
 from support.forked import TRAIN, ranks
 from support.paths import ROOT
 from support.toy import SMALL
@@ -26,48 +26,10 @@ from gptddp.flags import flag, from_args, to_args
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import resolve
 from gptddp.run.history import history, read_ledger
-from gptddp.run.in_force import config_in_force, is_finished, why_finished
+from gptddp.run.in_force import config_in_force, is_finished
 from gptddp.training import changes as training_changes
 from gptddp.training import end
-from gptddp.training import life as training_life
 
-# Of every field of the run: two values, neither of them the default of a run with a GPU or without.
-VALUES: dict[str, tuple[Any, Any]] = {
-    "on_bad": ("quarantine", "fail"),
-    "preset": ("gpt2-medium", "gpt2-large"),
-    "n_layer": (1, 2),
-    "n_head": (2, 4),
-    "n_embd": (16, 32),
-    "seq_len": (16, 32),
-    "dropout": (0.1, 0.2),
-    "lanes": (2, 4),
-    "batch": (4, 8),
-    "pack": ("concat", "best-fit"),
-    "mask": ("document", "none"),
-    "micro_batch": (3, 4),
-    "reduce": ("fast", "exact"),
-    "steps": (3, 5),
-    "max_tokens": (300000, 400000),
-    "max_time": (3000.0, 4000.0),
-    "lr": (2e-3, 1e-3),
-    "final_lr": (0.5, 0.25),
-    "warmup_steps": (1, 2),
-    "weight_decay": (0.0, 0.3),
-    "betas": ((0.8, 0.9), (0.7, 0.99)),
-    "grad_clip": (0.25, 0.0),
-    "max_skipped": (5, 6),
-    "seed": (7, 8),
-    "precision": ("fp32", "bf16"),
-    "matmul": ("onednn", "mkl"),
-    "threads": (2, 3),
-    "eval_every": (2, 3),
-    "eval_tokens": (200, 300),
-    "log_every": (7, 8),
-    "checkpoint_every": (50.0, 40.0),
-    "keep": (2, 4),
-    "keep_every": (4, 6),
-}
-FIRST = {name: first for name, (first, _) in VALUES.items()}
 OTHER = {name: other for name, (_, other) in VALUES.items() if FIELDS[name].metadata["of"] == KEPT}
 CPU: Any = SimpleNamespace(device=torch.device("cpu"))
 JSON_FIRST = json.loads(json.dumps(FIRST))
@@ -150,13 +112,6 @@ def test_who_does_not_decide_knows_the_run_as_well(tmp_path):
 # -- with the trainer ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def life(corpus, tmp_path, train_here):
-    """life(fields): the exit code of a life of the run that is given these."""
-    fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
-    return lambda **fields: train.main([*fixed, "--cache-dir", "none", *to_args(fields)])
-
-
 def saved(run: Path) -> dict[str, Any]:
     values = json.loads((run / "config.json").read_text())["config"]
     return {name: values[name] for name in VALUES}
@@ -233,48 +188,6 @@ def test_the_launcher_knows_of_a_change_that_the_ledger_alone_has(life, tmp_path
     assert config_in_force(asked).steps == 4
 
 
-def test_a_run_that_was_extended_and_stopped_is_not_finished(tmp_path):
-    """Its marker is of the end before; more steps are wanted, given again or not."""
-    asked = Config(run_dir=str(tmp_path))
-    write_json_atomic(tmp_path / "finished.json", {"step": 3, "steps": 3})
-    for steps in (3, 5):
-        write_json_atomic(tmp_path / "config.json", {"config": FIRST | {"steps": steps}})
-        assert is_finished(asked) is (steps == 3)
-
-
-def test_fewer_steps_than_are_done_are_no_way_back(life, tmp_path, caplog):
-    """Trainer and launcher say field, rule and fix; exit code 0, and no step is undone."""
-    caplog.set_level(logging.INFO)
-    run = tmp_path / "run"
-    wanted = "steps is 2, but 3 steps are done, and none is undone: the run is finished; --steps"
-    assert life(**FIRST) == 0 and life(steps=2) == 0
-    assert wanted in caplog.text and "changed after step 3: steps: 3 -> 2" in caplog.text
-    assert "of 2" not in caplog.text
-    assert why_finished(Config(run_dir=str(run))).startswith(wanted)
-    assert why_finished(Config(run_dir=str(run), steps=1)).startswith("steps is 1, but 3")
-    assert not why_finished(Config(run_dir=str(run), steps=4))
-    assert life(steps=4) == 0 and [line["step"] for line in history(run)] == [1, 2, 3, 4]
-
-
-def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
-    life, tmp_path, monkeypatch
-):
-    """A run that is stopped, and then ended by fewer steps than it has done: it has val_loss and
-    state_fp, as every last step has."""
-    agree, calls = training_life.agree, itertools.count()
-
-    def stopped(batch, stop, *rest):
-        return agree(batch, stop or next(calls) == 3, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_life, "agree", stopped)
-        assert life(**FIRST | {"steps": 100000, "eval_every": 100000}) == 143
-    assert not {"val_loss", "state_fp"} & list(history(tmp_path / "run"))[-1].keys()
-    assert life(steps=1) == 0
-    lines = list(history(tmp_path / "run"))
-    assert len(lines) == 3 and {"val_loss", "state_fp"} <= lines[-1].keys()
-
-
 OTHER_FLAGS = "import os, sys; sys.argv += ['{}', '{}'] * (os.environ['RANK'] == '1'); "
 
 
@@ -346,28 +259,6 @@ def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
         assert "train/00000.parquet" in capfd.readouterr().err
     assert not list((tmp_path / "new").iterdir())
     assert len(read_ledger(tmp_path / "fail")) == 3
-
-
-def test_time_that_is_used_up_is_said(life, tmp_path, caplog):
-    """A run that its max_time has ended keeps it: another life ends at once and says the fix."""
-    caplog.set_level(logging.INFO)
-    assert life(**FIRST | {"steps": 100000, "max_time": 0.05}) == 0
-    steps = len(list(history(tmp_path / "run")))
-    caplog.clear()
-    assert life() == 0 and len(list(history(tmp_path / "run"))) == steps < 100000
-    assert "max_time of 0.05 s is used up: a larger --max-time goes on" in caplog.text
-    assert life(max_time=0.0, steps=steps + 1) == 0
-    assert len(list(history(tmp_path / "run"))) == steps + 1
-
-
-def test_a_run_that_is_done_says_how_it_goes_on(life, caplog):
-    """Started again it does no step; what it prints is plain, of one rank too."""
-    caplog.set_level(logging.INFO)
-    assert life(**FIRST) == 0
-    assert "k parameters" in caplog.text and ", 1 rank;" in caplog.text
-    assert "a larger --steps goes on" not in caplog.text
-    assert life() == 0
-    assert f"all {FIRST['steps']} steps are done: a larger --steps goes on" in caplog.text
 
 
 def test_a_run_that_is_not_extended_has_no_jump(life, caplog):

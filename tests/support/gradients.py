@@ -57,7 +57,7 @@ def gradients(world: World, reduce: str) -> np.ndarray:
     mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
-    agreed = agree(batch, stop=False, train_s=0.0, save=False, logged=0, world=world)
+    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, world=world)
     forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
     return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
 

@@ -1,0 +1,41 @@
+"""Values for the fields of a configuration, none of which is a default."""
+
+from typing import Any
+
+# Of every field of the run: two values, neither of them the default of a run with a GPU or without.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "on_bad": ("quarantine", "fail"),
+    "preset": ("gpt2-medium", "gpt2-large"),
+    "n_layer": (1, 2),
+    "n_head": (2, 4),
+    "n_embd": (16, 32),
+    "seq_len": (16, 32),
+    "dropout": (0.1, 0.2),
+    "lanes": (2, 4),
+    "batch": (4, 8),
+    "pack": ("concat", "best-fit"),
+    "mask": ("document", "none"),
+    "micro_batch": (3, 4),
+    "reduce": ("fast", "exact"),
+    "steps": (3, 5),
+    "max_tokens": (300000, 400000),
+    "max_time": (3000.0, 4000.0),
+    "lr": (2e-3, 1e-3),
+    "final_lr": (0.5, 0.25),
+    "warmup_steps": (1, 2),
+    "weight_decay": (0.0, 0.3),
+    "betas": ((0.8, 0.9), (0.7, 0.99)),
+    "grad_clip": (0.25, 0.0),
+    "max_skipped": (5, 6),
+    "seed": (7, 8),
+    "precision": ("fp32", "bf16"),
+    "matmul": ("onednn", "mkl"),
+    "threads": (2, 3),
+    "eval_every": (2, 3),
+    "eval_tokens": (200, 300),
+    "log_every": (7, 8),
+    "checkpoint_every": (50.0, 40.0),
+    "keep": (2, 4),
+    "keep_every": (4, 6),
+}
+FIRST = {name: first for name, (first, _) in VALUES.items()}
