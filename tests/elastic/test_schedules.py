@@ -46,7 +46,7 @@ def books(tmp_path_factory) -> Path:
 
 def command(data: Path, run: Path, *flags: str) -> list[str]:
     places = ["--data", str(data), "--run-dir", str(run), "--steps", str(STEPS)]
-    return [*SMALL, *places, "--eval-every", "1000", *flags]
+    return [*SMALL, *places, "--eval-every", "1000", "--dropout", "0.1", *flags]
 
 
 @pytest.fixture(scope="module")

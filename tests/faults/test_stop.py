@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.forked import LAUNCH, Forked
+from support.forked import LAUNCH, Forked, train
 from support.local_jobs import alive, until
+from support.same_bits import check_same_bits
 from support.toy import SMALL
 from support.trainer_patches import patch_here
 
@@ -171,10 +172,12 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
     assert left and left.step >= max(line["step"] for line in history(it.run)) - 1
 
 
-def test_the_end_comes_once_with_everything_done(job):
-    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0."""
+def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
+    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0, and
+    the run is that of one process, bit for bit."""
     code = SLOW + LOAD + EVALUATION + LAST_SAVE
-    it = job(2, "--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600", code=code)
+    flags = ("--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600")
+    it = job(2, *flags, code=code)
     it.close("load-pod-1")
     it.close("evaluation-pod-1")
     it.start(0, 1, 2)
@@ -191,7 +194,9 @@ def test_the_end_comes_once_with_everything_done(job):
     assert [it.pods[i].wait(60) for i in range(PODS)] == [0] * PODS, it.log(0)
     assert (it.patch / "last_save.0").exists()
     lines = list(history(it.run))
-    assert [line["step"] for line in lines] == list(range(1, 13))
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12]
+    alone = tmp_path / "alone"
+    train(1, *SMALL, "--data", str(corpus), "--run-dir", str(alone), *flags)
+    check_same_bits(it.run, alone)
     assert list((it.run / "checkpoints").glob("step-000000000012.*/manifest.json"))
     it.check()
