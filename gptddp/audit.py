@@ -56,8 +56,9 @@ class Books:
     quarantine: dict[int, list[int]]
 
     def config_at(self, step: int) -> Config:
-        """What a step was done with; one that the log lacks, as the next that it has."""
-        return self.configs[self.lives[min(at for at in self.lives if at >= step)]]
+        """What a step was done with; one that the log lacks, as the next or last that it has."""
+        known = min((at for at in self.lives if at >= step), default=max(self.lives))
+        return self.configs[self.lives[known]]
 
 
 def audit(
@@ -90,6 +91,8 @@ def _recompute(
     replay = Replay(span, world, stop, books.run_id)
     dataset = open_dataset(data or span.config.data, span.config.on_bad)
     live(replay, dataset, dataset.tokenizer(), stop)
+    if replay.cause == "stopped":
+        raise AuditError(f"{stop.cause} after step {replay.step}: give the command again")
     report.wrong = replay.wrong
     done = replay.step - (replay.wrong is not None)
     if done > span.step:
@@ -105,8 +108,9 @@ def _spans(books: Books, whole: bool, report: Report) -> Iterator[Span]:
 
     A checkpoint is compared with the state that was recomputed up to it, and goes on from there.
     """
-    saved = _checkpoints(books, report)
+    saved = _checkpoints(books)
     state = State(0, "the seed", None, {}) if whole or not saved else saved.pop(0)
+    report.wrong = state.wrong
     ends = [it.step for it in saved] + [report.last]
     for end in ends:
         while state.step < end and report.wrong is None:
@@ -116,7 +120,7 @@ def _spans(books: Books, whole: bool, report: Report) -> Iterator[Span]:
             yield span
             state = span.after or state
         if saved and report.wrong is None:
-            report.wrong = _difference(saved.pop(0), state)
+            report.wrong = saved[0].wrong or _difference(saved.pop(0), state)
 
 
 def _same_config(books: Books, first: int, end: int) -> int:
@@ -128,25 +132,31 @@ def _same_config(books: Books, first: int, end: int) -> int:
     return end
 
 
-def _checkpoints(books: Books, report: Report) -> list[State]:
-    """The run's own, the oldest first; the tensors of each have to have its fingerprint."""
+def _checkpoints(books: Books) -> list[State]:
+    """The run's own, those of the first steps first; see `State` for one that is damaged."""
     found = []
-    for name in reversed([*filter(store.is_candidate, store.names(books.run))]):
+    for name in filter(store.is_candidate, store.names(books.run)):
         path = books.run / CHECKPOINTS / name
-        if owner.is_foreign(path, books.run_id):
-            continue
-        try:
-            loaded = load(path, books.run_id)
-        except Unusable as unusable:
-            report.wrong = report.wrong or Wrong(0, name, "whole", str(unusable), "checkpoints")
-            continue
-        state = State(loaded.step, name, loaded.tensors, loaded.meta)
-        fp = f"{state_fp(loaded.tensors):016x}"
-        if fp != loaded.meta.get("state_fp"):
-            there = loaded.meta.get("state_fp")
-            report.wrong = report.wrong or Wrong(state.step, "state_fp", there, fp, name)
-        found.append(state)
+        if not owner.is_foreign(path, books.run_id):
+            found.append(_loaded(path, books.run_id))
     return sorted(found, key=lambda state: state.step)
+
+
+def _loaded(path: Path, run_id: str) -> State:
+    """A checkpoint; the tensors have to have its fingerprint.
+
+    One that a launcher has saved may have none, since only a worker computes it.
+    """
+    name, order = path.name, store.order(path.name)
+    assert order is not None
+    try:
+        loaded = load(path, run_id)
+    except Unusable as unusable:
+        wrong = Wrong(order[1], "checkpoint", None, str(unusable), name)
+        return State(order[1], name, None, {}, wrong)
+    there, fp = loaded.meta.get("state_fp"), f"{state_fp(loaded.tensors):016x}"
+    other = Wrong(loaded.step, "state_fp", there, fp, name) if there not in (None, fp) else None
+    return State(loaded.step, name, loaded.tensors, loaded.meta | {"state_fp": fp}, other)
 
 
 def _difference(saved: State, state: State) -> Wrong | None:
@@ -176,7 +186,7 @@ def _books(run: Path) -> Books:
         if config is not None:
             configs[generation] = config
         machines[generation] = start.get("machines") or []
-    if run_id is None or configs.keys() < set(lives.values()):
+    if run_id is None or not configs.keys() >= set(lives.values()):
         raise AuditError(f"{run / LEDGER} does not say with what each life of the run was done")
     quarantine = decided(summary.read(run).quarantine, 0)
     return Books(run, run_id, lines, lives, configs, machines, quarantine)
@@ -219,6 +229,8 @@ def describe(report: Report, run: Path) -> str:
         what = f"{wrong.field} is {wrong.logged!r} in {wrong.where}, and {wrong.found!r} recomputed"
         if wrong.field == "step":
             what = "it is not in the log"
+        if wrong.field == "checkpoint":
+            what = f"{wrong.where} cannot be read: {wrong.found}"
         lines.append(f"wrong: step {wrong.step}: {what}")
     if report.log:
         lines.append(f"wrong: {log_check.told(run, report.log)}")

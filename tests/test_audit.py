@@ -1,9 +1,13 @@
 """`gptddp audit`: a run as it was is the same bits; a forged one is found, at the step."""
 
+import itertools
 import json
 import math
 import shutil
+import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +21,7 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.distributed import hardware
 from gptddp.distributed.replicas import state_fp
+from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
@@ -108,6 +113,16 @@ def test_a_step_is_taken_out_of_the_log(forged):
     assert code == 1 and "wrong: step 4: it is not in the log" in text and "it lacks step 4" in text
 
 
+def test_the_last_steps_are_taken_out_of_the_log(forged):
+    """The checkpoint of the last one, and the ledger, know that there were more."""
+    for log, lines in lines_of(forged):
+        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= 6]
+        log.write_text("".join(kept))
+    code, text = audit(forged, "--whole")
+    assert code == 1 and "wrong: step 7: it is not in the log" in text
+    assert "it lacks steps 7 to 8" in text and "same bits: steps 1 to 6 of 6" in text
+
+
 def test_two_steps_change_places(forged):
     """Their lines do not follow from the steps before them."""
     (log, lines), *_ = lines_of(forged)
@@ -147,6 +162,87 @@ def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, mon
         run = trained(corpus, tmp_path / "run")
     code, text = audit(run, "--whole")
     assert code == 1 and ("wrong: step 4: state_fp" in text or "wrong: step 5: loss" in text)
+
+
+def save_again(run, **changes):
+    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out."""
+    loaded = load_newest(run)
+    meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
+    shutil.rmtree(loaded.path)
+    run_id = json.loads((run / "config.json").read_text())["run_id"]
+    writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
+    assert writer.save(loaded.step, loaded.tensors, meta).error is None
+
+
+def test_a_checkpoint_that_is_of_another_place(forged):
+    """Its tensors are those of the run, and what it says of them is not. Without a fingerprint of
+    its own, as a launcher saves it, what is recomputed tells."""
+    save_again(forged, state_fp=None)
+    assert audit(forged)[0] == 0
+    save_again(forged, tokens=1)
+    code, text = audit(forged)
+    assert code == 1 and "wrong: step 8: tokens is 1 in step-000000000008.2" in text
+
+
+def test_the_first_wrong_step_is_named_though_a_later_one_is_wrong_too(forged):
+    """A checkpoint that cannot be read is of its step."""
+    shard = next(forged.glob("checkpoints/step-000000000005.1/shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, text = audit(forged, "--whole")
+    assert code == 1 and "wrong: step 5: step-000000000005.1 cannot be read: " in text
+    assert "same bits: steps 1 to 5 of 8" in text
+    edit(forged, 2, loss=up)
+    assert "wrong: step 2: loss" in audit(forged, "--whole")[1]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each step takes half a second."""
+    ticks = itertools.count()
+    fake = SimpleNamespace(monotonic=lambda: 0.5 * next(ticks), time=time.time)
+    monkeypatch.setattr(life, "time", fake)
+
+
+def test_a_run_that_time_has_ended(corpus, tmp_path, clock):
+    """Its rates follow from the seconds in its log, and from more time that was given later. With
+    other seconds the rate is another one."""
+    flags, run = ("--steps", "1000", "--eval-every", "1000"), tmp_path / "run"
+    for max_time, last in (("3.5", 7), ("6", 12)):
+        trained(corpus, run, *flags, "--max-time", max_time)
+        for more in ((), ("--whole",)):
+            code, text = audit(run, *more)
+            assert code == 0 and f" to {last} of {last} (" in text
+    assert "same bits: steps 1 to 12 of 12 (100%)" in text
+    edit(run, 12, train_s=lambda seconds: seconds / 2)
+    assert "wrong: step 12: lr is " in audit(run, "--whole")[1]
+
+
+def test_a_run_whose_steps_were_extended(corpus, tmp_path):
+    """Each step has the rate of the number of steps that the run had then. Called a run of so many
+    from the start it is a forged one."""
+    run = trained(corpus, tmp_path / "run", "--steps", "5")
+    trained(corpus, run)
+    code, text = audit(run, "--whole")
+    assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
+    ledger = run / "ledger.jsonl"
+    assert '"steps": 5' in ledger.read_text()
+    ledger.write_text(ledger.read_text().replace('"steps": 5', '"steps": 8'))
+    code, text = audit(run, "--whole")
+    assert code == 1 and "wrong: step 4: lr is " in text
+
+
+def test_an_audit_that_is_stopped_says_so(honest, monkeypatch):
+    """By Ctrl-C: exit code 2, as nothing can be told of the rest."""
+    agree, calls = life.agree, itertools.count(1)
+
+    def interrupted(*args):
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return agree(*args)
+
+    monkeypatch.setattr(life, "agree", interrupted)
+    code, text = audit(honest, "--whole")
+    assert code == 2 and "stopped by SIGINT after step 3: give the command again" in text
 
 
 def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):

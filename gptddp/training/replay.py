@@ -9,6 +9,7 @@ from torch import Tensor
 from gptddp.config import Config
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
+from gptddp.errors import GptddpError
 from gptddp.model.evaluate import Evaluation
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
@@ -38,13 +39,14 @@ class Wrong:
 class State:
     """The state after a step: tensors by name, and `Progress` as a checkpoint has it.
 
-    None and {}: as the seed makes them.
+    None and {}: as the seed makes them. wrong: why a checkpoint is not what it says itself.
     """
 
     step: int
     name: str
     tensors: Mapping[str, Tensor] | None
     meta: dict[str, Any]
+    wrong: Wrong | None = None
 
 
 @dataclass
@@ -79,7 +81,8 @@ class Replay(Life):
     @property
     def goes_on(self) -> bool:
         """Is there another step to compare?"""
-        return self.wrong is None and self.step < self._span.end
+        stopped = self.cause == "stopped"
+        return not stopped and self.wrong is None and self.step < self._span.end
 
     def agree(self, batch: Batch) -> Agreed:
         """What this step is; the time that decided its rate is taken from its line."""
@@ -122,6 +125,10 @@ class Replay(Life):
 
     def end(self) -> None:
         """There is nothing to save."""
+
+    def _count_failure(self, error: Exception) -> GptddpError | None:
+        """No life of the run has failed."""
+        return None
 
     def state(self) -> State:
         """A copy of the live state, after the last step that was recomputed."""
