@@ -58,10 +58,7 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
             f"{run_b} has {ranges(sorted(b))}"
         )
     config_a, config_b = _config(run_a), _config(run_b)
-    sums = {
-        config_a.get("reduce"),
-        config_b.get("reduce"),
-    }  # None: version 0.1.0 has no word for it
+    sums = {it.get("reduce") for it in (config_a, config_b)}  # None: version 0.1.0 has none
     bits = None if None in sums else sums == {"exact"}
     parts = (i for i, step in enumerate(both) if _different(a[step], b[step], bits is True))
     same = next(parts, len(both))

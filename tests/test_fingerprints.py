@@ -77,6 +77,51 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
     assert "those of a step before are not" in result.stdout
 
 
+def exact(run, *, reduce="exact", **changes):
+    """A run of eight steps with losses and two states; a change: of a field from step 5 on."""
+    write(run, 1, range(1, 9))
+    (run / "config.json").write_text(json.dumps({"config": {"reduce": reduce}}))
+    log = run / "log.1.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        line |= {"loss": 1 / line["step"], "grad_norm": 0.5}
+        line |= {"state_fp": f"{line['step']:016x}"} if line["step"] % 4 == 0 else {}
+        line |= {k: v for k, v in changes.items() if line["step"] >= 5 and k in line}
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_runs_of_the_same_bits(tmp_path):
+    """Of two runs with exact sums losses and states are compared, and how many is said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0 and result.stdout.splitlines()[1] == (
+        "  and their losses, and their states after 2 of the steps, state_fp 0000000000000008 at "
+        "step 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "step"),
+    [("loss", 0.2000001, 5), ("grad_norm", 0.5000001, 5), ("state_fp", "f" * 16, 8)],
+)
+def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value, step):
+    """Of the same rows. Where the sums of one run are not exact it is no difference, and said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b", **{field: value})
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    first, one, other, last = result.stdout.splitlines()
+    assert first == f"different: step {step} ({step - 1} steps before it are the same)"
+    assert one.startswith(f"  {field} ") and other.startswith(f"  {field} {value}")
+    assert last == "  the rows are the same"
+    exact(tmp_path / "fast", reduce="fast", **{field: value})
+    result = fingerprints(tmp_path / "a", tmp_path / "fast")
+    assert (
+        result.exit_code == 0 and "only their rows: the sums of one are not exact" in result.stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("steps", "line", "message"),
     [
