@@ -156,6 +156,15 @@ def test_fp32_stays_fp32_whatever_the_processor(numerics, matmul):
     assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
 
 
+def test_a_run_of_bf16_is_refused_nowhere(numerics, monkeypatch):
+    """Its choice on AMX is bf16 with oneDNN, which rounds fp32 to bf16 on some of them."""
+    monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(1.0))  # all is wrong
+    c = Config(matmul="onednn", threads=1, precision="bf16")
+    hardware.use(c, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="--matmul mkl"):
+        hardware.use(dataclasses.replace(c, precision="fp32"), torch.device("cpu"))
+
+
 def test_a_run_computes_with_its_own_threads_wherever_it_is(numerics):
     """Not with those that this machine would give it."""
     hardware.use(Config(matmul="mkl", threads=3), torch.device("cpu"))
