@@ -90,3 +90,19 @@ def test_a_state_one_step_behind_is_handed_on(here, undisturbed, tmp_path):
     assert Writer(run, 1, keep=9, run_id=run_id).save(4, old.tensors, meta).error is None
     with pytest.raises(AssertionError):
         check_same_bits(here(run), undisturbed)
+
+
+def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(
+    here, corpus, tmp_path, capfd
+):
+    """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
+    run = here(tmp_path / "run", "--steps", "4")
+    loaded = load_newest(run)
+    shutil.rmtree(loaded.path)
+    tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
+    tensors["model.wte.weight"][3, 3] += 1
+    run_id = json.loads((run / "config.json").read_text())["run_id"]
+    assert Writer(run, 1, keep=9, run_id=run_id).save(4, tensors, loaded.meta).error is None
+    fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
+    assert train.main([*fixed, *FLAGS]) == 4
+    assert "and was saved with" in capfd.readouterr().err

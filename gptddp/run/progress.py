@@ -8,6 +8,8 @@ from typing import Any
 
 import xxhash
 
+from gptddp.errors import CheckpointError
+
 FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)  # 64 bits, as files have them
 
 
@@ -37,6 +39,19 @@ class Progress:
         self.train_s += seconds
         self.skipped = 0 if finite else self.skipped + 1
         self.data, self.state_fp = data, None
+
+    def confirm(self, state_fp: int, source: str) -> None:
+        """The fingerprint of the tensors that were read from `source`.
+
+        Raises CheckpointError where the state was saved with another one.
+        """
+        if self.state_fp not in (None, state_fp):
+            raise CheckpointError(
+                f"the state of step {self.step}, from {source}, has the fingerprint "
+                f"{state_fp:016x}, and was saved with {self.state_fp:016x}: its tensors are not "
+                "those of the run; move it away, and the run goes on from an older one"
+            )
+        self.state_fp = state_fp
 
     def to_meta(self) -> dict[str, Any]:
         """As JSON; 64-bit numbers as 16 hex digits."""

@@ -25,7 +25,6 @@ from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.distributed.report import report
 from gptddp.errors import (
-    CheckpointError,
     Diverged,
     GptddpError,
     Hung,
@@ -159,7 +158,8 @@ class Life:
     def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
         """All ranks: the newest state into these live tensors, by name; then the life has begun.
 
-        Raises CheckpointError where the state is another model's, Diverged where ranks differ.
+        Raises CheckpointError where the state is another model's or not the one that was saved,
+        Diverged where ranks differ.
         """
         self.clock.enter("restore")
         state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
@@ -169,12 +169,7 @@ class Life:
         if self.step:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
-        if self.progress.state_fp not in (None, fp):
-            raise CheckpointError(
-                f"the state of step {self.step} has the fingerprint {fp:016x}, and was saved with "
-                f"{self.progress.state_fp:016x}: its tensors are not those of the run"
-            )
-        self.progress.state_fp = fp
+        self.progress.confirm(fp, self.origin.source)
         self._tensors = tensors
         lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
