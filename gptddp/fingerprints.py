@@ -12,17 +12,20 @@ from gptddp.run.log_check import LogCheck
 from gptddp.run.progress import FINGERPRINT
 
 ROWS = ("batch_fp", "chain_fp")
-BITS = ("loss", "grad_norm", "state_fp")  # the same too where the sums of both runs are exact
+# The same too where the sums of both runs are exact; the last two are of some steps only.
+BITS = ("loss", "grad_norm", "val_loss", "state_fp")
+_OF_SOME = BITS[2:]
 
 
 @dataclass(frozen=True)
 class Logged:
-    """What a step came to, and which life logged it; state_fp: of some steps only."""
+    """What a step came to, and which life logged it."""
 
     batch_fp: str
     chain_fp: str
     loss: float | None
     grad_norm: float | None
+    val_loss: float | None
     state_fp: str | None
     generation: int
     world_size: int | None
@@ -83,10 +86,12 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _different(a: Logged, b: Logged, bits: bool) -> list[str]:
     """The fields in which a step of one run differs from that of the other."""
-    keys = [key for key in (*ROWS, *(BITS if bits else ())) if getattr(a, key) != getattr(b, key)]
-    if None in (a.state_fp, b.state_fp):
-        keys = [key for key in keys if key != "state_fp"]
-    return keys
+    found = []
+    for key in (*ROWS, *BITS) if bits else ROWS:
+        both = getattr(a, key), getattr(b, key)
+        if both[0] != both[1] and not (key in _OF_SOME and None in both):
+            found.append(key)
+    return found
 
 
 def read(run: Path) -> tuple[dict[int, Logged], str | None]:
