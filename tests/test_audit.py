@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 import shutil
 import signal
 import time
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner
+from support.prepared import flip
+from support.rewritten_dataset import rewrite
 from support.toy import SMALL, training_here
 
 from gptddp import train
@@ -19,8 +22,12 @@ from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
+from gptddp.data import blocks, lanes
 from gptddp.distributed import hardware
 from gptddp.distributed.replicas import state_fp
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+from gptddp.run.history import read_ledger
 from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
@@ -128,7 +135,7 @@ def test_two_steps_change_places(forged):
     (log, lines), *_ = lines_of(forged)
     lines[2], lines[3] = lines[3] | {"step": 3}, lines[2] | {"step": 4}
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "wrong: step 3: loss" in audit(forged, "--whole")[1]
+    assert "wrong: step 3: batch_fp" in audit(forged, "--whole")[1]
 
 
 @pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
@@ -222,6 +229,8 @@ def test_a_run_whose_steps_were_extended(corpus, tmp_path):
     from the start it is a forged one."""
     run = trained(corpus, tmp_path / "run", "--steps", "5")
     trained(corpus, run)
+    for path in run.glob("checkpoints/step-00000000000[1-7].*"):  # where the first length ended too
+        shutil.rmtree(path)
     code, text = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
     ledger = run / "ledger.jsonl"
@@ -231,18 +240,44 @@ def test_a_run_whose_steps_were_extended(corpus, tmp_path):
     assert code == 1 and "wrong: step 4: lr is " in text
 
 
+def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
+    """As its ledger says, whether the file has been mended since or not. With the file mended and
+    the decision taken out of the ledger, the rows are others."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    source = tmp_path / "source.jsonl"
+    texts = (random.Random(n).randbytes(20).hex() for n in range(240))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    whole = prepare([source], tmp_path / "whole", Settings(tokenizer="bytes"))
+    dataset = rewrite(whole, tmp_path / "data", 12)
+    mended = Path(shutil.copytree(dataset.dir, tmp_path / "mended"))
+    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    _, second, *_ = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)
+    flip(dataset, second.group)
+    run = trained(dataset.dir, tmp_path / "run", "--on-bad", "quarantine", "--steps", "24")
+    (decision,) = (event for event in read_ledger(run) if event["event"] == "quarantine")
+    assert 0 < decision["step"] < 24
+    for data in (dataset.dir, mended):
+        code, text = audit(run, "--whole", "--data", str(data))
+        assert code == 0 and "same bits: steps 1 to 24 of 24 (100%)" in text
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(line for line in lines if '"event": "quarantine"' not in line))
+    code, text = audit(run, "--whole", "--data", str(mended))
+    assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
+
+
 def test_an_audit_that_is_stopped_says_so(honest, monkeypatch):
     """By Ctrl-C: exit code 2, as nothing can be told of the rest."""
     agree, calls = life.agree, itertools.count(1)
 
     def interrupted(*args):
-        if next(calls) == 3:
+        if next(calls) == 4:
             signal.raise_signal(signal.SIGINT)
         return agree(*args)
 
     monkeypatch.setattr(life, "agree", interrupted)
     code, text = audit(honest, "--whole")
-    assert code == 2 and "stopped by SIGINT after step 3: give the command again" in text
+    assert code == 2 and "stopped by SIGINT after step 4: give the command again" in text
 
 
 def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):

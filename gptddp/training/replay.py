@@ -18,9 +18,9 @@ from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.stop import StopFlag
 
-# What a line says of a step that follows from the state before it. Not its times and speeds, and
-# not how many ranks there were.
-FIELDS = ("loss", "grad_norm", "lr", "tokens", "batch_fp", "chain_fp")
+# What a line says of a step that follows from the state before it, causes first. Not its times and
+# speeds, and not how many ranks there were.
+FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
 DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
 
 
