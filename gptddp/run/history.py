@@ -258,6 +258,15 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
+def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
+    """The newest life that has logged steps, where the ledger lacks its start; 0: it has that.
+
+    No step is logged before it, so the end of such a ledger is lost, or all of it. Raises OSError.
+    """
+    newest = max(log_generations(run_dir), default=0)
+    return newest if newest > ledger.life else 0
+
+
 def has_checkpoints(run_dir: str | Path) -> bool:
     """Has the run any checkpoint, valid or not? Raises OSError."""
     return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))

@@ -16,7 +16,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
-from gptddp.files import explain, make_folder, may_pass, patiently
+from gptddp.files import exists, explain, make_folder, may_pass, patiently
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
@@ -130,7 +130,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
     """Rank 0 only: make the run directory, and take its lease for this life of the job."""
     run = Path(config.run_dir)
     try:
-        if not (begun := patiently((run / CONFIG).exists)):
+        if not (begun := patiently(lambda: exists(run / CONFIG))):
             patiently(lambda: make_folder(run))
         claim = Claim(run, world.job, world.life, world.follows, known=begun)
         began = time.monotonic()

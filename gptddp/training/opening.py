@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import stat
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,10 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, explain, may_pass, patiently, read_json, write_json_atomic
 from gptddp.run import summary
 from gptddp.run.directory import (
+    CHECKPOINTS,
     CONFIG,
     DATASET,
+    FAULTS,
     FINISHED,
     LEDGER,
     id_of,
@@ -28,7 +31,13 @@ from gptddp.run.directory import (
     restore_config,
     saved_config,
 )
-from gptddp.run.history import highest_generation, history, is_step, last_step
+from gptddp.run.history import (
+    highest_generation,
+    history,
+    is_step,
+    last_step,
+    life_without_start,
+)
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.summary import Summary
@@ -40,6 +49,8 @@ from gptddp.training.take_up import take_up
 log = logging.getLogger(__name__)
 
 Line = dict[str, Any]  # of the log
+# No checkpoint is written, none is deleted, no error is counted where a file is in their place.
+_FOLDERS = (FAULTS, f"{CHECKPOINTS}/{store.TMP}", f"{CHECKPOINTS}/{store.TRASH}")
 
 
 def open_run(
@@ -60,14 +71,14 @@ def open_run(
     """
     run = Path(config.run_dir)
     tell("reading the ledger and the configuration")
-    ledger, highest, run_id = _known(run)
+    ledger, highest, lost, run_id = _known(run)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
     config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
     check_world_size(config, world.world_size)
     patiently(lambda: _check_data(run, dataset, config.on_bad))
-    taken = take_up(config, run_id, ledger, snapshots, saving, world, tell)
+    taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step = taken.step
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
@@ -92,8 +103,10 @@ def open_run(
     return origin, taken.loaded
 
 
-def _known(run: Path) -> tuple[Summary, int, str]:
-    """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
+def _known(run: Path) -> tuple[Summary, int, int, str]:
+    """The ledger's sum, the highest generation so far, the newest life that has logged steps and
+    that the ledger lacks, or 0, and the id: a new one of a new run.
+    """
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
     if ledger.left_out:
@@ -101,15 +114,20 @@ def _known(run: Path) -> tuple[Summary, int, str]:
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
     highest = patiently(lambda: highest_generation(run, ledger))
-    if highest and not ledger.life:
+    lost = patiently(lambda: life_without_start(run, ledger))
+    if lost:
+        ledger.config = None  # it is older than config.json
+    if lost or (highest and not ledger.life):
+        has = f"ends with life {ledger.life}" if ledger.life else "has no start of a life"
         log.warning(
-            "%s has no start of a life, and the run has had %d: put it back from a backup. Without "
+            "%s %s, and the run has had %d: put it back from a backup. Without "
             "it nobody knows which row groups were left out after the newest checkpoint, and which "
             "checkpoints there were",
             run / LEDGER,
-            highest,
+            has,
+            lost or highest,
         )
-    return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
+    return ledger, highest, lost, patiently(lambda: _id_of(run, known=highest > 0))
 
 
 def _check_places(run: Path) -> None:
@@ -117,9 +135,15 @@ def _check_places(run: Path) -> None:
     for name, code, wrong in (
         (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
         (FINISHED, errno.EISDIR, Path.is_dir),
+        *((name, errno.ENOTDIR, _is_no_folder) for name in _FOLDERS),
     ):
         if wrong(run / name):
             raise OSError(code, os.strerror(code), str(run / name))
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
+    return os.path.lexists(path) and not exists(path, stat.S_ISDIR)
 
 
 def _id_of(run: Path, known: bool) -> str:
