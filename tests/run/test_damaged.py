@@ -277,6 +277,18 @@ def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, cor
         assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "log.1.jsonl", "checkpoints"])
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_in_the_place_of_a_file_ends_no_command_with_a_traceback(run_dir, name, link):
+    """A folder, or a link that leads to itself: it is named, with the fix."""
+    (run_dir / name).rename(run_dir / "aside")
+    (run_dir / name).symlink_to(name) if link else (run_dir / name).mkdir()
+    for command in (["log"], ["checkpoints", "--verify"], ["fingerprints", str(run_dir)]):
+        done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
+        assert isinstance(done.exception, SystemExit | None), (command, done.exception)
+        assert done.exit_code in (0, 4) or str(run_dir / name) in done.stderr, command
+
+
 @pytest.mark.parametrize("odd", ["longer than a float", "infinite", "surrogate"])
 def test_no_value_of_a_field_ends_a_start_with_a_traceback(
     run_dir, goes_on, capsys, monkeypatch, odd
