@@ -70,8 +70,7 @@ def open_run(
     valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
-    tell("reading the ledger and the configuration")
-    ledger, highest, lost, run_id = _known(run)
+    ledger, highest, lost, run_id = _known(run, tell)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
@@ -82,8 +81,7 @@ def open_run(
     step = taken.step
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
-    tell("reading the log")
-    redo, last_line, line = patiently(lambda: _in_history(run, step))
+    redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
     origin = Origin(
         config=config,
         changes=changed,
@@ -103,16 +101,19 @@ def open_run(
     return origin, taken.loaded
 
 
-def _known(run: Path) -> tuple[Summary, int, int, str]:
+def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
     """The ledger's sum, the highest generation so far, the newest life that has logged steps and
     that the ledger lacks, or 0, and the id: a new one of a new run.
     """
+    tell("reading the ledger")
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
     if ledger.left_out:
         what = "; ".join(ledger.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
+    tell("reading the configuration")
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, ledger))
     lost = patiently(lambda: life_without_start(run, ledger))
     if lost:
@@ -160,10 +161,11 @@ def _id_of(run: Path, known: bool) -> str:
     return owner.run_id_of(run) or uuid.uuid4().hex
 
 
-def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
+def _in_history(run: Path, step: int, tell: Tell) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for found in history(run, min(step, last_step(run))):  # no more is read, however long the run
+    first = min(step, last_step(run, tell=tell))
+    for found in history(run, first, tell):  # no more is read, however long the run
         if not _is_step(found):
             continue
         last = found

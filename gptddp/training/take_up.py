@@ -47,6 +47,7 @@ def take_up(
     Raises CheckpointError and OSError as `known.load` does.
     """
     run, foreign = Path(config.run_dir), set[str]()
+    tell("looking for the newest checkpoint")
     newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
     snapshots = trusted(snapshots, ledger.void, run, world)
     rank = newest_rank(snapshots, store.order(newest) if newest else None)
