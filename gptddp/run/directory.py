@@ -96,7 +96,8 @@ def _read_config(run: Path) -> Any | None:
 
 
 def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | None) -> None:
-    """Where config.json is lost or torn: write it anew as the ledger has it.
+    """Where config.json is lost, torn or has values that none can be: write it anew as the ledger
+    has it.
 
     The ledger of a run that was begun by an older version has none. Raises ConfigError where the
     two are of different runs, OSError.
@@ -110,7 +111,9 @@ def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | No
                     f"{path} and {run / LEDGER} are of different runs: put the one that is not of "
                     "this run back from a backup, or move it away to go on without it"
                 )
-            return
+            if _can_be(saved["config"]) or not (config and _can_be(config)):
+                return
+            torn = True
     except ValueError:
         torn = True
     if not run_id or not config:
@@ -121,6 +124,15 @@ def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | No
     write_json_atomic(path, {"run_id": run_id, "config": config})
     what = f"is torn (it is kept as {aside.name})" if torn else "is gone"
     log.warning("%s %s: it is written anew, as the ledger has it", path, what)
+
+
+def _can_be(values: Mapping[str, Any]) -> bool:
+    """Is it a configuration of this version?"""
+    try:
+        from_saved(CONFIG, values)
+    except ConfigError:
+        return False
+    return True
 
 
 def update_config(run: Path, config: Mapping[str, Any]) -> bool:

@@ -53,10 +53,15 @@ def config(run_dir: Path) -> dict:
     return {name: value for name, value in found.items() if name != "run_dir"}
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "{}", '{"config": 3}', "7", DEEP, '{"run_id": 3}'])
+SHAPES = ["null", "[]", "{}", '{"config": 3}', "7", DEEP, '{"run_id": 3}']
+
+
+@pytest.mark.parametrize("text", [*SHAPES, "fail -> gail", '"n_layer": 2 -> "n_layer": -2'])
 def test_what_is_no_configuration_is_written_anew(run_dir, goes_on, caplog, text):
-    """JSON of another shape as what is torn: kept aside, and the ledger has it."""
-    before = config(run_dir)
+    """JSON of another shape, or with a value that none can be, as what is torn: kept aside, and
+    the ledger has it."""
+    before, whole = config(run_dir), (run_dir / "config.json").read_text()
+    text = whole.replace(*text.split(" -> ")) if " -> " in text else text
     (run_dir / "config.json").write_text(text)
     assert goes_on() == 0
     assert config(run_dir) == before | {"steps": 3}
