@@ -76,7 +76,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
     if (
         found.run_id != patiently(lambda: owner.run_id_of(run))
         or (found.generation, found.step) <= newest
@@ -133,8 +133,9 @@ def _before_commit(run: Path, lines: RunLog) -> None:
     lines.sync()  # and the ledger before it
 
     def was_behind() -> bool:
-        config = summary.read(run).config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config)
+        ledger = summary.read(run)
+        config = ledger.config  # a run that an older version has begun has none there
+        return config is not None and update_config(run, config, ledger.config_life)
 
     while patiently(was_behind):
         pass  # again: the life that trains may have recorded a change meanwhile

@@ -17,7 +17,7 @@ from typing import Any
 
 from gptddp.files import names_in
 from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, LEDGER
+from gptddp.run.directory import CHECKPOINTS, LEDGER, life_of_config
 from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
@@ -280,6 +280,15 @@ def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
     """
     newest = max(log_generations(run_dir), default=0)
     return newest if newest > ledger.life else 0
+
+
+def has_older_config(run_dir: str | Path, ledger: Summary) -> bool:
+    """Is the ledger's configuration older than that of config.json, which is whole?
+
+    It is written first. So a line of it is lost or damaged then. Raises OSError.
+    """
+    newer = life_of_config(Path(run_dir)) >= max(1, ledger.config_life)
+    return newer or life_without_start(run_dir, ledger) > 0
 
 
 def has_checkpoints(run_dir: str | Path) -> bool:

@@ -5,19 +5,27 @@ import logging
 import os
 import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded
-from gptddp.config import Config, check_world_size
+from gptddp.config import KEPT, Config, check_world_size, differences
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import exists, explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.files import (
+    exists,
+    explain,
+    may_pass,
+    names_in,
+    patiently,
+    read_json,
+    write_json_atomic,
+)
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,
@@ -32,6 +40,7 @@ from gptddp.run.directory import (
     saved_config,
 )
 from gptddp.run.history import (
+    has_older_config,
     highest_generation,
     history,
     is_step,
@@ -80,7 +89,7 @@ def open_run(
     taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step = taken.step
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
-    _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
+    _write_config(run, run_id, config if not changed else None, dataset, generation)
     redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
     origin = Origin(
         config=config,
@@ -112,12 +121,13 @@ def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
         what = "; ".join(ledger.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     tell("reading the configuration")
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, ledger))
     lost = patiently(lambda: life_without_start(run, ledger))
-    if lost:
-        ledger.config = None  # it is older than config.json
+    if patiently(lambda: has_older_config(run, ledger)):
+        _tell_of_older_config(run, ledger.config or {})
+        ledger.config = None
     if lost or (highest and not ledger.life):
         has = f"ends with life {ledger.life}" if ledger.life else "has no start of a life"
         log.warning(
@@ -129,6 +139,14 @@ def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
             lost or highest,
         )
     return ledger, highest, lost, patiently(lambda: _id_of(run, known=highest > 0))
+
+
+def _tell_of_older_config(run: Path, recorded: Mapping[str, Any]) -> None:
+    """Say what the ledger has otherwise than config.json, which counts."""
+    saved = patiently(lambda: saved_config(run)) or {}
+    if what := [*differences(recorded, saved), *differences(recorded, saved, KEPT)]:
+        text = "%s is damaged: its newest configuration is not that of %s, which counts: %s"
+        log.warning(text, run / LEDGER, CONFIG, "; ".join(what))
 
 
 def _check_places(run: Path) -> None:
@@ -144,7 +162,7 @@ def _check_places(run: Path) -> None:
 
 def _is_no_folder(path: Path) -> bool:
     """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
-    return os.path.lexists(path) and not exists(path, stat.S_ISDIR)
+    return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
 
 
 def _id_of(run: Path, known: bool) -> str:
@@ -182,16 +200,17 @@ def _is_step(line: Line) -> bool:
 
 
 def _write_config(
-    run: Path, run_id: str, config: Config | None, dataset: Dataset, new: bool
+    run: Path, run_id: str, config: Config | None, dataset: Dataset, generation: int
 ) -> None:
     """Write down what this life runs with; a run that is not new goes on where that fails.
 
     config None: it has changes, which the ledger has first; see `Changes`.
     """
+    new = generation == 1
 
     def write() -> None:
         if config:
-            write_config(run, run_id, config)
+            write_config(run, run_id, config, generation)
         if not exists(run / DATASET):
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

@@ -17,6 +17,7 @@ from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
 from gptddp.run import lines
+from gptddp.run.directory import save_config
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
 
@@ -96,8 +97,8 @@ def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):
 
 def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     """The run directory was removed and made again under the same name."""
-    config = tmp_path / "run/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
+    about = json.loads((tmp_path / "run/config.json").read_text()) | {"run_id": "other"}
+    save_config(tmp_path / "run", {n: v for n, v in about.items() if n != "sha256"}, 1)
     with pytest.raises(ConfigError, match="are of different runs"):
         left()
     (tmp_path / "run/ledger.jsonl").unlink()

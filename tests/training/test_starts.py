@@ -23,11 +23,11 @@ from gptddp.distributed.connect import World, connect
 from gptddp.errors import ConfigError
 from gptddp.files import patiently
 from gptddp.flags import from_args
-from gptddp.run import lines
+from gptddp.run import directory, lines
 from gptddp.run.history import read_ledger
 from gptddp.run.in_force import is_finished
 from gptddp.run.origin import Origin
-from gptddp.training import begin, changes
+from gptddp.training import begin
 
 # a disk's or NFS's; those of SMB, of FUSE, Lustre and Ceph that have lost their server
 CODES = [errno.EIO, errno.EHOSTDOWN, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN]
@@ -119,7 +119,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
 ):
     """EIO at the first write is tried again, as a read is; a full disk is the user's to mend."""
     (tmp_path / "run").mkdir()
-    write, codes = changes.write_json_atomic, [errno.EIO, errno.ESTALE]
+    write, codes = directory.write_json_atomic, [errno.EIO, errno.ESTALE]
 
     def failing(*args):
         if codes:
@@ -127,7 +127,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
             raise OSError(code, os.strerror(code))
         return write(*args)
 
-    monkeypatch.setattr(changes, "write_json_atomic", failing)
+    monkeypatch.setattr(directory, "write_json_atomic", failing)
     assert start().source == "scratch" and not codes
     codes += [errno.EIO] * 4
     with pytest.raises(OSError, match="Input/output error"):
