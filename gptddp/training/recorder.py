@@ -86,8 +86,7 @@ class Recorder:
             **self._new_config(ledger),
             **self._from_scratch(),
         )
-        # no log has a step of a life whose start the ledger lacks
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
