@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import DataError
+from gptddp.files import explain
 from gptddp.run.audit import Audit
 from gptddp.run.history import logged
 from gptddp.run.progress import FINGERPRINT
@@ -72,7 +73,7 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
             audit.add(generation, line)
             steps[line["step"]] = _fingerprints(run, generation, line)
     except OSError as error:
-        raise DataError(f"cannot read the log of {run}: {error.strerror}") from error
+        raise DataError(f"cannot read the log of {run}: {explain(error)}") from error
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
     return steps, audit.found()

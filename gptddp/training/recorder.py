@@ -67,7 +67,6 @@ class Recorder:
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 ledger.add(event)
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
@@ -87,6 +86,7 @@ class Recorder:
             **self._new_config(ledger),
             **self._from_scratch(),
         )
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         self.metrics.began(origin, progress, world.world_size, world.nodes)
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
