@@ -9,13 +9,13 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import exists, may_pass
+from gptddp.files import MISPLACED, exists, explain, may_pass
 
 
 class _Group(click.Group):
     """Ends a command that meets a user's mistake with its message and exit code.
 
-    An error of a volume that may pass is exit code 1.
+    An error of a volume that may pass is exit code 1; what is in the place of a file, 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -25,6 +25,9 @@ class _Group(click.Group):
             click.echo(f"Error: {visible_lines(error)}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
+            if error.errno in MISPLACED:
+                click.echo(f"Error: {visible_lines(explain(error))}", err=True)
+                ctx.exit(2)
             if not may_pass(error):
                 raise
             click.echo(f"Error: {error}: give the command again when the volume is back", err=True)

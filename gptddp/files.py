@@ -27,6 +27,8 @@ TRANSIENT = (  # of a volume that may come back
     # SMB's, and those of FUSE, Lustre and Ceph: the server or its connection is gone
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
 )
+# trouble that another try does not mend: what is in a file's place, or may not be read
+MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gptddp.config import differences
 from gptddp.errors import ConfigError, DataError
+from gptddp.files import explain
 from gptddp.run.directory import saved_config
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
@@ -106,7 +107,7 @@ def read(run: Path) -> tuple[dict[int, Logged], str | None]:
             check.add(generation, line)
             steps[line["step"]] = _fingerprints(run, generation, line)
     except OSError as error:
-        raise DataError(f"cannot read the log of {run}: {error.strerror}") from error
+        raise DataError(f"cannot read the log of {run}: {explain(error)}") from error
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
     return steps, check.found()

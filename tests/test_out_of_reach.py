@@ -60,7 +60,7 @@ def test_the_record_of_the_data_is_not_written_over(tmp_path, corpus, reads, cod
     """dataset.json of a run says what it began with: data that were exchanged are seen by it."""
     (tmp_path / DATASET).write_text("{}")
     with reads.failing(code, path=str(tmp_path / DATASET)):
-        opening._write_config(tmp_path, "id", None, open_dataset(corpus), new=False)
+        opening._write_config(tmp_path, "id", None, open_dataset(corpus), 2)
     assert (tmp_path / DATASET).read_text() == "{}"
 
 

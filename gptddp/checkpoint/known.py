@@ -17,7 +17,7 @@ from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded, load_newest
 from gptddp.errors import CheckpointError
 from gptddp.files import patiently, read_json
-from gptddp.run.directory import CHECKPOINTS, FINISHED
+from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER
 from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,13 @@ def load(
     run: Path,
     run_id: str,
     committed: Sequence[str] | None,
+    lost: int,
     from_scratch: Anew | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Loaded | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
+    `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
     checkpoints is left. Raises CheckpointError where that is not said for this start, and what
     `load_newest` does.
@@ -59,7 +61,9 @@ def load(
     if loaded is not None:
         origin = f"{loaded.name}, step {loaded.step}"
         patiently(lambda: warn(run, run_id, committed, origin))
-    elif gone := patiently(lambda: missing(run, run_id, committed) or _by_marker(run, committed)):
+    elif gone := patiently(
+        lambda: missing(run, run_id, committed) or _unknown(run, committed, lost)
+    ):
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
         back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
@@ -104,13 +108,15 @@ def missing(run: Path, run_id: str, committed: Sequence[str] | None) -> list[str
     )
 
 
-def _by_marker(run: Path, committed: Sequence[str] | None) -> list[str]:
-    """The checkpoint that the marker of a finished run speaks of, where the ledger is gone too."""
+def _unknown(run: Path, committed: Sequence[str] | None, lost: int) -> list[str]:
+    """What a run has had whose ledger is gone too, or has lost its end, as other books know it."""
     try:
-        marker = read_json(run / FINISHED) if committed is None else None
-        return [f"one of step {marker['step']} ({FINISHED})"] if marker else []
+        marker = read_json(run / FINISHED) if lost or committed is None else None
+        if marker:
+            return [f"one of step {marker['step']} ({FINISHED})"]
     except (ValueError, LookupError, TypeError):
-        return []
+        pass
+    return [f"life {lost}, whose checkpoints {LEDGER} does not know"] if lost else []
 
 
 def _listed(gone: Sequence[str]) -> str:

@@ -219,12 +219,16 @@ class Writer:
             fsync(self.run_dir / CHECKPOINTS)
         store.read_manifest(self.run_dir / CHECKPOINTS / name)
         self.parent = name
+        self._after_commit(name, partial(self._hint, name))
+        if self.read_back:
+            self._after_commit(name, partial(self._prune, self.keep))
+
+    def _after_commit(self, name: str, work: Callable[[], None]) -> None:
+        """What no commit depends on, nor one of these on another."""
         try:
-            self._hint(name)
-            if self.read_back:
-                self._prune(self.keep)
+            work()
         except OSError as error:  # the checkpoint stands
-            log.warning("after the commit of %s: %s", name, error)
+            log.warning("after the commit of %s: %s", name, explain(error))
 
     def _prune(self, keep: int) -> None:
         retention.prune(self.run_dir, keep, keep_every=self.keep_every, run_id=self.run_id)

@@ -78,6 +78,7 @@ class Launcher:
         self.in_torchrun = False  # else a signal ends this process at once
         self.config = Config()
         self.verdict = Path(os.devnull)
+        self.memory: Path | None = None  # in which workers leave snapshots
         self.poll_late_saves: Callable[[], None] = lambda: None
         self.next_alive_s = 0.0  # monotonic
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
@@ -143,22 +144,29 @@ class Launcher:
         if final:
             raise final
 
-    def rescue(self, memory: Path | None) -> None:
-        """Save a worker's snapshot as a checkpoint, before it goes with the pod."""
-        if memory is None:
+    def rescue(self, over: bool = False) -> None:
+        """Save a worker's snapshot as a checkpoint, before it goes with the pod.
+
+        `over`: no life follows; else one has been stopped between two lives.
+        """
+        if self.memory is None:
             return
         from gptddp.launch.rescue import rescue
 
         self.last_worker_s = self.limit_s  # the whole grace period may be used
+        what = "the newest state was in memory" if over else "stopped between two lives of the run"
         try:
-            if name := rescue(self.config, memory):
-                _say(f"stopped between two lives of the run: checkpoint {name} is saved")
+            if name := rescue(self.config, self.memory, over):
+                _say(f"{what}: checkpoint {name} is saved")
         except (OSError, GptddpError) as error:
             _say(f"the state left in memory is not saved: {error}")
 
     def raise_verdict(self) -> None:
         """Where a worker has left a final error, print it for the worker and exit with its code."""
         if verdict := read_json(self.verdict):
+            self.say_alive(VOLUME_S)
+            with contextlib.suppress(Exception):  # the code of a final error counts
+                self.rescue(over=True)
             _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Exit(verdict["code"])
 
@@ -207,7 +215,7 @@ class Launcher:
             _say(f"warning: {KEY} is not set: {_NO_KEY}")
         rendezvous = Rendezvous(self.raise_if_over, _say, key, self.say_alive)
         rendezvous.register()
-        memory = shared_memory()
+        self.memory = memory = shared_memory()
         workers = Workers(rendezvous, self.verdict, memory, self._crashed)
         workers.install()
         self.worker_pids = workers.pids
@@ -216,9 +224,9 @@ class Launcher:
                 saves = LateSaves(self.config, memory, self.verdict.parent)
                 self.poll_late_saves = saves.poll
                 stack.callback(saves.stop)
-            return self._rounds(args, rendezvous, memory)
+            return self._rounds(args, rendezvous)
 
-    def _rounds(self, args: list[str], rendezvous: "Rendezvous", memory: Path | None) -> int:
+    def _rounds(self, args: list[str], rendezvous: "Rendezvous") -> int:
         """torchrun again and again, until the job is done or stopped."""
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
@@ -236,7 +244,7 @@ class Launcher:
             except SignalException as stop:
                 rendezvous.withdraw()
                 self.raise_verdict()  # one that came after the signal
-                self.rescue(memory)
+                self.rescue()
                 return 128 + stop.sigval
             except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
                 longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s

@@ -2,8 +2,9 @@
 
 A stop is agreed by all ranks and ends with a checkpoint. But a job that is stopped while its world
 forms again has no ranks, and its snapshots go with the pods: then each launcher saves its own
-(`rescue`). And where lives are shorter than a save, none would ever be committed: then one launcher
-saves the snapshot that a life goes on from while that life trains (`LateSaves`).
+(`rescue`). So it does after a final error, as of a life that was refused at its start. And where
+lives are shorter than a save, none would ever be committed: then one launcher saves the snapshot
+that a life goes on from while that life trains (`LateSaves`).
 """
 
 import logging
@@ -41,19 +42,21 @@ log = logging.getLogger(__name__)
 STOP_S = 1.0  # for a late save to take its files away
 
 
-def rescue(config: Config, memory: Path) -> str | None:
+def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     """Commit the snapshot in the folder `memory`, if it is the run's newest state; its new name.
 
     Any pod may do so, and all at once: the first makes the checkpoint. A snapshot that a later life
-    has gone on from is not committed, nor one of ranks that differed. Raises OSError, and
-    Superseded where the run is another job's, or goes on without this pod.
+    has gone on from is not committed, unless that was the last (`over`), nor one of ranks that
+    differed. Raises OSError, and Superseded where the run is another job's, or goes on without this
+    pod.
     """
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
-    if found.generation < patiently(partial(_highest_generation, Path(config.run_dir), found)):
+    highest = patiently(partial(_highest_generation, Path(config.run_dir), found))
+    if not over and found.generation < highest:
         return None
-    return _commit(config, found, read_back=False)
+    return _commit(config, found, read_back=over)
 
 
 def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
@@ -73,7 +76,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
     if (
         found.run_id != patiently(lambda: owner.run_id_of(run))
         or (found.generation, found.step) <= newest
@@ -131,8 +134,9 @@ def _before_commit(run: Path, lines: RunLog) -> None:
     lines.sync()  # and the ledger before it
 
     def was_behind() -> bool:
-        config = summary.read(run).config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config)
+        ledger = summary.read(run)
+        config = ledger.config  # a run that an older version has begun has none there
+        return config is not None and update_config(run, config, ledger.config_life)
 
     while patiently(was_behind):
         pass  # again: the life that trains may have recorded a change meanwhile

@@ -33,6 +33,12 @@ def kind_of(name: str) -> tuple[str, str | None]:
     return kind, compression
 
 
+def is_plain_text(name: str) -> bool:
+    """Does the name say that it is text, whatever is in it?"""
+    stem, suffix = os.path.splitext(name.lower())
+    return (os.path.splitext(stem)[1] if suffix in _COMPRESSION else suffix) in _SPLIT_TEXT
+
+
 def is_about(name: str) -> bool:
     """Is it a card, an info or a license, and not data itself?"""
     base = os.path.basename(name).lower()

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from gptddp.data.parquet import open_parquet
 from gptddp.errors import DataError
+from gptddp.files import parse_json
 from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.json_files import any_json, lines
+from gptddp.prepare.kinds import is_plain_text
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.walk import show, unreadable
 
@@ -26,7 +28,11 @@ from gptddp.prepare.walk import show, unreadable
 DOCUMENT_BYTES = 64 << 10
 _MAX_DOCUMENT_BYTES = 1 << 30  # of a line or a parquet row; Arrow's strings end at 2 GiB a column
 _CHUNK_BYTES = 1 << 20  # read at once
-_LFS_POINTER, _LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
+_POINTER_BYTES = 1024  # a smaller file that begins so is a pointer: of what, and what gets the file
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get"),
+}
 
 
 def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes] | None:
@@ -36,14 +42,14 @@ def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[by
     a file without text that was given by name.
     """
     if file.kind == "text":
-        return _text(file, bad)
+        return _text(file, text_field, bad)
     refuse_pointer(file)
     if file.kind == "parquet":
         return _parquet(file, text_field, bad)
     return _json(file, text_field, bad)
 
 
-def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
+def _text(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes] | None:
     """The documents of a text file; None for one of a folder that is not text.
 
     A file is read to its end before any part of it is used: a small one once, a large one twice.
@@ -55,8 +61,8 @@ def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
             # no more than it has: memory for a chunk costs more than reading a small file
             size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
             head = stream.read(size)
-            if file.compression is None and _is_pointer(file, head):
-                raise _pointer(file)
+            if file.compression is None:
+                _refuse_pointer(file, head)
             whole = len(head) < size
             reason = _why_not_text(head, stream)
     except OSError as error:
@@ -64,6 +70,13 @@ def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
             raise DataError(unreadable(file.path, error)) from error
         fix = "mend it, or leave it out with --exclude"
         bad.add(file.path, "record", 1, f"damaged, cannot read the file ({error})", fix)
+        return iter(())
+    if reason is None and _is_record(file, head, text_field):
+        problem = (
+            f"a JSON record with the field {text_field!r} in a file that is read as plain text"
+        )
+        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
+        bad.add(file.path, "line", 1, problem, fix)
         return iter(())
     if reason is None:
         if whole:
@@ -77,28 +90,37 @@ def _text(file: SourceFile, bad: BadRecords) -> Iterator[bytes] | None:
     )
 
 
+def _is_record(file: SourceFile, head: bytes, text_field: str) -> bool:
+    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
+    line = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
+    if not line.startswith(b"{") or is_plain_text(file.path):
+        return False
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and isinstance(record.get(text_field), str)
+
+
 def refuse_pointer(file: SourceFile) -> None:
     """Raise DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
-    if file.bytes >= _LFS_POINTER_BYTES:
+    if file.bytes >= _POINTER_BYTES:
         return
     try:
         with open(file.path, "rb") as raw:
-            head = raw.read(len(_LFS_POINTER))
+            head = raw.read(max(map(len, _POINTERS)))
     except OSError as error:
         raise DataError(unreadable(file.path, error)) from error
-    if _is_pointer(file, head):
-        raise _pointer(file)
+    _refuse_pointer(file, head)
 
 
-def _is_pointer(file: SourceFile, head: bytes) -> bool:
-    return file.bytes < _LFS_POINTER_BYTES and head.startswith(_LFS_POINTER)
-
-
-def _pointer(file: SourceFile) -> DataError:
-    return DataError(
-        f"{show(file.path)} is a Git LFS pointer in place of the file: get the file "
-        "with `git lfs pull`, or leave it out with --exclude"
-    )
+def _refuse_pointer(file: SourceFile, head: bytes) -> None:
+    for begin, (of, get) in _POINTERS.items():
+        if file.bytes < _POINTER_BYTES and head.startswith(begin):
+            raise DataError(
+                f"{show(file.path)} is a {of} pointer in place of the file: get the file "
+                f"with `{get}`, or leave it out with --exclude"
+            )
 
 
 @contextmanager

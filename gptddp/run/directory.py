@@ -14,6 +14,8 @@ finished.json       the run is complete; here
 import contextlib
 import dataclasses
 import errno
+import hashlib
+import json
 import logging
 import os
 import time
@@ -97,8 +99,39 @@ def _read_config(run: Path) -> Any | None:
     return saved
 
 
-def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | None) -> None:
-    """Where config.json is lost or torn: write it anew as the ledger has it.
+def save_config(run: Path, about: Mapping[str, Any], generation: int) -> None:
+    """Write config.json, with the life that has this configuration and a hash. Raises OSError."""
+    body = {**about, "generation": generation}
+    write_json_atomic(run / CONFIG, {**body, "sha256": _seal(body)})
+
+
+def life_of_config(run: Path) -> int:
+    """The life that has written config.json; 0 where it is not as that was written, or unknown.
+
+    Raises OSError where that cannot be told.
+    """
+    with contextlib.suppress(ValueError):
+        saved = _read_config(run) or {}
+        if type(life := saved.get("generation")) is int and not _is_altered(saved):
+            return life
+    return 0
+
+
+def _is_altered(saved: Mapping[str, Any]) -> bool:
+    """Is it not what was written, by a hand or a disk? Older versions have written no hash."""
+    body = dict(saved)
+    return body.pop("sha256", None) not in (None, _seal(body))
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def restore_config(
+    run: Path, run_id: str | None, config: Mapping[str, Any] | None, life: int
+) -> None:
+    """Where config.json is lost, torn or has what none can have: write it anew as the ledger has
+    it, which has it of this life.
 
     The ledger of a run that was begun by an older version has none. Raises ConfigError where the
     two are of different runs, OSError.
@@ -107,12 +140,16 @@ def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | No
     torn = False
     try:
         if (saved := _read_config(run)) is not None:
-            if run_id and config and saved.get("run_id") != run_id:
+            foreign = run_id and config and saved.get("run_id") != run_id
+            if foreign and not (_is_altered(saved) and saved["config"] == config):
                 raise ConfigError(
                     f"{path} and {run / LEDGER} are of different runs: put the one that is not of "
                     "this run back from a backup, or move it away to go on without it"
                 )
-            return
+            usable = _can_be(saved["config"]) and not foreign
+            if usable or not (config and _can_be(config)):
+                return
+            torn = True
     except ValueError:
         torn = True
     if not run_id or not config:
@@ -120,13 +157,22 @@ def restore_config(run: Path, run_id: str | None, config: Mapping[str, Any] | No
     if torn:
         with contextlib.suppress(FileNotFoundError):  # another pod was faster
             os.replace(path, aside)
-    write_json_atomic(path, {"run_id": run_id, "config": config})
+    save_config(run, {"run_id": run_id, "config": config}, life)
     what = f"is torn (it is kept as {aside.name})" if torn else "is gone"
     log.warning("%s %s: it is written anew, as the ledger has it", path, what)
 
 
-def update_config(run: Path, config: Mapping[str, Any]) -> bool:
-    """Have config.json say what the ledger does; True where it said something else.
+def _can_be(values: Mapping[str, Any]) -> bool:
+    """Is it a configuration of this version?"""
+    try:
+        from_saved(CONFIG, values)
+    except ConfigError:
+        return False
+    return True
+
+
+def update_config(run: Path, config: Mapping[str, Any], life: int) -> bool:
+    """Have config.json say what the ledger does, of this life; True where it said something else.
 
     A life on a full disk may have left in memory alone what it has changed. Raises OSError, and
     ConfigError where the file cannot be used.
@@ -134,7 +180,10 @@ def update_config(run: Path, config: Mapping[str, Any]) -> bool:
     saved = saved_config(run) or {}
     if all(saved.get(name) == value for name, value in config.items()):
         return False
-    write_json_atomic(run / CONFIG, (_read_config(run) or {}) | {"config": saved | dict(config)})
+    if life_of_config(run) >= life:  # it is newer, and whole
+        return False
+    about = {n: v for n, v in (_read_config(run) or {}).items() if n != "sha256"}
+    save_config(run, about | {"config": saved | dict(config)}, life)
     log.warning("%s: written anew, as the ledger has it", run / CONFIG)
     return True
 

@@ -12,11 +12,13 @@ it yet could look at the logs, be stopped, then put its file in the place of one
 import contextlib
 import json
 import os
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gptddp.files import fsync, lock, write_new
+from gptddp.run import progress
 from gptddp.run.history import lines_of, log_generations, log_path
 from gptddp.run.json_lines import parse
 
@@ -24,12 +26,17 @@ LOCK = ".fold.lock"
 NEWEST = 8  # logs that are left alone
 MANY = 32  # that a fold would save: for fewer it does not rewrite what was folded before
 MOST_BYTES = 16 << 20  # of a log that is made
+Lines = dict[int, tuple[int, bytes]]  # by step: the generation of the log, and the line
+Prints = tuple[int | None, int | None]  # batch_fp and chain_fp of a line, where it has them
+_UNKNOWN: Prints = (None, None)
+_FINGERPRINTS = re.compile(rb'"batch_fp": "([0-9a-f]{16})", "chain_fp": "([0-9a-f]{16})"')
 
 
 def fold(run_dir: str | Path, lost: Callable[[], str] = lambda: "") -> None:
     """Rank 0 only: fold old logs where they are many. Killed anywhere, no line is lost.
 
-    There are at most MANY + NEWEST logs, and two for every MOST_BYTES of lines. `lost` says
+    There are at most MANY + NEWEST logs, and two for every MOST_BYTES of lines and for every log
+    that is damaged or another run's, which is left as it is. `lost` says
     why the run is another's, if it is: then nothing is done, nor while another process folds.
     Raises OSError; a disk that is full changes nothing.
     """
@@ -71,16 +78,73 @@ def _groups(run_dir: str | Path, generations: list[int]) -> list[list[int]]:
 
 
 def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str]) -> None:
-    """Make one log of these, in its place; not where one of them still grows."""
+    """Make one log of these, or of as many neighbours as follow from each other."""
+    while generations:
+        marks = [_mark(log_path(run_dir, generation)) for generation in generations]
+        lines, count = _that_follow(run_dir, generations)
+        if count > 1:
+            _replace(run_dir, generations[:count], marks[:count], lines, lost)
+        generations = generations[count:]
+
+
+def _that_follow(run_dir: str | Path, generations: list[int]) -> tuple[Lines, int]:
+    """The lines that count of the first of these logs, and of how many.
+
+    Up to one that may be another run's, or damaged: its lines would take the place of others for
+    good, and nobody could put them right any more.
+    """
+    lines: Lines = {}
+    prints: dict[int, Prints] = {}
+    for count, generation in enumerate(generations):
+        own = lines_of(log_path(run_dir, generation))
+        own_prints = {step: _prints(line) for step, line in own.items()}
+        if count and not _follow(prints, own_prints):
+            return lines, count
+        lines |= {step: (generation, line) for step, line in own.items()}
+        prints |= own_prints
+    return lines, len(generations)
+
+
+def _follow(before: Mapping[int, Prints], own: Mapping[int, Prints]) -> bool:
+    """Can these steps of a log be of the same run as those before it, by their fingerprints?"""
+
+    def at(step: int) -> Prints:
+        return own.get(step) or before.get(step, _UNKNOWN)
+
+    for step, (_, chain) in own.items():
+        if chain is not None and before.get(step, _UNKNOWN)[1] not in (None, chain):
+            return False
+        for end in (step, step + 1):
+            last, (batch, now) = at(end - 1)[1], at(end)
+            if _is_wrong(last, batch, now):
+                return False
+    return True
+
+
+def _is_wrong(last: int | None, batch: int | None, chain: int | None) -> bool:
+    if last is None or batch is None or chain is None:
+        return False
+    return progress.fold(last, batch) != chain
+
+
+def _prints(line: bytes) -> Prints:
+    found = _FINGERPRINTS.search(line)
+    return (int(found[1], 16), int(found[2], 16)) if found else _UNKNOWN
+
+
+def _replace(
+    run_dir: str | Path,
+    generations: list[int],
+    marks: list[tuple[int, int]],
+    lines: Lines,
+    lost: Callable[[], str],
+) -> None:
+    """Put these lines in the place of the logs; not where one of them still grows."""
     paths = [log_path(run_dir, generation) for generation in generations]
-    marks = [_mark(path) for path in paths]
-    lines: dict[int, bytes] = {}
-    for generation, path in zip(generations, paths, strict=True):
-        for step, line in lines_of(path).items():
-            lines[step] = _of(generation, line) if path != paths[-1] else line
     merged = paths[-1].with_name(f".{paths[-1].name}.{uuid.uuid4().hex}.tmp")
     try:
-        write_new(merged, b"".join(lines[step] + b"\n" for step in sorted(lines)))
+        text = (_of(*lines[step], file=generations[-1]) for step in sorted(lines))
+        write_new(merged, b"".join(line + b"\n" for line in text))
         if lost() or marks != [_mark(path) for path in paths]:
             return
         os.replace(merged, paths[-1])
@@ -93,8 +157,10 @@ def _merge(run_dir: str | Path, generations: list[int], lost: Callable[[], str])
             path.unlink(missing_ok=True)
 
 
-def _of(generation: int, line: bytes) -> bytes:
-    """The line, with the log that it comes from."""
+def _of(generation: int, line: bytes, file: int) -> bytes:
+    """The line, with the log that it comes from where that is not the file's."""
+    if generation == file:
+        return line
     return json.dumps({"log": generation, **(parse(line) or {})}).encode()
 
 

@@ -11,18 +11,19 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gptddp.files import names_in
 from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, LEDGER
+from gptddp.run.directory import CHECKPOINTS, LEDGER, life_of_config
 from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
 
 Line = Mapping[str, Any]  # of the log
+Tell = Callable[[str], None]  # takes what is read now
 _LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
@@ -140,19 +141,25 @@ def log_generations(run_dir: str | Path) -> list[int]:
     return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
 
 
-def _upwards(run_dir: str | Path) -> Iterator[int]:
+def _upwards(run_dir: str | Path, tell: Tell) -> Iterator[int]:
     """The generations whose logs are there, from the lowest to the highest, to be read one by one.
+
+    Each is told: on a slow volume ten thousand of them take many minutes.
 
     So no line is missed in a fold: what is folded meanwhile is found in a higher log, read later.
     That may be one that was not there at the beginning: so they are listed again at the end.
     """
     highest = -1
     while more := [it for it in log_generations(run_dir) if it > highest]:
-        yield from more
+        for generation in more:
+            tell(f"reading the log, life {generation}")
+            yield generation
         highest = more[-1]
 
 
-def history(run_dir: str | Path, first: int | None = None) -> Iterator[dict[str, Any]]:
+def history(
+    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
     Where the newest generation has not yet come as far as one before it, the steps beyond are
@@ -160,18 +167,21 @@ def history(run_dir: str | Path, first: int | None = None) -> Iterator[dict[str,
     are the losses, but for rounding where the world size changed. When the newest gets there, its
     own lines take their place.
 
-    `first`: from this step on; then no more of the logs is read than that takes.
+    `first`: from this step on; then no more of the logs is read than that takes. `tell` is told
+    which log is read.
     """
-    for _, line in logged(run_dir, first):
+    for _, line in logged(run_dir, first, tell):
         yield line
 
 
-def logged(run_dir: str | Path, first: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def logged(
+    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
     sizes: dict[int, int] = {}  # of the logs before they were read
-    for generation in _upwards(run_dir):
+    for generation in _upwards(run_dir, tell):
         sizes[generation] = _size(run_dir, generation)
         own = lines_of(log_path(run_dir, generation), first)
         lines |= own
@@ -199,13 +209,18 @@ def is_step(line: Line) -> bool:
     return type(step := line.get("step")) is int and 0 < step < MOST_STEPS
 
 
-def last_step(run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS) -> int:
+def last_step(
+    run_dir: str | Path,
+    generation: int | None = None,
+    below: int = MOST_STEPS,
+    tell: Tell = lambda _: None,
+) -> int:
     """The highest step below this one in a log, or in any, 0 where there is none.
 
     The last of each log is taken; from there back no more is read than that takes.
     """
     found = [0]
-    for it in _upwards(run_dir) if generation is None else [generation]:
+    for it in _upwards(run_dir, tell) if generation is None else [generation]:
         lines = map(parse, backwards_if_there(log_path(run_dir, it)))
         found.append(next((x["step"] for x in lines if x and is_step(x) and x["step"] < below), 0))
     return max(found)
@@ -256,6 +271,24 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     """
     lines = list(backwards_if_there(Path(run_dir) / LEDGER))[::-1]
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
+
+
+def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
+    """The newest life that has logged steps, where the ledger lacks its start; 0: it has that.
+
+    No step is logged before it, so the end of such a ledger is lost, or all of it. Raises OSError.
+    """
+    newest = max(log_generations(run_dir), default=0)
+    return newest if newest > ledger.life else 0
+
+
+def has_older_config(run_dir: str | Path, ledger: Summary) -> bool:
+    """Is the ledger's configuration older than that of config.json, which is whole?
+
+    It is written first. So a line of it is lost or damaged then. Raises OSError.
+    """
+    newer = life_of_config(Path(run_dir)) >= max(1, ledger.config_life)
+    return newer or life_without_start(run_dir, ledger) > 0
 
 
 def has_checkpoints(run_dir: str | Path) -> bool:

@@ -17,7 +17,7 @@ from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.run import summary
 from gptddp.run.directory import FINISHED, LEDGER, as_recorded, config_of, id_of
-from gptddp.run.history import has_checkpoints
+from gptddp.run.history import has_checkpoints, has_older_config
 
 
 def config_in_force(config: Config) -> Config:
@@ -34,7 +34,10 @@ def _run(config: Config) -> Config | None:
     with contextlib.suppress(ConfigError):
         saved = config_of(path)
     with contextlib.suppress(ConfigError):
-        if recorded := summary.read(path).config:
+        ledger = summary.read(path)
+        if saved and has_older_config(path, ledger):
+            return saved
+        if recorded := ledger.config:
             return as_recorded(path, saved, recorded) if saved else from_saved(LEDGER, recorded)
     return saved
 

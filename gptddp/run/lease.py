@@ -46,6 +46,7 @@ class Lease:
         self.path, self.me = path, me
         self.expired = expired  # the lease that a full disk has kept us from replacing
         self.lost = ""  # why the run is another's
+        self._torn: bytes | None = None  # what was no lease at the last look
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -92,6 +93,7 @@ class Lease:
         while not self._over.wait(PERIOD_S):
             try:
                 self.check()
+                self._mend()
                 os.utime(self.path)
                 warned = False
             except Superseded:
@@ -100,6 +102,19 @@ class Lease:
                 if not warned:  # once for each outage
                     log.warning("%s cannot be renewed (%s)", self.path, error.strerror)
                 warned = True
+
+    def _mend(self) -> None:
+        """Write ours anew in the place of what is no lease at two looks, a period apart.
+
+        Who follows us, or has our name, could not know us by it. At the first look it may be
+        another's, in the writing. Raises as `check` does.
+        """
+        seen = lease_file.read(self.path)
+        torn = seen[0] if seen and lease_file.parse(seen[0]) is None else None
+        if seen and torn is not None and torn == self._torn:
+            lease_file.remove_if_unchanged(self.path, seen)
+            self.check()
+        self._torn = torn
 
 
 class Claim:

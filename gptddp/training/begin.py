@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
-from gptddp.files import explain, make_folder, may_pass, patiently
+from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
@@ -30,8 +29,6 @@ from gptddp.training.stop import StopFlag
 log = logging.getLogger(__name__)
 
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
-# trouble that another try does not mend
-_MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
 def begin(
@@ -91,7 +88,7 @@ def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
         yield
     except BaseException as error:
         lease.release()
-        if isinstance(error, OSError) and error.errno in _MISPLACED:
+        if isinstance(error, OSError) and error.errno in MISPLACED:
             raise ConfigError(f"run {run_dir} cannot be used: {explain(error)}") from error
         raise
 
@@ -130,7 +127,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
     """Rank 0 only: make the run directory, and take its lease for this life of the job."""
     run = Path(config.run_dir)
     try:
-        if not (begun := patiently((run / CONFIG).exists)):
+        if not (begun := patiently(lambda: exists(run / CONFIG))):
             patiently(lambda: make_folder(run))
         claim = Claim(run, world.job, world.life, world.follows, known=begun)
         began = time.monotonic()

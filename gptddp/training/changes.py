@@ -15,9 +15,9 @@ from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config, changed, differences
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError
-from gptddp.files import explain, write_json_atomic
+from gptddp.files import explain
 from gptddp.model.optim import lr_at
-from gptddp.run.directory import CONFIG, unknown_fields
+from gptddp.run.directory import CONFIG, save_config, unknown_fields
 from gptddp.run.history import Ledger
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -49,8 +49,8 @@ def check_given(given: Sequence[Any], config: Config, world: World) -> None:
                 break
 
 
-def write_config(run: Path, run_id: str, config: Config) -> None:
-    """Write down what a life runs with, beside the fields of a newer version. Raises OSError."""
+def write_config(run: Path, run_id: str, config: Config, generation: int) -> None:
+    """Write down what this life runs with, beside the fields of a newer version. Raises OSError."""
     if unknown := unknown_fields(run):
         log.warning(
             "%s has fields that gptddp %s does not know, and trains without: %s; use the version "
@@ -60,7 +60,7 @@ def write_config(run: Path, run_id: str, config: Config) -> None:
             ", ".join(unknown),
         )
     about = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-    write_json_atomic(run / CONFIG, about | {"config": fields_of(config) | unknown})
+    save_config(run, about | {"config": fields_of(config) | unknown}, generation)
 
 
 def fields_of(config: Config) -> dict[str, Any]:
@@ -105,9 +105,9 @@ class Changes:
     def save(self) -> None:
         """Before a checkpoint is committed, and after the ledger is durable. Raises OSError."""
         if self._unsaved:
-            write_config(
-                Path(self._origin.config.run_dir), self._origin.run_id, self._origin.config
-            )
+            origin = self._origin
+            run = Path(origin.config.run_dir)
+            write_config(run, origin.run_id, origin.config, origin.generation)
             self._unsaved = False
 
 

@@ -3,24 +3,35 @@
 import errno
 import logging
 import os
+import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded
-from gptddp.config import Config, check_world_size
+from gptddp.config import KEPT, Config, check_world_size, differences
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import exists, explain, may_pass, patiently, read_json, write_json_atomic
+from gptddp.files import (
+    exists,
+    explain,
+    may_pass,
+    names_in,
+    patiently,
+    read_json,
+    write_json_atomic,
+)
 from gptddp.run import summary
 from gptddp.run.directory import (
+    CHECKPOINTS,
     CONFIG,
     DATASET,
+    FAULTS,
     FINISHED,
     LEDGER,
     id_of,
@@ -28,7 +39,14 @@ from gptddp.run.directory import (
     restore_config,
     saved_config,
 )
-from gptddp.run.history import highest_generation, history, is_step, last_step
+from gptddp.run.history import (
+    has_older_config,
+    highest_generation,
+    history,
+    is_step,
+    last_step,
+    life_without_start,
+)
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
 from gptddp.run.summary import Summary
@@ -40,6 +58,8 @@ from gptddp.training.take_up import take_up
 log = logging.getLogger(__name__)
 
 Line = dict[str, Any]  # of the log
+# No checkpoint is written, none is deleted, no error is counted where a file is in their place.
+_FOLDERS = (FAULTS, f"{CHECKPOINTS}/{store.TMP}", f"{CHECKPOINTS}/{store.TRASH}")
 
 
 def open_run(
@@ -59,20 +79,18 @@ def open_run(
     valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
-    tell("reading the ledger and the configuration")
-    ledger, highest, run_id = _known(run)
+    ledger, highest, lost, run_id = _known(run, tell)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
     config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
     check_world_size(config, world.world_size)
     patiently(lambda: _check_data(run, dataset, config.on_bad))
-    taken = take_up(config, run_id, ledger, snapshots, saving, world, tell)
+    taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step = taken.step
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
-    _write_config(run, run_id, config if not changed else None, dataset, new=generation == 1)
-    tell("reading the log")
-    redo, last_line, line = patiently(lambda: _in_history(run, step))
+    _write_config(run, run_id, config if not changed else None, dataset, generation)
+    redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
     origin = Origin(
         config=config,
         changes=changed,
@@ -92,24 +110,43 @@ def open_run(
     return origin, taken.loaded
 
 
-def _known(run: Path) -> tuple[Summary, int, str]:
-    """The ledger's sum, the highest generation so far, and the id: a new one of a new run."""
+def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
+    """The ledger's sum, the highest generation so far, the newest life that has logged steps and
+    that the ledger lacks, or 0, and the id: a new one of a new run.
+    """
+    tell("reading the ledger")
     patiently(lambda: _check_places(run))
     ledger = patiently(lambda: summary.read(run))
     if ledger.left_out:
         what = "; ".join(ledger.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config))
+    tell("reading the configuration")
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
+    tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, ledger))
-    if highest and not ledger.life:
+    lost = patiently(lambda: life_without_start(run, ledger))
+    if patiently(lambda: has_older_config(run, ledger)):
+        _tell_of_older_config(run, ledger.config or {})
+        ledger.config = None
+    if lost or (highest and not ledger.life):
+        has = f"ends with life {ledger.life}" if ledger.life else "has no start of a life"
         log.warning(
-            "%s has no start of a life, and the run has had %d: put it back from a backup. Without "
+            "%s %s, and the run has had %d: put it back from a backup. Without "
             "it nobody knows which row groups were left out after the newest checkpoint, and which "
             "checkpoints there were",
             run / LEDGER,
-            highest,
+            has,
+            lost or highest,
         )
-    return ledger, highest, patiently(lambda: _id_of(run, known=highest > 0))
+    return ledger, highest, lost, patiently(lambda: _id_of(run, known=highest > 0))
+
+
+def _tell_of_older_config(run: Path, recorded: Mapping[str, Any]) -> None:
+    """Say what the ledger has otherwise than config.json, which counts."""
+    saved = patiently(lambda: saved_config(run)) or {}
+    if what := [*differences(recorded, saved), *differences(recorded, saved, KEPT)]:
+        text = "%s is damaged: its newest configuration is not that of %s, which counts: %s"
+        log.warning(text, run / LEDGER, CONFIG, "; ".join(what))
 
 
 def _check_places(run: Path) -> None:
@@ -117,9 +154,15 @@ def _check_places(run: Path) -> None:
     for name, code, wrong in (
         (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
         (FINISHED, errno.EISDIR, Path.is_dir),
+        *((name, errno.ENOTDIR, _is_no_folder) for name in _FOLDERS),
     ):
         if wrong(run / name):
             raise OSError(code, os.strerror(code), str(run / name))
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
+    return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
 
 
 def _id_of(run: Path, known: bool) -> str:
@@ -136,10 +179,11 @@ def _id_of(run: Path, known: bool) -> str:
     return owner.run_id_of(run) or uuid.uuid4().hex
 
 
-def _in_history(run: Path, step: int) -> tuple[int, Line | None, Line | None]:
+def _in_history(run: Path, step: int, tell: Tell) -> tuple[int, Line | None, Line | None]:
     """How many steps are logged beyond this one; the last line of all; the line of this step."""
     redo, last, line = 0, None, None
-    for found in history(run, min(step, last_step(run))):  # no more is read, however long the run
+    first = min(step, last_step(run, tell=tell))
+    for found in history(run, first, tell):  # no more is read, however long the run
         if not _is_step(found):
             continue
         last = found
@@ -156,16 +200,17 @@ def _is_step(line: Line) -> bool:
 
 
 def _write_config(
-    run: Path, run_id: str, config: Config | None, dataset: Dataset, new: bool
+    run: Path, run_id: str, config: Config | None, dataset: Dataset, generation: int
 ) -> None:
     """Write down what this life runs with; a run that is not new goes on where that fails.
 
     config None: it has changes, which the ledger has first; see `Changes`.
     """
+    new = generation == 1
 
     def write() -> None:
         if config:
-            write_config(run, run_id, config)
+            write_config(run, run_id, config, generation)
         if not exists(run / DATASET):
             data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
             write_json_atomic(run / DATASET, data)

@@ -72,7 +72,6 @@ class Recorder:
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 ledger.add(event)
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
@@ -94,6 +93,7 @@ class Recorder:
             **self._new_config(ledger),
             **self._from_scratch(),
         )
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "

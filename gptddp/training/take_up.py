@@ -35,6 +35,7 @@ def take_up(
     config: Config,
     run_id: str,
     ledger: Summary,
+    lost: int,
     snapshots: Snapshots,
     saving: Sequence[str | None],
     world: World,
@@ -42,14 +43,16 @@ def take_up(
 ) -> Taken:
     """Rank 0 only: read the newest checkpoint, unless a snapshot of this run is newer.
 
+    `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
     """
     run, foreign = Path(config.run_dir), set[str]()
+    tell("looking for the newest checkpoint")
     newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
     snapshots = trusted(snapshots, ledger.void, run, world)
     rank = newest_rank(snapshots, store.order(newest) if newest else None)
     if rank is None:
-        loaded = _load(config, run_id, ledger, world, tell)
+        loaded = _load(config, run_id, ledger, lost, world, tell)
         name = loaded.name if loaded else None
         return Taken(loaded, loaded.step if loaded else 0, name or "scratch", name, None, None)
     generation, step, _ = snapshots[rank]
@@ -62,12 +65,14 @@ def take_up(
     return Taken(None, step, "memory", newest, rank, save)
 
 
-def _load(config: Config, run_id: str, ledger: Summary, world: World, tell: Tell) -> Loaded | None:
+def _load(
+    config: Config, run_id: str, ledger: Summary, lost: int, world: World, tell: Tell
+) -> Loaded | None:
     """The newest valid checkpoint; None where the run begins."""
     run, commits = Path(config.run_dir), known.committed(ledger)
     patiently(lambda: retention.fence(run))
     anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-    loaded = known.load(run, run_id, commits, anew, tell)
+    loaded = known.load(run, run_id, commits, lost, anew, tell)
     if loaded is None and patiently(lambda: exists(run / FINISHED)):
         # of a run that was given up; its launchers would end at once
         patiently(lambda: (run / FINISHED).unlink(missing_ok=True))

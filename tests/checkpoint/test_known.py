@@ -46,18 +46,39 @@ def lose_the_ledger_too(root):
     (root.parent / "ledger.jsonl").unlink()
 
 
-@pytest.mark.parametrize("harm", [move_away, empty, lose_the_ledger_too])
+def lose_the_end_of_the_ledger_too(root):
+    """Cut before the first commit, or put back from a backup of that time."""
+    ledger = root.parent / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
+    shutil.rmtree(root)
+
+
+def lose_all_books_but_the_log(root):
+    lose_the_ledger_too(root)
+    (root.parent / "finished.json").unlink()
+
+
+BOOKS = {
+    move_away: "step-000000000006.3",
+    empty: "step-000000000006.3",
+    lose_the_ledger_too: "one of step 6 (finished.json)",
+    lose_the_end_of_the_ledger_too: "one of step 6 (finished.json)",
+    lose_all_books_but_the_log: "life 3, whose checkpoints ledger.jsonl does not know",
+}
+
+
+@pytest.mark.parametrize("harm", BOOKS)
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run, root, capsys, harm):
     """Exit code 4, with the names that the books know and the fix; nothing is trained or begun."""
     log = root.with_name("log.3.jsonl").read_bytes()
     harm(root)
     assert run("--steps", "8") == 4
-    wanted = "step-000000000006.3" if harm is not lose_the_ledger_too else "one of step 6"
     err = capsys.readouterr().err
-    assert wanted in err and "--from-scratch" in err
+    assert BOOKS[harm] in err and "--from-scratch" in err
     assert run("--steps", "8") == 4  # nor does the next try
     assert not root.with_name("log.4.jsonl").exists()
     assert root.with_name("log.3.jsonl").read_bytes() == log
+    assert run("--steps", "1", "--from-scratch") == 0
 
 
 def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):

@@ -46,6 +46,15 @@ def test_training_may_change_the_tensors_at_once(tmp_path):
     assert loaded_step(tmp_path) == 5
 
 
+def test_a_hint_that_cannot_be_written_does_not_end_retention(tmp_path, caplog):
+    """A folder in the place of LATEST: it is told with the fix, and the volume does not fill."""
+    (tmp_path / "checkpoints/LATEST").mkdir(parents=True)
+    writer = Writer(tmp_path, 1, keep=1)
+    assert not any(writer.save(step, state(step), {}).error for step in (1, 2, 3))
+    assert store.names(tmp_path) == ["step-000000000003.1"]
+    assert "LATEST': move away the directory" in caplog.text
+
+
 def test_one_save_in_flight(tmp_path):
     """A save while another runs is refused at once; the next one after it is taken."""
     gate = Gate()

@@ -17,6 +17,7 @@ from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
 from gptddp.run import lines
+from gptddp.run.directory import save_config
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
 
 
@@ -96,8 +97,8 @@ def test_a_state_of_ranks_that_differed_is_not_saved(left, tmp_path):
 
 def test_the_state_of_another_run_is_not_saved(left, tmp_path):
     """The run directory was removed and made again under the same name."""
-    config = tmp_path / "run/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"run_id": "other"}))
+    about = json.loads((tmp_path / "run/config.json").read_text()) | {"run_id": "other"}
+    save_config(tmp_path / "run", {n: v for n, v in about.items() if n != "sha256"}, 1)
     with pytest.raises(ConfigError, match="are of different runs"):
         left()
     (tmp_path / "run/ledger.jsonl").unlink()
@@ -181,3 +182,38 @@ def test_what_another_pod_is_saving_is_left_alone(left, tmp_path):
     other.mkdir(parents=True)
     assert left() == "step-000000000003.1"
     assert other.exists()
+
+
+FINAL = """
+import sys
+from gptddp.launch.launcher import Launcher, Path, from_args
+it = Launcher()
+it.verdict, it.memory, it.config = Path(sys.argv[1]), Path(sys.argv[2]), from_args(sys.argv[3:])
+it.main = lambda *_: it.raise_verdict()
+from gptddp.launch import launcher
+launcher.Launcher = lambda: it
+sys.exit(launcher.main([]))
+"""
+
+
+@pytest.mark.parametrize("lives", [0, 2])
+def test_a_final_error_saves_what_memory_has(run, left, tmp_path, forked, lives):
+    """The next life is refused, at once or after others that were killed before their first step:
+    the pods go, and the job that is mended goes on from where this one was."""
+    for life in range(lives):
+        Ledger(tmp_path / "run").event("start", 2 + life, source="memory", step=3)
+    whole = (tmp_path / "run/dataset.json").read_text()
+    (tmp_path / "run/dataset.json").write_text("{")
+    assert run("--steps", "6") == 2
+    verdict, where = tmp_path / "pod/verdict.json", ["--run-dir", str(tmp_path / "run")]
+    launcher = forked(FINAL, str(verdict), str(tmp_path / "memory"), *where)
+    assert launcher.wait(60) == 2
+    said = launcher.stderr.read().splitlines()
+    assert "the newest state was in memory: checkpoint step-000000000003.1 is saved" in said[-2]
+    assert "dataset.json cannot be used" in said[-1]
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    (tmp_path / "run/dataset.json").write_text(whole)
+    assert run("--steps", "6") == 0
+    starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
+    assert (starts[-1]["step"], starts[-1]["redo"]) == (3, 0)

@@ -133,6 +133,26 @@ def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
     (books / name).write_text(pointer)
     result = run(books, "--out", tmp_path / "out", "--on-bad", "skip")
     refused(result, f"{name} is a Git LFS pointer", "git lfs pull")
+    (books / name).write_text("/annex/objects/SHA256E-s1048576--0123456789abcdef.txt\n")
+    result = run(books, "--out", tmp_path / "out", "--on-bad", "skip")
+    refused(result, f"{name} is a git-annex pointer", "git annex get")
+
+
+@pytest.mark.parametrize("name", ["part-00000", "x.jsonlines", "x.jsonl.1", "x.ldjson.gz"])
+def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, name: str) -> None:
+    """A bad record with the fix, also where the file is given; `.txt` is text in any case."""
+    lines = '{"id": 1, "text": "once"}\n{"text": "upon"}\n'
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (books / name).write_bytes(pack(lines.encode()))
+    for source in (books, books / name):
+        refused(run(source, "--out", tmp_path / "out"), f"{name}:1", "end in .jsonl")
+    done = run(books, "--out", tmp_path / "out", "--on-bad", "skip", "--tokenizer", "bytes")
+    assert done.exit_code == 0, done.output
+    assert not any("{" in text for text in all_texts(open_dataset(tmp_path / "out")))
+    (books / name).rename(books / "x.txt")
+    (books / "x.txt").write_text(lines)
+    assert run(books, "--out", tmp_path / "b", "--tokenizer", "bytes").exit_code == 0
+    assert lines in all_texts(open_dataset(tmp_path / "b"))
 
 
 def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from support.toy import SMALL
 
 from gptddp import train
 from gptddp.cli import cli
+from gptddp.config import Config
 from gptddp.flags import from_args
 from gptddp.run.history import history, read_ledger
-from gptddp.run.in_force import is_finished
+from gptddp.run.in_force import config_in_force, is_finished
 
 DEEP = "[" * 100_000
 
@@ -52,10 +53,15 @@ def config(run_dir: Path) -> dict:
     return {name: value for name, value in found.items() if name != "run_dir"}
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "{}", '{"config": 3}', "7", DEEP, '{"run_id": 3}'])
+SHAPES = ["null", "[]", "{}", '{"config": 3}', "7", DEEP, '{"run_id": 3}']
+
+
+@pytest.mark.parametrize("text", [*SHAPES, "fail -> gail", '"n_layer": 2 -> "n_layer": -2'])
 def test_what_is_no_configuration_is_written_anew(run_dir, goes_on, caplog, text):
-    """JSON of another shape as what is torn: kept aside, and the ledger has it."""
-    before = config(run_dir)
+    """JSON of another shape, or with a value that none can be, as what is torn: kept aside, and
+    the ledger has it."""
+    before, whole = config(run_dir), (run_dir / "config.json").read_text()
+    text = whole.replace(*text.split(" -> ")) if " -> " in text else text
     (run_dir / "config.json").write_text(text)
     assert goes_on() == 0
     assert config(run_dir) == before | {"steps": 3}
@@ -82,6 +88,18 @@ def test_a_directory_in_the_place_of_the_marker_is_refused(run_dir, goes_on, cap
     (run_dir / "finished.json").mkdir()
     assert goes_on() == 2
     assert "finished.json': move away the directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["faults", "checkpoints/.tmp", "checkpoints/.trash"])
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_in_the_place_of_a_folder_is_refused(run_dir, goes_on, capsys, name, link):
+    """At the start: else nothing is saved, nothing deleted or no error counted, life after life."""
+    shutil.rmtree(run_dir / name, ignore_errors=True)
+    (run_dir / name).symlink_to("nowhere") if link else (run_dir / name).write_text("precious")
+    assert goes_on() == 2
+    assert f"{run_dir / name}': move away the file" in capsys.readouterr().err
+    (run_dir / name).unlink()
+    assert goes_on() == 0
 
 
 def test_a_ledger_that_is_a_link_is_refused(run_dir, goes_on, capsys):
@@ -204,6 +222,21 @@ def test_a_ledger_that_is_gone_is_told(run_dir, goes_on, caplog):
     )
 
 
+def test_a_ledger_that_has_lost_its_end_does_not_undo_a_change(run_dir, goes_on, caplog):
+    """Cut, or put back from an old backup: what config.json has is newer, and the start says it."""
+    old = (run_dir / "ledger.jsonl").read_bytes()
+    assert goes_on("--lr", "0.05", "--keep", "9") == 0
+    before = config(run_dir)
+    for lost in (1, 0):
+        (run_dir / "ledger.jsonl").write_bytes(old * lost)  # then nothing of it
+        assert config_in_force(Config(run_dir=str(run_dir))).lr == 0.05
+        assert goes_on("--steps", str(5 - lost)) == 0
+        assert config(run_dir) == before | {"steps": 5 - lost}
+    assert f"{run_dir / 'ledger.jsonl'} ends with life 1, and the run has had 2: put" in caplog.text
+    assert "the ledger counts" not in caplog.text
+    assert [e["config"]["lr"] for e in read_ledger(run_dir) if e["event"] == "start"] == [0.05]
+
+
 ODD = {
     "text": "x",
     "negative": -1,
@@ -247,6 +280,18 @@ def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, cor
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
         assert done.exception is None or isinstance(done.exception, SystemExit), command
         assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "log.1.jsonl", "checkpoints"])
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_in_the_place_of_a_file_ends_no_command_with_a_traceback(run_dir, name, link):
+    """A folder, or a link that leads to itself: it is named, with the fix."""
+    (run_dir / name).rename(run_dir / "aside")
+    (run_dir / name).symlink_to(name) if link else (run_dir / name).mkdir()
+    for command in (["log"], ["checkpoints", "--verify"], ["fingerprints", str(run_dir)]):
+        done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
+        assert isinstance(done.exception, SystemExit | None), (command, done.exception)
+        assert done.exit_code in (0, 4) or str(run_dir / name) in done.stderr, command
 
 
 @pytest.mark.parametrize("odd", ["longer than a float", "infinite", "surrogate"])

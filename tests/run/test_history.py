@@ -19,6 +19,7 @@ from gptddp.run.history import (
     history,
     last_step,
     read_ledger,
+    recover,
 )
 
 
@@ -91,6 +92,20 @@ def test_lines_that_memory_has_kept_count_before_those_of_another_run(tmp_path):
     complete(tmp_path, log, kept, 4)
     log.close()
     assert [line["chain_fp"] for line in history(tmp_path)] == ["a"] * 4
+
+
+def test_events_that_memory_has_kept_are_added_once(tmp_path):
+    """Also those of lives before the newest, and behind its start, as a late save adds them."""
+    ledger = Ledger(tmp_path)
+    for life in (1, 2, 3):
+        ledger.event("start", life)
+    ledger.sync()
+    kept = [{"event": "end", "generation": 1}, {"event": "start", "generation": 2}]
+    kept = [event | {"time": 1.0} for event in kept]
+    assert recover(tmp_path, ledger, kept) == kept[:1]
+    ledger.sync()
+    assert recover(tmp_path, ledger, kept) == []
+    ledger.close()
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])

@@ -310,6 +310,19 @@ def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
         assert word(holder("two at b:1")).startswith("refused: run")
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"owner": 1}'])
+def test_a_damaged_lease_of_a_living_holder_refuses_no_pod_of_its_job(holder, tmp_path, text):
+    """The holder writes it anew: who has its name waits, and who follows it takes it over."""
+    first = holder("job", "life 1")
+    assert word(first) == "held"
+    (tmp_path / LEASE).write_text(text)
+    second = holder("job", "life 2")
+    assert f"(process {first.pid}) renews" in waits(second)
+    (tmp_path / LEASE).write_text(text)
+    third = holder("job", "life 3", "life 1")
+    assert word(third) == "held" and "taken over" in ask(first)
+
+
 def test_an_unusable_directory_is_told(tmp_path):
     """A folder in the lease's place is the user's mistake, not a traceback."""
     from gptddp.config import Config

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gptddp.cli import cli
+from gptddp.run import fold as folding
 from gptddp.run import history, log_check
 from gptddp.run.progress import fold
 
@@ -158,3 +159,21 @@ def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):
 
     monkeypatch.setattr(history, "lines_of", meanwhile)
     assert [line["step"] for line in history.history(run)] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("theirs", [range(1, 15), range(9, 11), range(10, 12)])
+def test_a_log_of_another_run_takes_no_lines_place_for_good(tmp_path, monkeypatch, theirs):
+    """A wrong backup among old logs: they are folded, and not with it; put right, all is there."""
+    monkeypatch.setattr(folding, "NEWEST", 2)
+    monkeypatch.setattr(folding, "MANY", 3)
+    for life in range(1, 14):
+        path = history.log_path(tmp_path, life)
+        path.write_text(lines(range(2 * life - 1, 2 * life + 2)))
+    ours = list(history.history(tmp_path))
+    foreign = history.log_path(tmp_path, 5)
+    foreign.write_text(lines(theirs, THEIRS))
+    folding.fold(tmp_path)
+    assert len(list(tmp_path.glob("log.*"))) == 3 + 2
+    assert foreign.read_text() == lines(theirs, THEIRS)
+    foreign.write_text(lines(range(9, 12)))
+    assert list(history.history(tmp_path)) == ours

@@ -11,7 +11,7 @@ from support.trainer_patches import lose_a_peer
 from gptddp.checkpoint import snapshot
 from gptddp.errors import LifeLost
 from gptddp.run import lines
-from gptddp.run.history import RunLog, history, read_ledger
+from gptddp.run.history import Ledger, RunLog, history, read_ledger
 from gptddp.run.progress import Progress
 from gptddp.training import live_state
 from gptddp.training.recorder import Recorder
@@ -128,6 +128,25 @@ def test_a_life_that_is_lost_as_it_begins_hands_on_all(run, disk, tmp_path, monk
     assert left(tmp_path).generation == 3
     assert (left(tmp_path).lines, left(tmp_path).events) == (before.lines, before.events)
     disk.turn(None)
+    assert run("--steps", "12") == 0
+    assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
+
+
+def test_no_step_is_logged_before_the_start_of_its_life(run, tmp_path, monkeypatch):
+    """Nor one that memory has kept: a ledger that lacks the start of a life has lost its end."""
+    lose_a_peer(run, "--steps", "12", at=3)
+    (tmp_path / "run/log.1.jsonl").unlink()
+    event = Ledger.event
+
+    def killed(ledger, kind, *args, **fields):
+        if kind == "start":
+            raise KeyboardInterrupt
+        event(ledger, kind, *args, **fields)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, "event", killed)
+        run("--steps", "12")
+    assert not (tmp_path / "run/log.2.jsonl").exists()
     assert run("--steps", "12") == 0
     assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
 

@@ -23,11 +23,11 @@ from gptddp.distributed.connect import World, connect
 from gptddp.errors import ConfigError
 from gptddp.files import patiently
 from gptddp.flags import from_args
-from gptddp.run import lines
+from gptddp.run import directory, lines
 from gptddp.run.history import read_ledger
 from gptddp.run.in_force import is_finished
 from gptddp.run.origin import Origin
-from gptddp.training import begin, changes
+from gptddp.training import begin
 
 # a disk's or NFS's; those of SMB, of FUSE, Lustre and Ceph that have lost their server
 CODES = [errno.EIO, errno.EHOSTDOWN, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN]
@@ -119,7 +119,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
 ):
     """EIO at the first write is tried again, as a read is; a full disk is the user's to mend."""
     (tmp_path / "run").mkdir()
-    write, codes = changes.write_json_atomic, [errno.EIO, errno.ESTALE]
+    write, codes = directory.write_json_atomic, [errno.EIO, errno.ESTALE]
 
     def failing(*args):
         if codes:
@@ -127,7 +127,7 @@ def test_a_new_run_that_cannot_be_written_just_now_is_not_refused(
             raise OSError(code, os.strerror(code))
         return write(*args)
 
-    monkeypatch.setattr(changes, "write_json_atomic", failing)
+    monkeypatch.setattr(directory, "write_json_atomic", failing)
     assert start().source == "scratch" and not codes
     codes += [errno.EIO] * 4
     with pytest.raises(OSError, match="Input/output error"):
@@ -145,6 +145,17 @@ def test_each_failure_is_told(run, start, tmp_path, caplog):
     told = [r.getMessage() for r in caplog.records if "next try" in r.getMessage()]
     assert len(told) == 3
     assert all("Stale file handle" in text and "config.json" in text for text in told)
+
+
+def test_each_log_that_a_start_reads_is_told(run, start, monkeypatch):
+    """The other ranks wait as long as rank 0 gets further: ten thousand logs of a slow volume may
+    take longer than they wait for one."""
+    assert run("--steps", "2") == run("--steps", "4") == 0
+    told, open_run = [], begin.open_run
+    monkeypatch.setattr(begin, "open_run", lambda *args: open_run(*args[:-1], told.append))
+    assert start().step == 4
+    assert told[-4:] == ["reading the log, life 1", "reading the log, life 2"] * 2
+    assert len({it.partition(",")[0] for it in told}) > 4  # nor have they to wait for all else
 
 
 def test_a_write_of_the_books_that_fails_once_is_told(run, tmp_path, monkeypatch, caplog):
