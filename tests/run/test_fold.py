@@ -267,6 +267,16 @@ def test_a_life_tidies_up_after_those_before_it(run, tmp_path):
     assert json.loads((it / "ledger.summary.json").read_text())["summary"]["life"] == 70
 
 
+def test_the_fingerprints_of_each_line_are_found_as_a_trainer_writes_it(run, tmp_path):
+    """Also of a step that was evaluated, and of the last: else no foreign log would be seen."""
+    assert run("--steps", "3", "--eval-every", "2") == 0
+    texts = history.log_path(tmp_path / "run", 1).read_bytes().splitlines()
+    for text, line in zip(texts, map(json.loads, texts), strict=True):
+        prints = tuple(int(line[name], 16) for name in ("batch_fp", "chain_fp"))
+        assert fold._prints(text) == prints
+    assert len(texts) == 3
+
+
 def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):
     """From the file and what came after it; and from the whole, where the file is missing, torn,
     changed, or of another ledger. A line that is being written is counted when it is whole."""
