@@ -183,6 +183,11 @@ class Config:
     def __post_init__(self) -> None:
         _check(self)
 
+    @property
+    def as_0_1(self) -> bool:
+        """Is it of a run that version 0.1.0 has begun, and that goes on as it was begun?"""
+        return str(self.pack).endswith("-0.1")
+
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
@@ -218,7 +223,7 @@ def _check(c: Config) -> None:
             f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
             f"use {near} or {near + c.n_head}"
         )
-    if c.reduce == "exact" and str(c.pack).endswith("-0.1"):
+    if c.reduce == "exact" and c.as_0_1:
         raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
     if c.batch and c.lanes and c.batch % c.lanes:
         low = c.batch // c.lanes * c.lanes
@@ -263,7 +268,8 @@ def _is_path(text: str) -> bool:
 def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
-    Only `precision`, `matmul`, `threads` and `device` stay open: the hardware decides.
+    Only `precision`, `matmul`, `threads` and `device` stay open: the hardware decides, of a run of
+    version 0.1.0 at each start.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 from support.paths import TESTS
@@ -12,6 +13,8 @@ from support.paths import TESTS
 from gptddp import train
 from gptddp.checkpoint import snapshot
 from gptddp.cli import cli
+from gptddp.distributed import hardware
+from gptddp.run.directory import config_of
 from gptddp.run.history import history, read_ledger
 
 OLD = TESTS / "fixtures/run-0.1.0"
@@ -81,6 +84,28 @@ def test_an_old_run_goes_on_from_memory(old, goes_on, monkeypatch, tmp_path):
     assert (start["generation"], start["step"], start["redo"]) == (3, SNAPSHOT, 0)
     assert start["source"].startswith("memory")
     check_continued(old, SNAPSHOT)
+
+
+def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
+    """Also where a new run has MKL: with oneDNN, if that keeps fp32, and with the threads of each
+    start. To go on fixes neither."""
+    monkeypatch.setattr(hardware, "cpu_has_amx", lambda: False)
+    monkeypatch.setattr("gptddp.distributed.connect.cpu_quota", lambda: 2)
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    try:
+        goes_on()
+        assert torch.get_num_threads() == 2
+        wanted = "medium" if hardware._keeps_fp32() else "highest"
+        assert torch.get_float32_matmul_precision() == wanted
+        monkeypatch.setattr(hardware, "_keeps_fp32", lambda: False)
+        hardware.use(config_of(old), torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.set_num_threads(threads)
+    check_continued(old, CHECKPOINT)
+    saved = config_of(old)
+    assert saved.as_0_1 and saved.reduce == "fast" and saved.matmul is saved.threads is None
 
 
 def test_an_old_run_is_read_by_every_command(old, tmp_path):

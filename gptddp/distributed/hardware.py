@@ -70,18 +70,30 @@ def numerics(device: torch.device) -> dict[str, Any]:
 def use(c: Config, device: torch.device) -> None:
     """Compute as the run does: its threads, and its products of matrices, decide the bits.
 
-    Raises ConfigError where fp32 would not stay fp32: oneDNN may round to bf16 where it has AMX.
-    In a run of bf16 it may: what would be in fp32 beside it is little, and of the same machine.
+    A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and
+    oneDNN where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN may
+    round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
+    little, and of the same machine.
     """
-    torch.set_num_threads(c.threads)
-    torch.set_float32_matmul_precision(_MATMUL[c.matmul])
-    if device.type == "cuda" or c.matmul != "onednn" or c.precision == "bf16":
+    old = {"cuda": "tf32"}.get(device.type, "onednn")
+    if c.threads is not None:
+        torch.set_num_threads(c.threads)
+    torch.set_float32_matmul_precision(_MATMUL[c.matmul or old])
+    if device.type == "cuda" or (c.matmul or old) != "onednn":
         return
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
-    exact = a.double() @ b.double()
-    if ((a @ b).double() - exact).norm() / exact.norm() > 1e-5:  # 4e-7 in fp32, 4e-3 in bf16
+    if c.matmul is None:
+        if not _keeps_fp32():
+            torch.set_float32_matmul_precision(_MATMUL["mkl"])
+    elif c.precision != "bf16" and not _keeps_fp32():
         raise ConfigError(
             "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
             "run with --matmul mkl, or go on with this one on the processor it was begun on"
         )
+
+
+def _keeps_fp32() -> bool:
+    """Is a product of fp32 matrices of fp32 accuracy? Its error is 4e-7 there, in bf16 4e-3."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    return bool(((a @ b).double() - exact).norm() / exact.norm() < 1e-5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gptddp.config import Config
 from gptddp.data import lanes
 from gptddp.data.loader import Batch
-from gptddp.data.packing import OLD, documents_of, row_hashes
+from gptddp.data.packing import documents_of, row_hashes
 from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
 
@@ -31,7 +31,7 @@ class MicroBatch(NamedTuple):
 
     def seed(self, c: Config, step: int) -> int:
         """Of its dropout: no other micro-batch of the run has the same, and no rank is in it."""
-        if c.pack.endswith(OLD):  # as version 0.1.0: by the lane of its first row
+        if c.as_0_1:  # as version 0.1.0: by the lane of its first row
             return lanes.key(
                 c.seed, step, self.slot + self.number * c.micro_batch * c.lanes // c.batch
             )
@@ -47,9 +47,9 @@ def of_step(
     runs of version 0.1.0 all rows of the rank are one. Raises RuntimeError where what the model
     gets is not what `batch.fp` says: of one step in ten, the hashes are made again.
     """
-    rows = len(batch.tokens) if c.pack.endswith(OLD) else c.batch // c.lanes  # of a slot
+    rows = len(batch.tokens) if c.as_0_1 else c.batch // c.lanes  # of a slot
     per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
-    looks, fp = step % LOOK_EVERY == 0 and not c.pack.endswith(OLD), 0
+    looks, fp = step % LOOK_EVERY == 0 and not c.as_0_1, 0
     for i in range(n_slots):
         part = slice(i * rows, (i + 1) * rows)
         inputs = micro_batches(batch.tokens[part], batch.valid[part], batch.bos, c, device)

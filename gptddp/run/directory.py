@@ -253,6 +253,8 @@ def _closed(config: Config, world: "World") -> Config:
     from gptddp.distributed.hardware import numerics  # torch, which the launcher has not yet
 
     open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
+    if config.as_0_1:  # `use` decides the others at each start
+        open_ = {k: v for k, v in open_.items() if k == "precision"}
     config = dataclasses.replace(config, **open_)
     return with_preset(config, accelerator=world.device.type != "cpu")
 
