@@ -36,6 +36,7 @@ class Report:
     same: list[tuple[int, int]] = field(default_factory=list)  # first and last step, recomputed
     wrong: Wrong | None = None
     log: str | None = None  # what is wrong with the log as it is
+    aside: list[str] = field(default_factory=list)  # checkpoints that do not count, and why
 
     @property
     def ok(self) -> bool:
@@ -51,6 +52,7 @@ class Books:
     run_id: str
     lines: Mapping[int, Mapping[str, Any]]
     lives: Mapping[int, int]
+    begins: Mapping[int, int]  # by life: the step that it went on from
     configs: Mapping[int, Config]
     machines: Mapping[int, list[str]]
     quarantine: dict[int, list[int]]
@@ -108,19 +110,22 @@ def _spans(books: Books, whole: bool, report: Report) -> Iterator[Span]:
 
     A checkpoint is compared with the state that was recomputed up to it, and goes on from there.
     """
-    saved = _checkpoints(books)
-    state = State(0, "the seed", None, {}) if whole or not saved else saved.pop(0)
+    saved = _checkpoints(books, report)
+    begin = None if whole or not saved else saved.pop(0)
+    state = _loaded(begin, books.run_id) if begin else State(0, "the seed", None, {})
     report.wrong = state.wrong
-    ends = [it.step for it in saved] + [report.last]
-    for end in ends:
+    for path in (*saved, None):
+        end = _order(path)[1] if path else report.last
         while state.step < end and report.wrong is None:
             config = books.config_at(state.step + 1)
             upto = _same_config(books, state.step + 1, end)
             span = Span(config, state, upto, books.lines, books.quarantine)
+            del state  # what the span begins with is not held while it is recomputed
             yield span
-            state = span.after or state
-        if saved and report.wrong is None:
-            report.wrong = saved[0].wrong or _difference(saved.pop(0), state)
+            assert span.after is not None
+            state = span.after
+        if path and report.wrong is None:
+            report.wrong = _difference(path, books.run_id, state)
 
 
 def _same_config(books: Books, first: int, end: int) -> int:
@@ -132,39 +137,57 @@ def _same_config(books: Books, first: int, end: int) -> int:
     return end
 
 
-def _checkpoints(books: Books) -> list[State]:
-    """The run's own, those of the first steps first; see `State` for one that is damaged."""
+def _checkpoints(books: Books, report: Report) -> list[Path]:
+    """Those of the run as it is now, of the first steps first; the others are told of."""
     found = []
     for name in filter(store.is_candidate, store.names(books.run)):
-        path = books.run / CHECKPOINTS / name
-        if not owner.is_foreign(path, books.run_id):
-            found.append(_loaded(path, books.run_id))
-    return sorted(found, key=lambda state: state.step)
+        if why := _why_not(path := books.run / CHECKPOINTS / name, books):
+            report.aside.append(f"{name}: {why}")
+        else:
+            found.append(path)
+    return sorted(found, key=lambda path: _order(path)[::-1])
+
+
+def _why_not(path: Path, books: Books) -> str | None:
+    """Why a checkpoint is not of the run as it is now; None where it is."""
+    if owner.is_foreign(path, books.run_id):
+        return "it is another run's"
+    generation, step = _order(path)
+    away = (life for life, at in books.begins.items() if life > generation and at < step)
+    if (life := min(away, default=None)) is None:
+        return None
+    return f"the run has left it, as life {life} has begun from step {books.begins[life]}"
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Generation and step of a candidate."""
+    order = store.order(path.name)
+    assert order is not None
+    return order
 
 
 def _loaded(path: Path, run_id: str) -> State:
-    """A checkpoint; the tensors have to have its fingerprint.
-
-    One that a launcher has saved may have none, since only a worker computes it.
-    """
-    name, order = path.name, store.order(path.name)
-    assert order is not None
+    """A checkpoint; the tensors have to have its fingerprint, where it says one."""
+    name, step = path.name, _order(path)[1]
     try:
         loaded = load(path, run_id)
     except Unusable as unusable:
-        wrong = Wrong(order[1], "checkpoint", None, str(unusable), name)
-        return State(order[1], name, None, {}, wrong)
+        return State(step, name, None, {}, Wrong(step, "checkpoint", None, str(unusable), name))
     there, fp = loaded.meta.get("state_fp"), f"{state_fp(loaded.tensors):016x}"
     other = Wrong(loaded.step, "state_fp", there, fp, name) if there not in (None, fp) else None
     return State(loaded.step, name, loaded.tensors, loaded.meta | {"state_fp": fp}, other)
 
 
-def _difference(saved: State, state: State) -> Wrong | None:
-    """What a checkpoint has that is not so in the recomputed state of its step."""
-    for name in ("state_fp", "tokens", "chain_fp", "skipped", "data"):
+def _difference(path: Path, run_id: str, state: State) -> Wrong | None:
+    """What a checkpoint has that is not so in the recomputed state of its step.
+
+    It is read for that, and held no longer.
+    """
+    saved = _loaded(path, run_id)
+    for name in ("state_fp", "tokens", "chain_fp", "skipped", "data") if not saved.wrong else ():
         if saved.meta.get(name) != state.meta.get(name):
             return Wrong(saved.step, name, saved.meta.get(name), state.meta.get(name), saved.name)
-    return None
+    return saved.wrong
 
 
 # -- what the run has written down -----------------------------------------------------------------
@@ -188,8 +211,13 @@ def _books(run: Path) -> Books:
         machines[generation] = start.get("machines") or []
     if run_id is None or not configs.keys() >= set(lives.values()):
         raise AuditError(f"{run / LEDGER} does not say with what each life of the run was done")
+    begins = {life: start["step"] for life, start in starts.items() if _is_step(start.get("step"))}
     quarantine = decided(summary.read(run).quarantine, 0)
-    return Books(run, run_id, lines, lives, configs, machines, quarantine)
+    return Books(run, run_id, lines, lives, begins, configs, machines, quarantine)
+
+
+def _is_step(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _check_can_tell(books: Books) -> None:
@@ -240,6 +268,7 @@ def describe(report: Report, run: Path) -> str:
         lines.append(f"same bits: steps {parts} of {report.last} ({n / report.last:.0%})")
     elif report.ok:
         lines.append("nothing recomputed: no step lies between two checkpoints; give --whole")
+    lines += [f"not counted: {it}" for it in report.aside]
     lines.append(f"compared: {', '.join((*FIELDS, *DUE))}. Not: times, speeds, world sizes")
     return "\n".join(lines)
 

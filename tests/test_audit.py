@@ -1,5 +1,6 @@
 """`gptddp audit`: a run as it was is the same bits; a forged one is found, at the step."""
 
+import gc
 import itertools
 import json
 import math
@@ -7,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from support.toy import SMALL, training_here
 
 from gptddp import train
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.load import load, load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.data import blocks, lanes
@@ -183,12 +185,49 @@ def save_again(run, **changes):
 
 def test_a_checkpoint_that_is_of_another_place(forged):
     """Its tensors are those of the run, and what it says of them is not. Without a fingerprint of
-    its own, as a launcher saves it, what is recomputed tells."""
+    its own, what is recomputed tells."""
     save_again(forged, state_fp=None)
     assert audit(forged)[0] == 0
     save_again(forged, tokens=1)
     code, text = audit(forged)
     assert code == 1 and "wrong: step 8: tokens is 1 in step-000000000008.2" in text
+
+
+def test_a_checkpoint_that_is_not_of_the_run_as_it_is_now_is_not_wrong(honest, corpus, tmp_path):
+    """Of a branch that the run has left, with another rate since, or of another run: it is named,
+    and not counted."""
+    run = trained(corpus, tmp_path / "run", "--steps", "3")
+    trained(corpus, run, "--steps", "5")
+    (tmp_path / "left").mkdir()
+    for path in run.glob("checkpoints/step-*.2"):
+        path.rename(tmp_path / "left" / path.name)
+    trained(corpus, run, "--lr", "1e-3")
+    there = run / "checkpoints"
+    shutil.copytree(tmp_path / "left/step-000000000005.2", there / "step-000000000005.2")
+    shutil.copytree(honest / "checkpoints/step-000000000008.2", there / "step-000000000008.2")
+    for flags in ((), ("--whole",)):
+        code, text = audit(run, *flags)
+        assert code == 0 and " to 8 of 8 (" in text
+        assert "not counted: step-000000000008.2: it is another run's\n" in text
+        left = "step-000000000005.2: the run has left it, as life 3 has begun from step 3\n"
+        assert f"not counted: {left}" in text and text.count("not counted") == 2
+    shutil.rmtree(there / "step-000000000003.1")  # the oldest is not what an audit begins with
+    assert audit(run)[0] == 0
+
+
+def test_one_checkpoint_at_a_time_is_in_memory(honest, monkeypatch):
+    """However many are kept: each is read when the steps before it have been recomputed."""
+    read = []
+
+    def noting(*args):
+        gc.collect()
+        assert [it() for it in read] == [None] * len(read)
+        loaded = load(*args)
+        read.append(weakref.ref(loaded.tensors["model.wte.weight"]))
+        return loaded
+
+    monkeypatch.setattr("gptddp.audit.load", noting)
+    assert audit(honest)[0] == 0 and len(read) > 1
 
 
 def test_the_first_wrong_step_is_named_though_a_later_one_is_wrong_too(forged):

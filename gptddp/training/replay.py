@@ -1,7 +1,7 @@
 """A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -130,10 +130,14 @@ class Replay(Life):
         """No life of the run has failed."""
         return None
 
+    def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
+        """The state that the span begins with into these tensors; it is not held any longer."""
+        super().restore(tensors, n_params)
+        self._span.begin = replace(self._span.begin, tensors=None)
+
     def state(self) -> State:
-        """A copy of the live state, after the last step that was recomputed."""
-        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        return State(self.step, "the log", tensors, self.progress.to_meta())
+        """The live state, after the last step that was recomputed."""
+        return State(self.step, "the log", self._tensors, self.progress.to_meta())
 
 
 def _origin(run_id: str, span: Span) -> Origin:
