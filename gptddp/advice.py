@@ -2,8 +2,6 @@
 
 from gptddp.config import Config
 
-_WASTE = 0.9  # less of the workers' time in use is worth a line
-
 
 def advice(c: Config, workers: int) -> list[str]:
     """One line for each thing that is allowed and wasteful, in a closed configuration."""
@@ -27,18 +25,16 @@ def _warm_up(c: Config) -> str:
 
 
 def _lanes(c: Config, workers: int) -> str:
-    """A step takes as long as the worker with the most lanes needs."""
-    if not 0 < workers <= c.lanes:  # refused elsewhere
+    """A step takes as long as the worker with the most lanes needs: how much the others wait."""
+    if not 0 < workers <= c.lanes or c.lanes % workers == 0:  # more are refused elsewhere
         return ""
     most = -(-c.lanes // workers)
-    used = c.lanes / (workers * most)
-    if used >= _WASTE:
-        return ""
+    idle = 1 - c.lanes / (workers * most)
     fewer = -(-c.lanes // most)
     more = -(-c.lanes // (most - 1))
     better = f"{fewer} are as fast, and " * (fewer < workers) + f"{more} are faster"
     return (
         f"{workers} workers share {c.lanes} lanes: some have {most}, and the others wait for them, "
-        f"so {used:.0%} of the workers' time is used; {better}; a new run may have a multiple of "
+        f"so {idle:.1%} of the workers' time is idle; {better}; a new run may have a multiple of "
         f"{workers} as --lanes"
     )

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.forked import TRAIN, Forked, train
+from support.forked import TRAIN, Forked, ranks, train
 from support.same_bits import FIELDS, SOME
 from support.toy import SMALL
 
@@ -85,6 +85,18 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(
     for key in FIELDS:
         assert [line[key] for line in resumed] == [line[key] for line in undisturbed[world]]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == STEPS
+
+
+def test_the_idle_time_of_an_uneven_world_is_told_once_at_each_start(corpus, tmp_path):
+    """Also where it is small: one line of rank 0; the exit code is that of any run."""
+    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    for steps in ("1", "2"):
+        flags = [*SMALL, *places, "--lanes", "19", "--batch", "19", "--steps", steps]
+        started = ranks(2, *flags)
+        assert [process.wait(120) for process in started] == [0, 0]
+        err = "".join(process.stderr.read() for process in started)
+        assert err.count("2 workers share 19 lanes") == 1
+        assert "5.0% of the workers' time is idle" in err
 
 
 def test_a_mistake_is_told_once_whatever_the_number_of_ranks(start, tmp_path):
