@@ -35,6 +35,7 @@ from gptddp.run.history import Ledger, RunLog, complete, highest_generation, rec
 from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
+from gptddp.run.recovery import UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +93,19 @@ def _closed(config: Config) -> Config:
     return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
 
 
-def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | None:
-    """Save it, with its steps in the log before and an event in the ledger after; its name."""
+def _commit(
+    config: Config, found: snapshot.Snapshot, read_back: bool, logged: bool = False
+) -> str | None:
+    """Save it, with its steps in the log before and an event in the ledger after; its name.
+
+    `logged`: they are there already, and the log is that of a life that may train on.
+    """
     run, closed = Path(config.run_dir), _closed(config)
     patiently(lambda: _check_lease(run))
     with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
         patiently(lambda: recover(run, ledger, found.events))
-        patiently(lambda: complete(run, lines, found.lines, found.step))
+        if not logged:
+            patiently(lambda: complete(run, lines, found.lines, found.step))
         writer = Writer(
             run,
             found.generation,
@@ -181,17 +188,22 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
     try:
-        every_s = _closed(config).checkpoint_every
+        every_s, handed = _closed(config).checkpoint_every, False
         with late.saving(folder) as note:
             while found := _newer_than_any_checkpoint(config, memory):
                 began = time.monotonic()
                 note.write(store.name_of(found.step, found.generation))
-                name = _commit(config, found, read_back=True)
+                # The life that has handed it over writes its log itself, and has: this machine may
+                # see that late. What a fault has left meanwhile is of a life that is over.
+                logged = handed and found.fault.get("cause") == UNKNOWN
+                name = _commit(config, found, read_back=True, logged=logged)
                 if name is None:
                     break
                 _say(f"checkpoint {name} is saved from memory")
                 del found  # unmaps it
-                if time.monotonic() - began < every_s or not late.newer_state(folder):
+                if time.monotonic() - began < every_s:
+                    break
+                if not (handed := late.newer_state(folder)):
                     break
     except SystemExit:
         exit_now(0)
