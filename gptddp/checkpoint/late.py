@@ -9,7 +9,8 @@ end. Worker and launcher meet in the folder of the pod that holds the verdict:
     late.lock   locked by the process that saves, for as long as it lives; what it saves, since when
     late.more   that process wants a newer state; a worker takes it away when it has left one
 
-A life that has a late save beside it leaves its own saves to it, until there is none any more.
+A life that has a late save beside it leaves its own saves to it, until there is none any more. One
+that hangs is killed when another is asked for.
 """
 
 import contextlib
@@ -25,13 +26,19 @@ from gptddp.files import exists
 
 _REQUEST, _LOCK, _MORE = "late.asked", "late.lock", "late.more"
 PATIENCE_S = 600.0  # then a save has hung, and another pod may try
-STATE_S = 60.0  # that a newer state is waited for
+STATE_S = 60.0  # that a newer state is waited for, or as long as the save has taken
 _POLL_S = 0.05
+_NOTE_BYTES = 256
 
 
 def ask(folder: Path) -> None:
     """Worker: have the launcher save the pod's snapshot. Raises OSError."""
     (folder / _REQUEST).touch()
+
+
+def is_asked(folder: Path) -> bool:
+    """Launcher: does a worker ask? Raises OSError."""
+    return exists(folder / _REQUEST)
 
 
 def asked(folder: Path) -> bool:
@@ -44,26 +51,30 @@ def asked(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def saving(folder: Path) -> Iterator["Note"]:
+def saving(folder: Path, doubtful: bool = False) -> Iterator["Note"]:
     """In the process that saves: it is seen to save what it notes, until it ends in any way.
 
+    `doubtful`: the one before has hung, and so may this; no life leaves its own saves to it.
     Raises BlockingIOError where another process of the pod saves.
     """
     fd = files.lock(folder / _LOCK)
     try:
-        os.ftruncate(fd, 0)
-        yield Note(fd)
+        hand_over(folder)  # nobody waits any more for what the process before has wanted
+        note = Note(fd, doubtful)
+        note.write("")  # it looks what there is to save
+        yield note
     finally:
         os.close(fd)
 
 
-def newer_state(folder: Path) -> bool:
+def newer_state(folder: Path, took_s: float = 0.0) -> bool:
     """In the process that saves: has a worker left a newer snapshot? Waits for it for a while.
 
-    No life may have begun yet. One that goes on from a checkpoint leaves none. Raises OSError.
+    No life may have begun yet. One that goes on from a checkpoint leaves none. A step, or an
+    evaluation, may be long: a save that took `took_s` is worth as long a wait. Raises OSError.
     """
     (folder / _MORE).touch()
-    end = time.monotonic() + STATE_S
+    end = time.monotonic() + max(STATE_S, took_s)
     while wants_state(folder):
         if time.monotonic() > end:
             return False
@@ -72,7 +83,7 @@ def newer_state(folder: Path) -> bool:
 
 
 def wants_state(folder: Path) -> bool:
-    """Worker: does the process that saves wait for a newer state?"""
+    """Worker: does the process that saves wait for a newer state? Raises OSError."""
     return exists(folder / _MORE)
 
 
@@ -85,22 +96,38 @@ def hand_over(folder: Path) -> None:
 class Note:
     """What a late save is about."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, doubtful: bool) -> None:
+        self._fd, self._doubtful = fd, doubtful
 
     def write(self, name: str) -> None:
         """The name of the checkpoint in the making."""
-        text = json.dumps({"name": name, "began": time.monotonic()}).encode()
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text, 0)
+        note = {"name": name, "began": time.monotonic(), "doubtful": self._doubtful}
+        text = json.dumps(note).encode()
+        os.pwrite(self._fd, text.ljust(_NOTE_BYTES), 0)  # whole, whoever reads it meanwhile
+        os.ftruncate(self._fd, _NOTE_BYTES)
 
 
 def in_progress(folder: Path | None) -> str | None:
-    """Worker: the checkpoint that this pod's launcher is saving; None where it saves none."""
+    """The checkpoint that this pod's launcher is saving; None where it saves none.
+
+    "" as long as that is not known.
+    """
+    note = _note(folder)
+    return None if note is None else note[0]
+
+
+def relieves(folder: Path) -> bool:
+    """Worker: may a life leave its own saves to the one in progress?"""
+    note = _note(folder)
+    return note is not None and not note[1]
+
+
+def _note(folder: Path | None) -> tuple[str, bool] | None:
+    """What the process that saves has noted, unless it has ended or hung."""
     if folder is None or not files.is_locked(folder / _LOCK):
         return None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         note: Any = files.read_json(folder / _LOCK)
         if time.monotonic() - note["began"] < PATIENCE_S:
-            return str(note["name"])
+            return str(note["name"]), bool(note["doubtful"])
     return None

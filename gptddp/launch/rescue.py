@@ -161,17 +161,25 @@ class LateSaves:
     def __init__(self, config: Config, memory: Path, folder: Path) -> None:
         self._args = (config, memory, folder)
         self._process: BaseProcess | None = None
+        self._hung = False  # the last one, or one before that none has ended well after
 
     def poll(self) -> None:
         """Start what has been asked for since the last call."""
         if self._process is not None and not self._process.is_alive():
+            self._hung &= self._process.exitcode != 0
             self._process.close()
             self._process = None
+        folder = self._args[2]
         with suppress(OSError, EOFError):  # the next life asks again
-            if late.asked(self._args[2]) and self._process is None:
+            if self._process and late.is_asked(folder) and late.in_progress(folder) is None:
+                self._hung = True  # or it is about to end: the next call starts anew
+                self._process.kill()
+            elif late.asked(folder) and not self._process:
                 context: Any = multiprocessing.get_context("forkserver")
-                self._process = context.Process(target=save_late, args=self._args, daemon=True)
-                self._process.start()
+                args = (*self._args, self._hung)
+                process = context.Process(target=save_late, args=args, daemon=True)
+                process.start()
+                self._process = process
 
     def stop(self) -> None:
         """The pod ends: what is not finished is taken away, if the volume allows it at once."""
@@ -180,16 +188,16 @@ class LateSaves:
             self._process.join(STOP_S)
 
 
-def save_late(config: Config, memory: Path, folder: Path) -> None:
+def save_late(config: Config, memory: Path, folder: Path, doubtful: bool = False) -> None:
     """Save the pod's newest snapshot; then a newer state, as long as saves take too long.
 
-    To be run in a process of its own, which ends with the launcher.
+    To be run in a process of its own, which ends with the launcher. `doubtful`: see late.py.
     """
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
     try:
-        every_s, handed = _closed(config).checkpoint_every, False
-        with late.saving(folder) as note:
+        with late.saving(folder, doubtful) as note:
+            every_s, handed = _closed(config).checkpoint_every, False
             while found := _newer_than_any_checkpoint(config, memory):
                 began = time.monotonic()
                 note.write(store.name_of(found.step, found.generation))
@@ -201,9 +209,8 @@ def save_late(config: Config, memory: Path, folder: Path) -> None:
                     break
                 _say(f"checkpoint {name} is saved from memory")
                 del found  # unmaps it
-                if time.monotonic() - began < every_s:
-                    break
-                if not (handed := late.newer_state(folder)):
+                took_s = time.monotonic() - began
+                if took_s < every_s or not (handed := late.newer_state(folder, took_s)):
                     break
     except SystemExit:
         exit_now(0)
