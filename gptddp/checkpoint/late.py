@@ -6,7 +6,8 @@ overdue, the launcher of that snapshot's pod saves it, in a process that the nex
 end. Worker and launcher meet in the folder of the pod that holds the verdict:
 
     late.asked  a worker asks for a late save; the launcher takes it away
-    late.lock   locked by the process that saves, for as long as it lives; what it saves, since when
+    late.lock   locked by the process that saves, for as long as it lives; what it saves, and
+                since when it has not come further
     late.more   that process wants a newer state; a worker takes it away when it has left one
 
 A life that has a late save beside it leaves its own saves to it, until there is none any more. One
@@ -16,18 +17,21 @@ that hangs is killed when another is asked for.
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gptddp import files
+from gptddp.distributed import pulse
 from gptddp.files import exists
 
 _REQUEST, _LOCK, _MORE = "late.asked", "late.lock", "late.more"
-PATIENCE_S = 600.0  # then a save has hung, and another pod may try
+PATIENCE_S = 600.0  # without a chunk written or read back: it has hung, and another pod may try
 STATE_S = 60.0  # that a newer state is waited for, or as long as the save has taken
 _POLL_S = 0.05
+_BEAT_S = 2.0  # between two looks whether a save has come further
 _NOTE_BYTES = 256
 
 
@@ -62,7 +66,8 @@ def saving(folder: Path, doubtful: bool = False) -> Iterator["Note"]:
         hand_over(folder)  # nobody waits any more for what the process before has wanted
         note = Note(fd, doubtful)
         note.write("")  # it looks what there is to save
-        yield note
+        with note.kept():
+            yield note
     finally:
         os.close(fd)
 
@@ -97,11 +102,34 @@ class Note:
     """What a late save is about."""
 
     def __init__(self, fd: int, doubtful: bool) -> None:
-        self._fd, self._doubtful = fd, doubtful
+        self._fd, self._doubtful, self._name = fd, doubtful, ""
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have a thread note, as long as this lasts, that the process comes further (its pulse)."""
+        thread = threading.Thread(target=self._keep, name="note", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()  # the descriptor may soon be another file's
+
+    def _keep(self) -> None:
+        seen = pulse.beats()
+        while not self._over.wait(_BEAT_S):
+            if seen != (seen := pulse.beats()):
+                with contextlib.suppress(OSError):
+                    self._put()
 
     def write(self, name: str) -> None:
         """The name of the checkpoint in the making."""
-        note = {"name": name, "began": time.monotonic(), "doubtful": self._doubtful}
+        self._name = name
+        self._put()
+
+    def _put(self) -> None:
+        note = {"name": self._name, "alive": time.monotonic(), "doubtful": self._doubtful}
         text = json.dumps(note).encode()
         os.pwrite(self._fd, text.ljust(_NOTE_BYTES), 0)  # whole, whoever reads it meanwhile
         os.ftruncate(self._fd, _NOTE_BYTES)
@@ -128,6 +156,6 @@ def _note(folder: Path | None) -> tuple[str, bool] | None:
         return None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         note: Any = files.read_json(folder / _LOCK)
-        if time.monotonic() - note["began"] < PATIENCE_S:
+        if time.monotonic() - note["alive"] < PATIENCE_S:
             return str(note["name"]), bool(note["doubtful"])
     return None

@@ -20,7 +20,7 @@ from typing import Any
 from gptddp.checkpoint import late, owner, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.distributed import lives
+from gptddp.distributed import lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
@@ -117,7 +117,8 @@ def _commit(
             fence=lambda: _check_lease(run),
             late=True,
         )
-        writer.read_back = read_back
+        # in this process nothing else beats; see Note in late.py
+        writer.read_back, writer.wrote = read_back, pulse.beat
         saved = writer.save_bytes(found.step, found.layout, found.data, found.meta)
         if saved.error is None:
             last = next((it for it in found.lines if it["step"] == found.step), {})

@@ -11,7 +11,8 @@ import pytest
 from support.late_saves import NAME, overdue
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, snapshot
+from gptddp.checkpoint import late, snapshot, store
+from gptddp.distributed import pulse
 from gptddp.launch import rescue
 from gptddp.run import history
 from gptddp.run.history import Ledger, RunLog, log_path
@@ -187,6 +188,31 @@ def test_a_save_that_took_long_is_worth_a_long_wait(pod, monkeypatch):
     timer.start()
     assert late.newer_state(pod, 30.0)
     timer.join()
+
+
+def test_a_save_that_comes_further_has_not_hung(pod, monkeypatch):
+    """However long it takes: a large one, on a slow volume."""
+    monkeypatch.setattr(late, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(late, "_BEAT_S", 0.02)
+    with late.saving(pod) as note:
+        note.write(NAME)
+        for _ in range(10):
+            time.sleep(0.05)
+            pulse.beat()
+        assert late.in_progress(pod) == NAME
+        time.sleep(0.3)
+        assert late.in_progress(pod) is None
+    assert not any(it.name == "note" for it in threading.enumerate())
+
+
+def test_every_chunk_that_is_written_or_read_back_is_a_beat(save, monkeypatch):
+    """A save of so many has no other sign of life."""
+    written, write_all = [], store.write_all
+    monkeypatch.setattr(store, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(store, "write_all", lambda *args: (written.append(1), write_all(*args)))
+    before = pulse.beats()
+    assert save() == [NAME] and len(written) > 9
+    assert pulse.beats() - before == 2 * len(written)
 
 
 def test_what_a_process_before_has_wanted_nobody_waits_for(pod):
