@@ -159,10 +159,10 @@ def test_a_life_hands_newer_states_to_a_late_save(run, left, own, saver, monkeyp
         check(tensors, step, world)
 
     monkeypatch.setattr(life, "check_replicas", noting)
-    assert run("--steps", "60", "--checkpoint-every", "0") == 0
+    assert run("--steps", "35", "--checkpoint-every", "0") == 0
     saver.join(30)
     assert saver.got and saver.left.generation == 2 and saver.left.step in compared
-    assert own and saver.left.step < own[0] < 60
+    assert own and saver.left.step < own[0] < 35
 
 
 def test_a_state_whose_steps_the_log_lacks_is_not_handed_over(run, saver, own, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_state_whose_steps_the_log_lacks_is_not_handed_over(run, saver, own, m
     monkeypatch.setattr(RunLog, "sync_soon", lambda self: None)
     copies, copy = [], LiveState.copy
     monkeypatch.setattr(LiveState, "copy", lambda self: (copies.append(self), copy(self)))
-    assert run("--steps", "60", "--checkpoint-every", "0") == 0
+    assert run("--steps", "35", "--checkpoint-every", "0") == 0
     saver.join(30)
     assert saver.got is False and own and len(copies) == 1
 
