@@ -204,7 +204,8 @@ class Life:
             batch, self.stop.asked, out_of_time, save, late, logged, self.world
         )  # all ranks
         self.live.forget(agreed.logged)
-        self.late.hand_over(agreed.logged)
+        if not agreed.ends:  # else rank 0 saves this state, and has the volume to itself
+            self.late.hand_over(agreed.logged)
         if self.recorder:
             self.recorder.saves.delegate(agreed.late)
         if agreed.ends:
@@ -306,7 +307,7 @@ class Life:
         if self.recorder and self._save_due:
             self.recorder.save(self._tensors, self.progress)
         elif self.recorder:
-            self.recorder.log.sync_soon()
+            self.recorder.leave_save()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""
