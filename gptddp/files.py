@@ -30,6 +30,7 @@ TRANSIENT = (  # of a volume that may come back
 # trouble that another try does not mend: what is in a file's place, or may not be read
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
+_MOMENT_S = (0.001, 0.002, 0.004)  # pauses before a lock is asked for again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 
 log = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ def lock(path: str | Path) -> int:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_now(fd)
         except BlockingIOError:
             os.close(fd)
             raise
@@ -206,6 +207,18 @@ def lock(path: str | Path) -> int:
             os.close(fd)  # nobody would unlock it
             raise
         os.close(fd)  # its last holder has just removed this file: lock the new one
+
+
+def lock_now(fd: int) -> None:
+    """Lock an open file (flock). Raises BlockingIOError where another process has it locked.
+
+    Who asks `is_locked` has it for a moment, which is waited for. Other errors: no locks there.
+    """
+    for pause_s in _MOMENT_S:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(pause_s)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(path: Path) -> bool:

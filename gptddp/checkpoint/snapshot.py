@@ -16,7 +16,6 @@ A file gets its name when it is complete; one that is torn, foreign or damaged c
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -34,7 +33,7 @@ import xxhash
 
 from gptddp.checkpoint import content
 from gptddp.checkpoint.layout import layout, tensor_at, tensors_at
-from gptddp.files import parse_json
+from gptddp.files import lock_now, parse_json
 
 _MAGIC = b"gptddp snap 1\0\0\0"
 _FOOTER = struct.Struct("<16sQQQ")  # magic, bytes of the JSON, xxh3_64 of the tensors, of the JSON
@@ -139,7 +138,7 @@ def _locked(part: Path) -> Iterator[int | None]:
         fd = _open(part, os.O_RDWR | os.O_CREAT)
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_now(fd)
             except BlockingIOError:
                 yield None
                 return

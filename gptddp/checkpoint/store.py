@@ -237,13 +237,15 @@ def commit(
     shards: Sequence[memoryview],
     before_rename: Callable[[], None] = lambda: None,
     read_back: bool = True,
+    wrote: Callable[[], None] = lambda: None,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
     `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
     are added here. With `read_back` every byte is read again, and the manifest says that it was
     `verified`. `before_rename` runs when all is durable but the name: an exception from it undoes
-    the commit. Raises OSError; FileExistsError where this step of this generation is there.
+    the commit. `wrote` is called after each chunk. Raises OSError; FileExistsError where this step
+    of this generation is there.
     """
     root = Path(run_dir) / CHECKPOINTS
     name = name_of(manifest["step"], manifest["generation"])
@@ -251,7 +253,7 @@ def commit(
     work.mkdir(parents=True)
     try:
         written = [
-            _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data)
+            _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data, wrote)
             for i, data in enumerate(shards)
         ]
         if read_back:
@@ -293,7 +295,7 @@ def write_hint(run_dir: str | Path, name: str) -> None:
             os.unlink(work)
 
 
-def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:
+def _write_shard(path: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:
     """Write one shard durably; its entry in the manifest."""
     hashes = []
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -303,6 +305,7 @@ def _write_shard(path: Path, data: memoryview) -> dict[str, Any]:
             chunk = data[begin : begin + CHUNK_BYTES]
             hashes.append(xxh3_128_hexdigest(chunk))
             write_all(fd, chunk)
+            wrote()
         os.fsync(fd)
     finally:
         os.close(fd)  # NFS may report a failed write only here

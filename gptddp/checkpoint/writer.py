@@ -81,6 +81,7 @@ class Writer:
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
         self.read_back = True  # not where a grace period is running out
+        self.wrote: Callable[[], None] = lambda: None  # called after each chunk
         self.before_commit, self.fence = before_commit, fence
         self.late = late
         self._staging: Staging | None = None
@@ -211,7 +212,7 @@ class Writer:
         again, self._tried = self._tried == name, name
         try:
             before_rename = partial(self._before_rename, manifest["step"])
-            store.commit(self.run_dir, manifest, [data], before_rename, self.read_back)
+            store.commit(self.run_dir, manifest, [data], before_rename, self.read_back, self.wrote)
         except FileExistsError:
             if not again:
                 raise

@@ -21,7 +21,7 @@ from typing import Any
 from gptddp.checkpoint import late, owner, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.distributed import lives
+from gptddp.distributed import lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
@@ -37,6 +37,7 @@ from gptddp.run.history import Ledger, RunLog, complete, highest_generation, rec
 from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
+from gptddp.run.recovery import UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +97,19 @@ def _closed(config: Config) -> Config:
     return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
 
 
-def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | None:
-    """Save it, with its steps in the log before and an event in the ledger after; its name."""
+def _commit(
+    config: Config, found: snapshot.Snapshot, read_back: bool, logged: bool = False
+) -> str | None:
+    """Save it, with its steps in the log before and an event in the ledger after; its name.
+
+    `logged`: they are there already, and the log is that of a life that may train on.
+    """
     run, closed = Path(config.run_dir), _closed(config)
     patiently(lambda: _check_lease(run))
     with closing(Ledger(run)) as ledger, closing(RunLog(run, found.generation, ledger)) as lines:
         patiently(lambda: recover(run, ledger, found.events))
-        patiently(lambda: complete(run, lines, found.lines, found.step))
+        if not logged:
+            patiently(lambda: complete(run, lines, found.lines, found.step))
         writer = Writer(
             run,
             found.generation,
@@ -114,7 +121,8 @@ def _commit(config: Config, found: snapshot.Snapshot, read_back: bool) -> str | 
             fence=lambda: _check_lease(run),
             late=True,
         )
-        writer.read_back = read_back
+        # in this process nothing else beats; see Note in late.py
+        writer.read_back, writer.wrote = read_back, pulse.beat
         meta = _with_fingerprint(found)
         saved = writer.save_bytes(found.step, found.layout, found.data, meta)
         if saved.error is None:
@@ -168,17 +176,25 @@ class LateSaves:
     def __init__(self, config: Config, memory: Path, folder: Path) -> None:
         self._args = (config, memory, folder)
         self._process: BaseProcess | None = None
+        self._hung = False  # the last one, or one before that none has ended well after
 
     def poll(self) -> None:
         """Start what has been asked for since the last call."""
         if self._process is not None and not self._process.is_alive():
+            self._hung &= self._process.exitcode != 0
             self._process.close()
             self._process = None
+        folder = self._args[2]
         with suppress(OSError, EOFError):  # the next life asks again
-            if late.asked(self._args[2]) and self._process is None:
+            if self._process and late.is_asked(folder) and late.in_progress(folder) is None:
+                self._hung = True  # or it is about to end: the next call starts anew
+                self._process.kill()
+            elif late.asked(folder) and not self._process:
                 context: Any = multiprocessing.get_context("forkserver")
-                self._process = context.Process(target=save_late, args=self._args, daemon=True)
-                self._process.start()
+                args = (*self._args, self._hung)
+                process = context.Process(target=save_late, args=args, daemon=True)
+                process.start()
+                self._process = process
 
     def stop(self) -> None:
         """The pod ends: what is not finished is taken away, if the volume allows it at once."""
@@ -187,25 +203,29 @@ class LateSaves:
             self._process.join(STOP_S)
 
 
-def save_late(config: Config, memory: Path, folder: Path) -> None:
+def save_late(config: Config, memory: Path, folder: Path, doubtful: bool = False) -> None:
     """Save the pod's newest snapshot; then a newer state, as long as saves take too long.
 
-    To be run in a process of its own, which ends with the launcher.
+    To be run in a process of its own, which ends with the launcher. `doubtful`: see late.py.
     """
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # unwinds: the unfinished files go
     try:
-        every_s = _closed(config).checkpoint_every
-        with late.saving(folder) as note:
+        with late.saving(folder, doubtful) as note:
+            every_s, handed = _closed(config).checkpoint_every, False
             while found := _newer_than_any_checkpoint(config, memory):
                 began = time.monotonic()
                 note.write(store.name_of(found.step, found.generation))
-                name = _commit(config, found, read_back=True)
+                # The life that has handed it over writes its log itself, and has: this machine may
+                # see that late. What a fault has left meanwhile is of a life that is over.
+                logged = handed and found.fault.get("cause") == UNKNOWN
+                name = _commit(config, found, read_back=True, logged=logged)
                 if name is None:
                     break
                 _say(f"checkpoint {name} is saved from memory")
                 del found  # unmaps it
-                if time.monotonic() - began < every_s or not late.newer_state(folder):
+                took_s = time.monotonic() - began
+                if took_s < every_s or not (handed := late.newer_state(folder, took_s)):
                     break
     except SystemExit:
         exit_now(0)

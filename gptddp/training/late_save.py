@@ -1,5 +1,7 @@
 """A late save in progress, as a life sees it: its launcher's work, handed newer states."""
 
+from contextlib import suppress
+
 from gptddp.checkpoint import late
 from gptddp.distributed import environment
 from gptddp.training.live_state import LiveState
@@ -16,18 +18,23 @@ class LateSave:
 
     def __init__(self, live: LiveState) -> None:
         verdict, first = environment.verdict(), environment.ranks().local_rank == 0
-        # of a life without a late save nobody waits for states
         self._folder = verdict.parent if verdict and first and live.origin.late else None
         self._live = live
         self._copied = 0  # the step of a state that is not yet handed over
-        self.in_progress = self.wants_state = False
+        self.in_progress = False  # one that the life leaves its own saves to
+        self.wants_state = False
 
     def look(self) -> None:
-        """Before a step: is this rank's launcher saving, and does it want a newer state?"""
+        """Before a step: is this rank's launcher saving, and does it want a newer state?
+
+        The life has begun with a late save: so no file is looked at where there is none.
+        """
         if self._folder is not None:
-            self.in_progress = late.in_progress(self._folder) is not None
-            asked = self.in_progress and late.wants_state(self._folder)
-            self.wants_state = asked and not self._copied
+            there = late.in_progress(self._folder) is not None
+            self.in_progress = there and late.relieves(self._folder)
+            self.wants_state = False
+            with suppress(OSError):  # it ends after a while
+                self.wants_state = there and not self._copied and late.wants_state(self._folder)
 
     def copy(self, step: int) -> None:
         """After this step, of which all ranks have the same state: leave it for the launcher."""

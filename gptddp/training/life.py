@@ -208,12 +208,13 @@ class Life:
         stop, now = self.stop.asked, self.progress
         agreed = agree(batch, stop, now.train_s, save, late, logged, self.world)  # all ranks
         self.live.forget(agreed.logged)
-        self.late.hand_over(agreed.logged)
-        if self.recorder:
-            self.recorder.saves.delegate(agreed.late)
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         budget = used_up(self.config, now.step, now.tokens, now.train_s)
         self.cause = "stopped" if agreed.stop else budget
+        if not self.cause:  # else rank 0 saves this state, and has the volume to itself
+            self.late.hand_over(agreed.logged)
+        if self.recorder:
+            self.recorder.saves.delegate(agreed.late)
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
@@ -328,7 +329,7 @@ class Life:
         if self.recorder and self._save_due:
             self.recorder.save(self._tensors, self.progress)
         elif self.recorder:
-            self.recorder.log.sync_soon()
+            self.recorder.leave_save()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""

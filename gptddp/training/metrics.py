@@ -155,6 +155,11 @@ class Metrics:
             self.checkpoint_step.set(step)
             self.checkpoint_time.set_to_current_time()
 
+    def saved_late(self, step: int, when: float) -> None:
+        """The newest save, by a launcher; `when`: it began, in unix seconds."""
+        self.checkpoint_step.set(step)
+        self.checkpoint_time.set(when)
+
     def add_phases(self, clock: PhaseClock) -> None:
         """Bring the phase counter up to the clock."""
         for phase, seconds in clock.seconds.items():

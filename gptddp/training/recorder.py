@@ -172,6 +172,12 @@ class Recorder:
         self.saves.save(tensors, progress, self.fingerprints(progress))
         self.tidier.begin()
 
+    def leave_save(self) -> None:
+        """A launcher saves the state of this step, when the log is on the disk up to it."""
+        self.log.sync_soon()
+        self.saves.look_in_ledger()
+        self.tidier.begin()
+
     def fingerprints(self, progress: Progress) -> Fingerprints:
         """Of the rows of the last step; batch_fp is null before this life's first."""
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"

@@ -1,14 +1,18 @@
 """Rank 0's checkpoints: when one is due, what became of each, and trouble with the storage."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
+from gptddp.checkpoint import store
 from gptddp.checkpoint.writer import Saved, Writer
 from gptddp.errors import Superseded
+from gptddp.run import summary
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -19,6 +23,7 @@ from gptddp.training.changes import Changes
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
+BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
 Fingerprints = dict[str, str | None]  # batch_fp and chain_fp of a step
 
 
@@ -56,14 +61,18 @@ class Saves:
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
         self._saved_at = time.monotonic()
         self._delegated = origin.late is not None  # to a late save
+        self._late_seen = False  # in progress
+        self._looking: threading.Thread | None = None
         self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
         self._watching = threading.Lock()
 
     def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
         """Before the first step; `ledger`: its sum so far."""
-        # Lives that are short must not put it off for ever. A late save stands for this life's.
-        if self._origin.source == "memory" and self._origin.late is None:
-            self._saved_at -= unsaved_s(ledger)
+        # Lives that are short must not put it off for ever. A late save stands for this life's, if
+        # it begins.
+        if self._origin.source == "memory":
+            most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
+            self._saved_at -= min(unsaved_s(ledger), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
     def _before_commit(self) -> None:
@@ -77,10 +86,30 @@ class Saves:
         return due and not self.writer.busy and not self._delegated
 
     def delegate(self, late: bool) -> None:
-        """While a late save is in progress it does what is due; then a whole interval begins."""
+        """While a late save is in progress it does what is due; then the ledger says what is."""
         self._delegated = late
         if late:
             self._saved_at = time.monotonic()
+        elif self._late_seen:
+            self.look_in_ledger()
+        self._late_seen = late
+
+    def look_in_ledger(self) -> None:
+        """In a thread, as the disk may hang: what have launchers saved, and is another due?"""
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(
+                target=self._look, args=(self._saved_at,), name="saved", daemon=True
+            )
+            self._looking.start()
+
+    def _look(self, saved_at: float) -> None:
+        with suppress(OSError):  # then it is due after a whole interval
+            ledger = summary.read(self._origin.config.run_dir)
+            orders = [order for name in ledger.commits if (order := store.order(name))]
+            if orders and ledger.saved_time is not None:
+                self._metrics.saved_late(max(orders)[1], ledger.saved_time)
+            if self._saved_at == saved_at:
+                self._saved_at -= unsaved_s(ledger)
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints

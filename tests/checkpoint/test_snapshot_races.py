@@ -4,11 +4,13 @@ import fcntl
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from gptddp import files
 from gptddp.checkpoint import snapshot
 
 TENSORS = {"w": torch.arange(1000, dtype=torch.float32)}
@@ -157,3 +159,28 @@ def test_a_link_or_a_foreign_file_is_not_followed(tmp_path, monkeypatch, caplog)
     with pytest.raises(PermissionError, match="a file of user .*: remove it"):
         leave(path, 12)
     assert state(path) is None and "remove it" in caplog.text
+
+
+def test_a_glance_takes_no_lock_away(tmp_path):
+    """Who looks whether a file is locked has the lock itself for a moment; a launcher looks while
+    its workers leave their snapshots."""
+    path, over = tmp_path / "s", threading.Event()
+    part = path.with_name("s.part")
+
+    def look():
+        while not over.is_set():
+            files.is_locked(part)
+            time.sleep(0.0005)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for it in lookers:
+        it.start()
+    try:
+        for step in range(1, 400):
+            part.touch()
+            assert leave(path, step)
+            os.close(files.lock(part))
+    finally:
+        over.set()
+        for it in lookers:
+            it.join()
