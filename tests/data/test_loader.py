@@ -255,3 +255,24 @@ def test_validation_rows_are_fixed_and_limited():
     documents = [text for group in dataset.splits["val"] for text in group]
     pairs = zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True)
     assert Counter(pairs) == expected_pairs(documents)
+
+
+@pytest.mark.parametrize("pack", ["best-fit", "concat"])
+@pytest.mark.parametrize("mean", [60, 300, 600, 1042])
+def test_rows_of_256_tokens_are_full_of_targets(pack, mean):
+    """Of documents of web lengths, with this mean: in an epoch of four lanes 99.5 % of all places
+    are targets, and each token and each end of a document is one of them."""
+    lengths = random.Random(mean)
+    spread = (0.612 * lengths.lognormvariate(0, 0.99) for _ in range(4 * 1024))
+    texts = ["x" * max(1, round(mean * it)) for it in spread]
+    dataset = Dataset([texts[i : i + 1024] for i in range(0, len(texts), 1024)])
+    targets = places = 0
+    ended = np.zeros(4, bool)
+    with open_loader(dataset, lanes=4, batch=4, seq_len=256, pack=pack) as loader:
+        while not ended.all():
+            batch = loader.next()
+            targets += batch.valid[~ended].sum()
+            places += batch.valid[~ended].size
+            ended |= batch.cursors[:, 0] > 0
+    assert targets == sum(map(len, texts)) + len(texts)
+    assert targets >= 0.995 * places
