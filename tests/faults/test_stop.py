@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from support.forked import LAUNCH, Forked, train
 from support.local_jobs import alive, until
-from support.same_bits import check_same_bits
+from support.same_bits import check_same_bits, check_same_lines
 from support.toy import SMALL
 from support.trainer_patches import patch_here
 
 from gptddp.checkpoint import snapshot
+from gptddp.checkpoint.load import load_newest
+from gptddp.distributed.replicas import state_fp
 from gptddp.run.history import history, read_ledger
 
 PODS = 3
@@ -137,9 +139,11 @@ def job(corpus, tmp_path, forked):
     return begin
 
 
-def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
-    """A pod, a worker, a pod in a re-form, a pod whose host and peer hang: all in one job."""
-    it = job(1, "--steps", "100000", "--eval-every", "100000", code=SLOW + LOAD)
+def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, tmp_path):
+    """A pod, a worker, a pod in a re-form, a pod whose host and peer hang: all in one job. Its
+    steps and what it leaves in memory are those of one process, bit for bit."""
+    flags = ("--eval-every", "100000", "--final-lr", "1")  # the rate does not depend on --steps
+    it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD)
     it.start(0, 1, 2)
     until(lambda: it.steps(3) > 3, timeout_s=60)
 
@@ -169,7 +173,13 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
     time.sleep(1)  # the launcher waits for the store's answer, the worker for its peer
     assert it.stops(1) < GRACE_S and not alive(worker)
     left = snapshot.read(snapshot.path_of(it.folder / "memory-1", it.run))
-    assert left and left.step >= max(line["step"] for line in history(it.run)) - 1
+    lines, alone = list(history(it.run)), tmp_path / "alone"
+    assert left and left.step >= max(line["step"] for line in lines) - 1
+    flags = (*flags, "--steps", str(left.step), "--data", str(corpus), "--run-dir", str(alone))
+    train(1, *SMALL, *flags)
+    lines, wanted = lines[: left.step], list(history(alone))
+    check_same_lines(lines, wanted[: len(lines)])
+    assert state_fp(left.tensors) == state_fp(load_newest(alone).tensors)
 
 
 def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
