@@ -18,6 +18,7 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger
+from gptddp.training.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
@@ -164,12 +165,20 @@ def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
     assert "Traceback" not in err
 
 
-def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(run, tmp_path, caplog):
-    """Training goes on, says what is in the way, and saves when it is gone."""
-    (tmp_path / "run/checkpoints").mkdir(parents=True)
-    (tmp_path / "run/checkpoints/.tmp").write_text("")
-    timer = threading.Timer(3, (tmp_path / "run/checkpoints/.tmp").unlink)
-    timer.start()
+def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(
+    run, tmp_path, caplog, monkeypatch
+):
+    """One that comes when the life has begun: training goes on, says what is in the way, and saves
+    when it is gone."""
+    begin = Recorder.begin
+
+    def begun(*args):
+        begin(*args)
+        (tmp_path / "run/checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "run/checkpoints/.tmp").write_text("")
+        threading.Timer(3, (tmp_path / "run/checkpoints/.tmp").unlink).start()
+
+    monkeypatch.setattr(Recorder, "begin", begun)
     assert run("--steps", "2") == 0
     assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
     assert load_newest(tmp_path / "run").step == 2
