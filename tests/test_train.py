@@ -18,7 +18,7 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger
-from gptddp.training.recorder import Recorder
+from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
@@ -168,17 +168,18 @@ def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
 def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(
     run, tmp_path, caplog, monkeypatch
 ):
-    """One that comes when the life has begun: training goes on, says what is in the way, and saves
-    when it is gone."""
-    begin = Recorder.begin
+    """Training goes on, says what is in the way, and saves when it is gone."""
+    agree, file = life.agree, tmp_path / "run/checkpoints/.tmp"
 
-    def begun(*args):
-        begin(*args)
-        (tmp_path / "run/checkpoints").mkdir(exist_ok=True)
-        (tmp_path / "run/checkpoints/.tmp").write_text("")
-        threading.Timer(3, (tmp_path / "run/checkpoints/.tmp").unlink).start()
+    def in_the_way(*args):  # from the first step on
+        if not timer.is_alive():
+            file.parent.mkdir()
+            file.write_text("")
+            timer.start()
+        return agree(*args)
 
-    monkeypatch.setattr(Recorder, "begin", begun)
+    timer = threading.Timer(3, file.unlink)
+    monkeypatch.setattr(life, "agree", in_the_way)
     assert run("--steps", "2") == 0
     assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
     assert load_newest(tmp_path / "run").step == 2

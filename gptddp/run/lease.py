@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Lease:
     """The holder's end, made by a `Claim`: touches the file until it is released or lost."""
 
-    def __init__(self, path: Path, me: dict[str, Any], expired: bytes = b"") -> None:
+    def __init__(self, path: Path, me: dict[str, Any], expired: bytes | None = None) -> None:
         self.path, self.me = path, me
         self.expired = expired  # the lease that a full disk has kept us from replacing
         self.lost = ""  # why the run is another's
