@@ -305,18 +305,20 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
     assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
 
 
-def test_an_audit_that_is_stopped_says_so(honest, monkeypatch):
-    """By Ctrl-C: exit code 2, as nothing can be told of the rest."""
+@pytest.mark.parametrize("step", [4, 5])
+def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
+    """By Ctrl-C: exit code 2, as nothing can be told of the rest; also between two spans."""
     agree, calls = life.agree, itertools.count(1)
 
     def interrupted(*args):
-        if next(calls) == 4:
+        if next(calls) == step:
             signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)  # for the thread that ends a process that has nothing to lose
         return agree(*args)
 
     monkeypatch.setattr(life, "agree", interrupted)
     code, text = audit(honest, "--whole")
-    assert code == 2 and "stopped by SIGINT after step 4: give the command again" in text
+    assert code == 2 and f"stopped by SIGINT after step {step}: give the command again" in text
 
 
 def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):

@@ -77,6 +77,8 @@ class Replay(Life):
         super().__init__(state, world, stop, PhaseClock())
         self._span = span
         self.wrong: Wrong | None = None
+        if stop.asked:  # since the last step of the span before
+            self.cause = "stopped"
 
     @property
     def goes_on(self) -> bool:
