@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def test_an_old_run_goes_on_from_memory(old, goes_on, monkeypatch, tmp_path):
 
 
 def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
-    """Also where a new run has MKL: with oneDNN, if that keeps fp32, and with the threads of each
-    start. To go on fixes neither."""
+    """Also where a new run has MKL: in fp32 with oneDNN, if that keeps it, and with the threads of
+    each start. To go on fixes neither."""
     monkeypatch.setattr(hardware, "cpu_has_amx", lambda: False)
     monkeypatch.setattr("gptddp.distributed.connect.cpu_quota", lambda: 2)
     before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
@@ -97,6 +98,10 @@ def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
         assert torch.get_num_threads() == 2
         wanted = "medium" if hardware._keeps_fp32() else "highest"
         assert torch.get_float32_matmul_precision() == wanted
+        mixed = replace(config_of(old), precision="bf16")  # what is in fp32 beside it: not oneDNN
+        hardware.use(mixed, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "highest"
+        torch.set_float32_matmul_precision("medium")
         monkeypatch.setattr(hardware, "_keeps_fp32", lambda: False)
         hardware.use(config_of(old), torch.device("cpu"))
         assert torch.get_float32_matmul_precision() == "highest"
