@@ -5,7 +5,7 @@ from gptddp.config import Config
 
 def advice(c: Config, workers: int) -> list[str]:
     """One line for each thing that is allowed and wasteful, in a closed configuration."""
-    return [line for line in (_warm_up(c), _lanes(c, workers)) if line]
+    return [line for line in (_warm_up(c), _old_schedule(c), _lanes(c, workers)) if line]
 
 
 def _warm_up(c: Config) -> str:
@@ -21,6 +21,17 @@ def _warm_up(c: Config) -> str:
         f"warmup_steps {c.warmup_steps} is more than {budget}: the learning rate ends at "
         f"{c.lr * steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
         f"--warmup-steps of at most {steps}, or more {more}"
+    )
+
+
+def _old_schedule(c: Config) -> str:
+    """Who gives a budget expects that the rate comes to its end with it, as in any other run."""
+    if not c.as_0_1 or not (c.max_tokens or c.max_time):
+        return ""
+    budgets = " and ".join(name for name in ("max_tokens", "max_time") if getattr(c, name))
+    return (
+        f"version 0.1.0 has begun this run, so its learning rate follows steps {c.steps} alone: "
+        f"{budgets} may end it before, with the rate that it has then"
     )
 
 

@@ -1,7 +1,9 @@
 """A run directory that an older version has made is a run like any other: see its README.md."""
 
 import json
+import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,9 @@ def goes_on(old, monkeypatch, train_here):
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "pod-0:23456")
     flags = ["--device", "cpu", "--cache-dir", "none"]
 
-    def to_the_end():
+    def to_the_end(*more: str):
         data = ["--data", str(old.parent / "data")]
-        assert not train.main([*flags, *data, "--run-dir", str(old)])
+        assert not train.main([*flags, *data, "--run-dir", str(old), *more])
 
     return to_the_end
 
@@ -87,8 +89,8 @@ def test_an_old_run_goes_on_from_memory(old, goes_on, monkeypatch, tmp_path):
 
 
 def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
-    """Also where a new run has MKL: with oneDNN, if that keeps fp32, and with the threads of each
-    start. To go on fixes neither."""
+    """Also where a new run has MKL: in fp32 with oneDNN, if that keeps it, and with the threads of
+    each start. To go on fixes neither."""
     monkeypatch.setattr(hardware, "cpu_has_amx", lambda: False)
     monkeypatch.setattr("gptddp.distributed.connect.cpu_quota", lambda: 2)
     before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
@@ -97,6 +99,10 @@ def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
         assert torch.get_num_threads() == 2
         wanted = "medium" if hardware._keeps_fp32() else "highest"
         assert torch.get_float32_matmul_precision() == wanted
+        mixed = replace(config_of(old), precision="bf16")  # what is in fp32 beside it: not oneDNN
+        hardware.use(mixed, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "highest"
+        torch.set_float32_matmul_precision("medium")
         monkeypatch.setattr(hardware, "_keeps_fp32", lambda: False)
         hardware.use(config_of(old), torch.device("cpu"))
         assert torch.get_float32_matmul_precision() == "highest"
@@ -106,6 +112,19 @@ def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
     check_continued(old, CHECKPOINT)
     saved = config_of(old)
     assert saved.as_0_1 and saved.reduce == "fast" and saved.matmul is saved.threads is None
+
+
+def test_what_an_old_run_has_left_open_is_told_and_recorded_when_it_is_given(old, goes_on, caplog):
+    """From then on it is fixed. And a budget that does not move its rate is told, with why."""
+    caplog.set_level(logging.INFO)
+    goes_on("--threads", "1", "--max-tokens", "1000000")
+    assert config_of(old).threads == 1
+    events = [it for it in read_ledger(old) if it["event"] == "changed"]
+    told = {(it["field"], it["old"], it["new"]) for it in events}
+    assert told == {("threads", None, 1), ("max_tokens", 0, 1000000)}
+    assert f"changed after step {CHECKPOINT}: threads: None -> 1" in caplog.text
+    assert "its learning rate follows steps 40 alone" in caplog.text
+    check_continued(old, CHECKPOINT)
 
 
 def test_an_old_run_is_read_by_every_command(old, tmp_path):

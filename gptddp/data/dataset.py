@@ -122,9 +122,9 @@ class Dataset:
         if huge.text_bytes > BLOCK_BYTES:  # made before they were cut: a row group of its own
             lines.append(
                 f"{self.dir}: {huge.path} has a document of {huge.text_bytes >> 20} MiB: one lane "
-                "gets all of it, and it is tokenised as a whole; prepare the data again, from its "
-                f"sources or from {self.dir}/train with --val {self.dir}/val: that cuts it into "
-                "parts"
+                "gets all of it, and it is tokenised as a whole; prepare the data again with "
+                f"another --out, from its sources or from {self.dir}/train with --val "
+                f"{self.dir}/val: that cuts it into parts"
             )
         return lines
 

@@ -70,12 +70,12 @@ def numerics(device: torch.device) -> dict[str, Any]:
 def use(c: Config, device: torch.device) -> None:
     """Compute as the run does: its threads, and its products of matrices, decide the bits.
 
-    A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and
-    oneDNN where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN may
-    round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
+    A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and in
+    fp32 oneDNN, where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN
+    may round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
     little, and of the same machine.
     """
-    old = {"cuda": "tf32"}.get(device.type, "onednn")
+    old = "mkl" if c.precision == "bf16" else {"cuda": "tf32"}.get(device.type, "onednn")
     if c.threads is not None:
         torch.set_num_threads(c.threads)
     torch.set_float32_matmul_precision(_MATMUL[c.matmul or old])

@@ -26,9 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def changes(before: Config, config: Config) -> list[dict[str, Any]]:
-    """`field`, `old` and `new` of each field that a life has other than the life before it."""
+    """`field`, `old` and `new` of each field that a life has other than the life before it.
+
+    Of those that are fixed, what a run of version 0.1.0 has left open: given once, it stays.
+    """
     old, new = dataclasses.asdict(before), dataclasses.asdict(config)
-    return [{"field": it, "old": old[it], "new": new[it]} for it in changed(old, new, KEPT)]
+    names = [*changed(old, new, KEPT), *changed(old, new)]
+    return [{"field": it, "old": old[it], "new": new[it]} for it in names]
 
 
 def check_given(given: Sequence[Any], config: Config, world: World) -> None:

@@ -132,6 +132,38 @@ def test_rows_are_full_and_no_token_is_discarded(seq_len, how):
         assert np.array_equal(np.sort(targets), np.arange(sum(lengths)))
 
 
+@pytest.mark.parametrize(
+    ("seq_len", "low", "high"),
+    [(128, 20, 60), (256, 129, 160), (256, 129, 256), (256, 60, 70), (256, 300, 310), (256, 1, 2)],
+)
+@pytest.mark.parametrize("n", [40, 300, 1024])
+def test_rows_are_full_where_lengths_do_not_fit_together(seq_len, low, high, n):
+    """Of a document a row 51 % were used: documents are cut then. Less than one row is empty, or
+    0.5 %, and no token is lost."""
+    rng = random.Random(n)
+    documents, goes_on = documents_with_ids(rng.randint(low, high) for _ in range(n)), [False] * n
+    goes_on[n // 2] = True
+    packed = pack(documents, 2**31, seq_len, np.dtype("u4"), "best-fit", goes_on)
+    empty = packed.valid.size - packed.valid.sum()
+    assert empty <= max(seq_len, packed.valid.size * 0.005)
+    targets = np.sort(packed.tokens[:, 1:][packed.valid])
+    assert np.array_equal(targets[: 1 - n], np.arange(sum(map(len, documents))))
+    assert (targets[1 - n :] == 2**31).all()
+
+
+def test_few_documents_are_cut_where_few_are_too_many():
+    """Those of the emptiest rows, and no more than are too many for 99.5 %."""
+    lengths = [100] * 400 + [51] * 30  # rows of 101 targets: two of 52 do not fit into one
+    packed = pack(documents_with_ids(lengths), BOS, 101, np.dtype(np.uint32))
+    assert packed.valid.sum() == sum(lengths) + len(lengths) and packed.valid.mean() >= 0.995
+    used = packed.valid.sum(axis=1)
+    assert (used == 52).sum() == 3 and len(packed) == 430 - 13
+    assert (used == 101).sum() == 400 + 27 * 52 // 101
+    packed = pack(documents_with_ids([51] * 3 + [100] * 5), BOS, 101, np.dtype(np.uint32))
+    whole = (packed.tokens[:, 0] == BOS) & (packed.tokens[:, -1] == BOS)
+    assert len(packed) == 7 and whole.sum() >= 5  # also where more than one row in 200 is empty
+
+
 def test_concatenated_documents_are_cut_every_t_tokens():
     """Rows are the text of the block in its order, and overlap by one token."""
     documents = documents_with_ids([5, 0, 3, 9])

@@ -206,7 +206,8 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
 
 
 def test_a_huge_document_of_an_older_dataset_is_warned_of(tmp_path, monkeypatch):
-    """One that is not cut: with its size, and what to do; parts are not mentioned."""
+    """One that is not cut: with its size, and what to do; parts are not mentioned. The command that
+    made it says it too, as it does nothing more."""
     monkeypatch.setattr(dataset_module, "BLOCK_BYTES", 5 * LIMIT)
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
     assert prepare([given], tmp_path / "cut", BYTES).warnings() == []
@@ -214,6 +215,8 @@ def test_a_huge_document_of_an_older_dataset_is_warned_of(tmp_path, monkeypatch)
     dataset = prepare([given], tmp_path / "whole", BYTES)
     (warning,) = dataset.warnings()
     assert "has a document of 0 MiB" in warning and f"--val {dataset.dir}/val" in warning
+    again = run(given, "--out", dataset.dir, "--tokenizer", "bytes")
+    assert "again with another --out" in warning and warning in again.stderr
 
 
 def test_a_shuffle_of_parts_that_is_taken_over_is_the_same(tmp_path):
