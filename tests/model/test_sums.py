@@ -19,13 +19,16 @@ def world(train_here):
         yield world
 
 
-def summed(world, gradients, exponents=None, kind=ExactSums, targets=1):
-    """(gradient of the step, passes, the sums), of slots with these gradients, (slots, n)."""
-    net = nn.Linear(gradients.shape[1], 1, bias=False)
+def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=False):
+    """(gradient of the step, passes, the sums), of slots with these gradients, (slots, n).
+
+    bias: a second tensor, whose gradient is 1 in each slot.
+    """
+    net = nn.Linear(gradients.shape[1], 1, bias=bias)
     ddp = DDP(net, gradient_as_bucket_view=True)
     sums = kind(ddp, len(gradients), world)
     if exponents is not None:
-        sums.tensors()["sums.exponents"].fill_(exponents)
+        sums.tensors()["sums.exponents"].copy_(torch.tensor(exponents))
     factor, passes, done = sums.begin(targets), 0, None
     while done is None:
         passes += 1
@@ -74,6 +77,32 @@ def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
     ]
     assert errors[0] <= errors[1]
     assert errors[0] <= 2**-24 * float(exact.norm())
+
+
+def test_no_grid_that_is_kept_is_too_coarse(world):
+    """Where one number is much larger than the others, and all were larger in the step before."""
+    gradients = normal()
+    gradients[:, 0] *= 1000
+    exact = gradients.double().sum(0)
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    exponent, passes, kept = int(sums.tensors()["sums.exponents"]), 1, []
+    while passes == 1:
+        found, passes, _ = summed(world, gradients, exponent - len(kept))
+        kept.append(float((found.double() - exact).norm()))
+    fast = float((summed(world, gradients, kind=FastSums)[0].double() - exact).norm())
+    assert len(kept) > 6 and max(kept) <= fast
+
+
+def test_a_tensor_for_which_no_grid_is_fine_enough_has_no_step_done_again(world):
+    """Its grid is the finest that there is: it does not matter that another tensor's changes."""
+    gradients = normal(scale=2.0**-90)
+    _, passes, sums = summed(world, gradients, bias=True)
+    sums.settle()
+    finest, other = sums.tensors()["sums.exponents"].tolist()
+    assert passes == 2 and finest == 100
+    _, passes, _ = summed(world, gradients, [finest, other - 1], bias=True)
+    assert passes == 1
 
 
 @pytest.mark.parametrize("exponents", [0, -60, 20, 60, 90])
