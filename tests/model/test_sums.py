@@ -96,6 +96,20 @@ def test_no_grid_that_is_kept_is_too_coarse(world):
     assert len(kept) > 6 and max(kept) <= fast
 
 
+def test_no_grid_that_is_kept_is_too_fine(world):
+    """Where all were smaller in the step before, and the large ones of this cancel each other: no
+    sum on the way is beyond 2**53."""
+    large, small = torch.ones(5, 1000), normal(scale=2.0**-45)[:2]
+    gradients, other = torch.cat([large, small, -large]), torch.cat([large, -large, small])
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    exponent, kept = int(sums.tensors()["sums.exponents"]), 0
+    while (found := summed(world, gradients, exponent + kept))[1] == 1:
+        assert torch.equal(found[0], summed(world, other, exponent + kept)[0])
+        kept += 1
+    assert kept == 8
+
+
 def test_a_tensor_for_which_no_grid_is_fine_enough_has_no_step_done_again(world):
     """Its grid is the finest that there is: it does not matter that another tensor's changes."""
     gradients = normal(scale=2.0**-90)
