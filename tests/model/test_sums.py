@@ -1,6 +1,7 @@
 """Exact sums of gradients: grids that fit, numbers that are none, and how exact they are."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=Fal
     factor, passes, done = sums.begin(targets), 0, None
     while done is None:
         passes += 1
+        assert passes <= 2
         for slot, gradient in enumerate(gradients):
             last = slot == len(gradients) - 1
             if last:
@@ -128,8 +130,9 @@ def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
     wanted, _, sums = summed(world, gradients)
     sums.settle()
     fitting = int(sums.tensors()["sums.exponents"])
-    again, passes, _ = summed(world, gradients, exponents)
+    again, passes, lost = summed(world, gradients, exponents)
     assert passes == 2 and torch.equal(again, wanted)
+    assert int(lost.tensors()["sums.exponents"]) == exponents  # whoever is lost now hands these on
     same, passes, _ = summed(world, gradients, fitting)
     assert passes == 1 and torch.equal(same, wanted)
 
@@ -159,3 +162,13 @@ def test_a_tensor_without_gradients_is_no_reason_to_do_a_step_again_for_ever(wor
     """All zeros fit every grid."""
     found, passes, _ = summed(world, torch.zeros(SLOTS, 5))
     assert passes == 1 and not found.any()
+
+
+def test_a_reduction_that_fails_ends_the_step(world, monkeypatch):
+    """What has come of it so far is no gradient."""
+    failed = torch.futures.Future()
+    failed.set_exception(RuntimeError("Connection closed by peer"))
+    work = SimpleNamespace(get_future=lambda: failed)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, async_op: work)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        summed(world, normal(), 30)
