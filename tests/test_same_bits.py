@@ -13,6 +13,8 @@ from gptddp import train
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
+from gptddp.run.history import history
+from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 FLAGS = ["--steps", "6", "--final-lr", "1"]  # the rate does not depend on the number of steps
@@ -75,6 +77,25 @@ def test_one_slot_is_added_twice(here, undisturbed, tmp_path, monkeypatch):
         run = here(tmp_path / "run")
     with pytest.raises(AssertionError):
         check_same_bits(run, undisturbed)
+
+
+def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch):
+    """Its grids too, of the tensors whose gradients are numbers; one slot of one step has a NaN."""
+    add, calls = ExactSums._add, []
+
+    def spoilt(self, numbers):
+        calls.append(1)
+        if len(calls) == 30:
+            self._params[0].grad[0, 0] = float("nan")
+        add(self, numbers)
+
+    monkeypatch.setattr(ExactSums, "_add", spoilt)
+    monkeypatch.setattr(life, "CHECK_EVERY", 1)
+    lines = list(history(here(tmp_path / "run")))
+    (skipped,) = (line["step"] for line in lines if line["loss"] is None or not line["grad_norm"])
+    states = [line["state_fp"] for line in lines]
+    assert 1 < skipped < 6 and states[skipped - 1] == states[skipped - 2]
+    assert len(set(states)) == len(states) - 1
 
 
 def test_a_state_one_step_behind_is_handed_on(here, undisturbed, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,23 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 _WITH_AMX = {"precision": "bf16", "matmul": "onednn"}
 _WITHOUT = {"precision": "fp32", "matmul": "mkl"}
 
+# Variables by which a user has these libraries compute in another way.
+_SWITCHES = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+)
+
+_OPENMP = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
+
 # What torch calls the library that multiplies fp32 matrices. On a GPU only tf32 differs.
 _MATMUL = {"mkl": "highest", "onednn": "medium", "tf32": "high"}
 
 
 def machine(device: torch.device | None) -> str:
-    """What decides the bits beside the run's own fields: this processor, and the libraries."""
+    """What decides the bits beside the run's own fields: this processor, and the libraries.
+
+    Also the variables that have those compute in another way, where some are set.
+    """
     kind = platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -54,7 +66,8 @@ def machine(device: torch.device | None) -> str:
     if device is not None and device.type == "cuda":
         kind = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{kind} ({capability}), torch {torch.__version__}"
+    switches = [f", {it}={os.environ[it]}" for it in _SWITCHES if os.environ.get(it)]
+    return f"{kind} ({capability}), torch {torch.__version__}{''.join(switches)}"
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
@@ -73,11 +86,16 @@ def use(c: Config, device: torch.device) -> None:
     A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and in
     fp32 oneDNN, where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN
     may round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
-    little, and of the same machine.
+    little, and of the same machine. Also where the environment has fewer threads than the run has.
     """
     old = "mkl" if c.precision == "bf16" else {"cuda": "tf32"}.get(device.type, "onednn")
     if c.threads is not None:
         torch.set_num_threads(c.threads)
+        if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):
+            raise ConfigError(
+                f"{variable} is set: a rank may get fewer threads than the {c.threads} of the run, "
+                "and their number decides its bits: unset it, or begin a run with --threads 1"
+            )
     torch.set_float32_matmul_precision(_MATMUL[c.matmul or old])
     if device.type == "cuda" or (c.matmul or old) != "onednn":
         return
@@ -89,6 +107,21 @@ def use(c: Config, device: torch.device) -> None:
             "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
             "run with --matmul mkl, or go on with this one on the processor it was begun on"
         )
+
+
+def _takes_threads(threads: int, environment: Mapping[str, str]) -> str | None:
+    """The variable, with its value, for which OpenMP may give fewer threads than it is asked for.
+
+    It reads them as a process begins: set_num_threads does not change what they say.
+    """
+    values = {name: environment.get(name, "").strip().lower() for name in _OPENMP}
+    limit = values["OMP_THREAD_LIMIT"]
+    few = {
+        "OMP_DYNAMIC": values["OMP_DYNAMIC"] == "true",
+        "OMP_THREAD_LIMIT": limit.isdecimal() and 0 < int(limit) < threads,
+        "OMP_MAX_ACTIVE_LEVELS": values["OMP_MAX_ACTIVE_LEVELS"] == "0",
+    }
+    return next((f"{it}={values[it]}" for it in _OPENMP if threads > 1 and few[it]), None)
 
 
 def _keeps_fp32() -> bool:

@@ -26,7 +26,7 @@ from gptddp.distributed.connect import World
 
 _WHOLE = 53  # float64 has all whole numbers below 2**53
 _ROOM = 6  # a gradient may become 2**6 times as large in a step
-_LEAST = 24  # bits that the largest gradient of a tensor keeps: all that float32 has
+_LEAST = 32  # bits that the largest gradient of a tensor keeps: so one of 1/256 has a float32's
 _RANGE = 100  # of exponents: a gradient on a grid stays a float32
 
 
@@ -82,6 +82,7 @@ class ExactSums:
         # For each slot its nats and the largest gradient of each tensor; another rank's has zeros.
         self._slots = torch.zeros(slots, 1 + n, dtype=torch.float64, device=device)
         self._bits = _WHOLE - 1 - math.ceil(math.log2(slots))  # of a slot's largest number
+        self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
         self._exponent = self._next = [0] * n
         self._slot, self._targets = 0, 1
         ddp.register_comm_hook(None, self._reduce)
@@ -159,9 +160,11 @@ class ExactSums:
         return math.fsum(slots[:, 0].tolist())
 
     def _fits(self, largest: Sequence[float]) -> bool:
-        numbers = (most * 2.0**e for most, e in zip(largest, self._exponent, strict=True))
-        fit = (not n or 2**_LEAST <= n <= 2**self._bits for n in numbers)
-        return self._exponent == self._next or all(fit)
+        grids = zip(largest, self._exponent, self._next, strict=True)
+        return all(
+            exponent == best or 2**self._least <= most * 2.0**exponent <= 2**self._bits
+            for most, exponent, best in grids
+        )
 
     def _fitting(self, most: float, exponent: int) -> int:
         """The exponent for a tensor whose largest gradient is `most`; its own where none is."""

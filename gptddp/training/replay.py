@@ -11,6 +11,7 @@ from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 from gptddp.errors import GptddpError
 from gptddp.model.evaluate import Evaluation
+from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
 from gptddp.training.choose import NewestState
@@ -116,8 +117,9 @@ class Replay(Life):
             return
         due = [name for name in DUE if name in self.line and not self._may_lack(name)]
         for name in (*FIELDS, *due):
-            if self._line.get(name) != self.line[name]:
-                self.wrong = Wrong(self.step, name, self._line.get(name), self.line[name])
+            there, found = self._line.get(name), as_json(self.line[name])
+            if there != found:
+                self.wrong = Wrong(self.step, name, there, found)
                 return
 
     def _may_lack(self, name: str) -> bool:

@@ -171,6 +171,32 @@ def test_a_run_computes_with_its_own_threads_wherever_it_is(numerics):
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OMP_DYNAMIC", "TRUE"), ("OMP_THREAD_LIMIT", "2"), ("OMP_MAX_ACTIVE_LEVELS", "0")],
+)
+def test_an_environment_with_fewer_threads_than_the_run_is_refused(
+    numerics, monkeypatch, variable, value
+):
+    """torch cannot change that; a run of fast sums, or of one thread, may have it."""
+    c = Config(matmul="mkl", threads=3, reduce="exact")
+    monkeypatch.setenv(variable, value)
+    told = f"{variable}={value.lower()} is set.*the 3 of the run.*unset it"
+    with pytest.raises(ConfigError, match=told):
+        hardware.use(c, torch.device("cpu"))
+    for other in ({"threads": 1}, {"reduce": "fast"}):
+        hardware.use(dataclasses.replace(c, **other), torch.device("cpu"))
+    monkeypatch.setenv(variable, {"OMP_THREAD_LIMIT": "3"}.get(variable, "x"))
+    hardware.use(c, torch.device("cpu"))
+
+
+def test_a_variable_that_decides_the_bits_is_of_the_machine(monkeypatch):
+    """So an audit, and the ranks of a life, see that they compute in another way."""
+    plain = hardware.machine(None)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert hardware.machine(None) == f"{plain}, MKL_CBWR=COMPATIBLE"
+
+
 @pytest.mark.parametrize(("amx", "chosen"), [(True, ("bf16", "onednn")), (False, ("fp32", "mkl"))])
 def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, chosen):
     """By a table, and not by a clock: the same processor, the same choice."""
