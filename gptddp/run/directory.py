@@ -117,6 +117,11 @@ def life_of_config(run: Path) -> int:
     return 0
 
 
+def is_altered(run: Path) -> bool:
+    """Is config.json there, and not as it was written? Raises OSError, ValueError."""
+    return _is_altered(_read_config(run) or {})
+
+
 def _is_altered(saved: Mapping[str, Any]) -> bool:
     """Is it not what was written, by a hand or a disk? Older versions have written no hash."""
     body = dict(saved)
