@@ -5,7 +5,7 @@ and each checkpoint as it is saved: every bit, whatever the world sizes of the r
 often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,12 @@ def audit(
     """
     if ranks().world_size > 1:
         raise AuditError("an audit is one process: start it without torchrun, srun and RANK")
+    names = store.names(run)  # before the log, which has all steps up to a checkpoint
     found = books.read(run, (*FIELDS, *DUE, "train_s"))
     if (run_id := owner.run_id_of(run)) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
     _check_can_tell(found)
-    audited = _Audit(found, run_id, data, whole, Report(found.last, books=found.wrong))
+    audited = _Audit(found, run_id, names, data, whole, Report(found.last, books=found.wrong))
     stop = StopFlag()
     try:
         with connect("cpu") as world:
@@ -83,6 +84,7 @@ class _Audit:
 
     books: Books
     run_id: str
+    names: Sequence[str]  # of checkpoints
     data: str
     whole: bool
     report: Report
@@ -151,7 +153,7 @@ class _Audit:
     def _checkpoints(self) -> list[Path]:
         """Those of the run as it is now, of the first steps first; the others are told of."""
         run, found = self.books.run, []
-        for name in filter(store.is_candidate, store.names(run)):
+        for name in filter(store.is_candidate, self.names):
             if why := self._why_not(path := run / CHECKPOINTS / name):
                 self.report.aside.append(f"{name}: {why}")
             else:

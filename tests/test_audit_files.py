@@ -19,6 +19,7 @@ from gptddp.checkpoint.load import load
 from gptddp.config import Config
 from gptddp.data import blocks
 from gptddp.data.dataset import open_dataset
+from gptddp.run import books
 from gptddp.run.books import Books
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER
 
@@ -128,11 +129,11 @@ def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     steps, configs = range(1, 200_001), {1: Config(lr=0.1), 2: Config(lr=0.1), 3: Config(lr=0.2)}
     lives = {step: 1 + (step > 100) + (step > 150_000) for step in steps}
     nothing = dict.fromkeys(["prints", "begins", "machines", "quarantine"], {})
-    books = Books(tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, wrong=[], **nothing)
+    it = Books(tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, wrong=[], **nothing)
     began = time.process_time()
-    assert books.same_config(1, books.last) == 150_000
-    assert books.same_config(150_001, books.last) == books.last == 200_000
-    assert books.same_config(150_001, 2**31) == 2**31
+    assert it.same_config(1, it.last) == 150_000
+    assert it.same_config(150_001, it.last) == it.last == 200_000
+    assert it.same_config(150_001, 2**31) == 2**31
     assert time.process_time() - began < 1.5
 
 
@@ -159,6 +160,27 @@ def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch)
     assert "not counted: step-000000000005.1: it has been deleted meanwhile" in text
     code, text = audit(forged)
     assert code == 2 and "nothing recomputed" in text
+
+
+def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypatch):
+    """A checkpoint that is newer than what was read of the log is none of the audit's."""
+    for log, lines in lines_of(forged):
+        log.write_text("".join(json.dumps(it) + "\n" for it in lines if it["step"] <= 6))
+    events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
+    events = [it for it in events if it["step"] <= 6 and it["event"] != "recovered"]
+    (forged / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+    newest = next(forged.glob("checkpoints/*8.2")).rename(tmp_path / "step-000000000008.2")
+    for path in forged.glob("checkpoints/*7.2"):
+        shutil.rmtree(path)
+
+    def then_it_saves(run, fields, read=books.read):
+        found = read(run, fields)
+        newest.rename(run / "checkpoints" / newest.name)
+        return found
+
+    monkeypatch.setattr(books, "read", then_it_saves)
+    code, text = audit(forged, "--whole")
+    assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
 
 
 # -- the data --------------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from gptddp.errors import AuditError, ConfigError
 from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.run import log_check
-from gptddp.run.directory import CONFIG, FINISHED, LEDGER, config_of, id_of, is_altered
-from gptddp.run.directory import life_of_config as life_of
+from gptddp.run.directory import CONFIG, FINISHED, LEDGER, about, config_of, is_altered
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.progress import FINGERPRINT
 from gptddp.run.quarantine import decided
@@ -75,6 +74,7 @@ class Books:
 def read(run: Path, fields: Collection[str]) -> Books:
     """The books of a run; of its lines, these fields. Raises AuditError, ConfigError, OSError."""
     lines, lives = {}, {}
+    saved = _saved(run)  # before the ledger, which is written first
     check = log_check.LogCheck(run)
     for generation, line in logged(run):
         check.add(generation, line)
@@ -96,7 +96,7 @@ def read(run: Path, fields: Collection[str]) -> Books:
         configs=configs,
         machines={life: _machines(it) for life, it in starts.items()},
         quarantine=_quarantine(events),
-        wrong=[*wrong, *_config_json(run, starts, configs), *_finished_json(run, lines)],
+        wrong=[*wrong, *_config_json(run, saved, starts, configs), *_finished_json(run, lines)],
     )
 
 
@@ -148,26 +148,35 @@ def _configs(
 # -- beside log and ledger -------------------------------------------------------------------------
 
 
-def _config_json(
-    run: Path, starts: Mapping[int, Mapping[str, Any]], configs: Mapping[int, Config]
-) -> list[str]:
-    """Is config.json what the trainer has written, with what the ledger has of the same life?"""
-    path = run / CONFIG
+def _saved(run: Path) -> dict[str, Any] | str:
+    """What config.json has, or why it cannot be used."""
     try:
-        saved = config_of(run)
+        return about(run)
     except ConfigError as error:
-        return [str(error)]
+        return str(error)
+
+
+def _config_json(
+    run: Path,
+    saved: dict[str, Any] | str,
+    starts: Mapping[int, Mapping[str, Any]],
+    configs: Mapping[int, Config],
+) -> list[str]:
+    """Is it what the trainer has written, with what the ledger has of the same life?"""
+    if isinstance(saved, str):
+        return [saved]
+    path, life = run / CONFIG, saved.get("generation")
     ids = {it["run_id"] for it in starts.values() if it.get("run_id")}
-    if ids and id_of(run) not in ids:
+    if ids and saved.get("run_id") not in ids:
         return [f"{path} and {run / LEDGER} are of different runs"]
-    if is_altered(run):
+    if is_altered(saved):
         return [f"{path} is not as the trainer has written it; a run goes on as its ledger says"]
-    written = [life for life in configs if life <= life_of(run) and starts.get(life)]
-    if not written or saved is None or not any(it.get("config") for it in starts.values()):
+    if type(life) is not int or not any(it.get("config") for it in starts.values()):
         return []  # an older version's
-    old, new = of_run(configs[max(written)]), of_run(saved)
+    written = max((it for it in starts if it <= life), default=min(configs))
+    old, new = of_run(configs[written]), of_run(from_saved(path, saved["config"]))
     if what := [*differences(old, new), *differences(old, new, KEPT)]:
-        return [f"{path} is not what life {life_of(run)} ran with: {'; '.join(what)}"]
+        return [f"{path} is not what life {written} ran with: {'; '.join(what)}"]
     return []
 
 
