@@ -21,6 +21,9 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:  # click's own exit code is 1, which says something else here
+            click.echo("Aborted!", err=True)
+            ctx.exit(130)
         except GptddpError as error:
             click.echo(f"Error: {visible_lines(error)}", err=True)
             ctx.exit(error.exit_code)
@@ -320,8 +323,8 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     from gptddp.audit import describe
 
     report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
-    click.echo(visible_lines(describe(report, run)))
-    ctx.exit(0 if report.ok else 1)
+    click.echo(visible_lines(describe(report)))
+    ctx.exit(report.exit_code)
 
 
 @cli.command()

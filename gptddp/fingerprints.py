@@ -1,5 +1,6 @@
 """Did two runs train on the same rows, and to the same bits? Their logs, step by step; no torch."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from gptddp.config import differences
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
+from gptddp.run import summary
 from gptddp.run.directory import saved_config
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
@@ -79,10 +81,13 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    try:
-        return saved_config(run) or {}
-    except (ConfigError, OSError):  # it is not needed to compare rows
-        return {}
+    """As config.json has it, or else the ledger; {} where neither does: rows need none of it."""
+    with contextlib.suppress(ConfigError, OSError):
+        if config := saved_config(run):
+            return config
+    with contextlib.suppress(OSError):
+        return summary.read(run).config or {}
+    return {}
 
 
 def _different(a: Logged, b: Logged, bits: bool) -> list[str]:
@@ -134,6 +139,8 @@ def describe(result: Comparison) -> str:
             lines.append(_same_bits(a, b, both))
         elif result.bits is False:
             lines.append("  only their rows: the sums of one are not exact (see --reduce)")
+        else:
+            lines.append("  only their rows: one does not say that its sums are exact")
     else:
         keys = _different(a[step], b[step], result.bits is True)
         lines = [f"different: step {step} ({result.same} steps before it are the same)"]

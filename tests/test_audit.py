@@ -14,16 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
+from support.audits import audit, edit, lines_of, save_again, trained
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
-from support.toy import SMALL, training_here
 
-from gptddp import train
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load, load_newest
 from gptddp.checkpoint.writer import Writer
-from gptddp.cli import cli
 from gptddp.data import blocks, lanes
 from gptddp.distributed import hardware
 from gptddp.distributed.replicas import state_fp
@@ -33,16 +30,6 @@ from gptddp.run.history import read_ledger
 from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
-FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
-
-
-def trained(corpus: Path, folder: Path, *flags: str) -> Path:
-    with training_here():
-        assert (
-            train.main([*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags])
-            == 0
-        )
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +43,6 @@ def honest(corpus, tmp_path_factory):
 def forged(honest, tmp_path):
     """A copy of it."""
     return Path(shutil.copytree(honest, tmp_path / "forged"))
-
-
-def audit(run, *flags):
-    result = CliRunner().invoke(cli, ["audit", str(run), *flags])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
-
-
-def lines_of(run):
-    logs = sorted(run.glob("log.*.jsonl"))
-    return [(log, [json.loads(line) for line in log.read_text().splitlines()]) for log in logs]
-
-
-def edit(run, step, **changes):
-    """Change fields of a line of the log; a function gets the old value."""
-    for log, lines in lines_of(run):
-        for line in (it for it in lines if it["step"] == step):
-            line |= {k: v(line[k]) if callable(v) else v for k, v in changes.items()}
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_an_honest_run_is_the_same_bits(honest):
@@ -171,16 +139,6 @@ def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, mon
         run = trained(corpus, tmp_path / "run")
     code, text = audit(run, "--whole")
     assert code == 1 and ("wrong: step 4: state_fp" in text or "wrong: step 5: loss" in text)
-
-
-def save_again(run, **changes):
-    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out."""
-    loaded = load_newest(run)
-    meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
-    shutil.rmtree(loaded.path)
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
-    writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
-    assert writer.save(loaded.step, loaded.tensors, meta).error is None
 
 
 def test_a_checkpoint_that_is_of_another_place(forged):

@@ -37,7 +37,10 @@ def test_runs_of_the_same_rows(tmp_path):
     write(tmp_path / "b", 2, range(15, 41), world_size=3)
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
+    assert result.stdout == (
+        f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
+        "  only their rows: one does not say that its sums are exact\n"
+    )
 
 
 def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
@@ -48,6 +51,7 @@ def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {CHAIN[10]:016x}",
+        "  only their rows: one does not say that its sums are exact",
         f"not compared: {tmp_path / 'a'} has not logged steps 11 to 15",
         f"not compared: {tmp_path / 'b'} has not logged steps 5 to 6",
     ]
@@ -130,6 +134,20 @@ def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value,
     assert (
         result.exit_code == 0 and "only their rows: the sums of one are not exact" in result.stdout
     )
+
+
+def test_a_run_whose_configuration_cannot_be_read(tmp_path):
+    """The ledger says that its sums are exact. Where nothing does, losses are not compared, and
+    that is said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b", loss=0.2000001)
+    (tmp_path / "b/config.json").write_text("{")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0 and "only their rows: one does not say" in result.stdout
+    event = {"event": "start", "time": 1.0, "generation": 1, "config": {"reduce": "exact"}}
+    (tmp_path / "b/ledger.jsonl").write_text(json.dumps(event) + "\n")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1 and "different: step 5" in result.stdout
 
 
 @pytest.mark.parametrize(

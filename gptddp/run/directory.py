@@ -45,6 +45,19 @@ FINISHED = "finished.json"
 log = logging.getLogger(__name__)
 
 
+def about(run: Path) -> dict[str, Any]:
+    """All of config.json, as it is; ConfigError where it cannot be used. Raises OSError."""
+    try:
+        saved: dict[str, Any] = _read_config(run) or {"config": {}}
+        from_saved(run / CONFIG, saved["config"])
+        return saved
+    except ValueError as error:
+        raise ConfigError(
+            f"{run / CONFIG} cannot be used ({error}): put it back from a backup, or move it away: "
+            "the run's next start writes it anew, as the ledger has it"
+        ) from error
+
+
 def id_of(run: Path) -> str | None:
     """The id of the run directory's content; None where config.json is not there, or has none.
 
@@ -112,12 +125,12 @@ def life_of_config(run: Path) -> int:
     """
     with contextlib.suppress(ValueError):
         saved = _read_config(run) or {}
-        if type(life := saved.get("generation")) is int and not _is_altered(saved):
+        if type(life := saved.get("generation")) is int and not is_altered(saved):
             return life
     return 0
 
 
-def _is_altered(saved: Mapping[str, Any]) -> bool:
+def is_altered(saved: Mapping[str, Any]) -> bool:
     """Is it not what was written, by a hand or a disk? Older versions have written no hash."""
     body = dict(saved)
     return body.pop("sha256", None) not in (None, _seal(body))
@@ -141,7 +154,7 @@ def restore_config(
     try:
         if (saved := _read_config(run)) is not None:
             foreign = run_id and config and saved.get("run_id") != run_id
-            if foreign and not (_is_altered(saved) and saved["config"] == config):
+            if foreign and not (is_altered(saved) and saved["config"] == config):
                 raise ConfigError(
                     f"{path} and {run / LEDGER} are of different runs: put the one that is not of "
                     "this run back from a backup, or move it away to go on without it"

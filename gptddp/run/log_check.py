@@ -30,9 +30,9 @@ class LogCheck:
 
     def __init__(self, run_dir: str | Path) -> None:
         """Raises OSError."""
-        self._known: dict[int, dict[str, int]] = {}  # fingerprints by step
+        self.prints: dict[int, dict[str, int]] = {}  # of the ledger, by step
         for step, prints in _lineage(read_ledger(run_dir)):
-            self._known[step] = self._known.get(step, {}) | prints
+            self.prints[step] = self.prints.get(step, {}) | prints
         self._gaps: list[tuple[int, int]] = []
         self._wrong: list[str] = []
         self._step, self._generation = 0, 0  # of the line before
@@ -54,7 +54,7 @@ class LogCheck:
             last = f"step {self._step} (generation {self._generation})"
             after = last if self._step else "the beginning of a run"
             self._wrong.append(f"{name} does not follow from {after}")
-        for field, there in self._known.get(step, {}).items():
+        for field, there in self.prints.get(step, {}).items():
             if _print(line, field) not in (None, there):
                 self._wrong.append(f"{name} has another {field} than {LEDGER}")
         self._step, self._generation, self._chain = step, generation, chain
@@ -62,7 +62,7 @@ class LogCheck:
     def found(self) -> str | None:
         """After the last line: what is not as it should be; None where all is."""
         gaps = list(self._gaps)
-        if (end := max(self._known, default=0)) > self._step:
+        if (end := max(self.prints, default=0)) > self._step:
             gaps.append((self._step + 1, end))
         parts = [f"it lacks {gap_text(gaps)}"] if gaps else []
         parts += self._wrong[:_SHOWN]
