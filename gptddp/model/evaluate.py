@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gptddp.config import Config
 from gptddp.data.tokenizer import Tokenizer
@@ -53,15 +54,19 @@ def evaluate(
         inputs = micro_batches(tokens[part], valid[part], tokenizer.bos, config, world.device)
         x, y, positions = next(inputs)
         with autocast(config, world.device):
-            nats = net.nats(x, y, positions).flatten().double()  # 0 where there is no target
-        y = y.flatten()
-        size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
-        text = size > 0
-        parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]
-        sums[i] = torch.stack([part.double() for part in parts]).cpu()
+            nats = net.nats(x, y, positions)  # 0 where there is no target
+        sums[i] = _sums(nats.flatten().double(), y.flatten(), token_bytes)
     net.train()
     table = world.all_reduce(sums)  # all ranks
     nats_all, targets, nats_text, n_bytes = map(math.fsum, table.t().tolist())
     known = n_bytes > 0 and tokenizer.changes is None
     bpb = nats_text / math.log(2) / n_bytes if known else None
     return Evaluation(loss=nats_all / targets, bpb=bpb)
+
+
+def _sums(nats: Tensor, y: Tensor, token_bytes: Tensor) -> Tensor:
+    """Of a micro-batch, float64 (4): nats, targets, nats of text, bytes of text."""
+    size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
+    text = size > 0
+    parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]
+    return torch.stack([part.double() for part in parts]).cpu()

@@ -76,6 +76,19 @@ class Recorder:
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
+        self._start(ledger, progress, machines)
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        self.metrics.began(origin, progress, world.world_size, world.nodes)
+        self.console.began(params, world.device.type, world.world_size)
+        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
+        self.saves.changes.try_to_save(trouble)
+        self.tidier.begin()
+        self._ready = time.time()
+
+    def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
+        """The event of this life, and a warning where it may not have one kind of bits."""
+        origin, world = self.origin, self.world
         self.event(
             "start",
             step=origin.step,
@@ -93,20 +106,12 @@ class Recorder:
             **self._new_config(ledger),
             **self._from_scratch(),
         )
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
                 "; ".join(machines),
             )
-        self.metrics.began(origin, progress, world.world_size, world.nodes)
-        self.console.began(params, world.device.type, world.world_size)
-        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
-        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
-        self.saves.changes.try_to_save(trouble)
-        self.tidier.begin()
-        self._ready = time.time()
 
     def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
         """Say so where it is not the log of the state that this life goes on from."""
