@@ -20,7 +20,7 @@ from gptddp.distributed.replicas import state_fp
 from gptddp.errors import AuditError, Unusable
 from gptddp.flags import from_saved
 from gptddp.run import log_check, summary
-from gptddp.run.directory import CHECKPOINTS, LEDGER
+from gptddp.run.directory import CHECKPOINTS, LEDGER, config_of
 from gptddp.run.history import logged, read_ledger
 from gptddp.run.quarantine import decided
 from gptddp.train import live
@@ -210,6 +210,11 @@ def _books(run: Path) -> Books:
             configs[generation] = config
         machines[generation] = start.get("machines") or []
     if run_id is None or not configs.keys() >= set(lives.values()):
+        if (saved := config_of(run)) is not None and saved.as_0_1:
+            raise AuditError(
+                f"version 0.1.0 has begun {run}: the bits of its sums depend on the world size. "
+                "`gptddp fingerprints` compares the rows of two such runs"
+            )
         raise AuditError(f"{run / LEDGER} does not say with what each life of the run was done")
     begins = {life: start["step"] for life, start in starts.items() if _is_step(start.get("step"))}
     quarantine = decided(summary.read(run).quarantine, 0)
