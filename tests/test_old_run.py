@@ -138,7 +138,7 @@ def test_an_old_run_is_read_by_every_command(old, tmp_path):
     shutil.copy(OLD / "undisturbed.jsonl", other / "log.1.jsonl")
     assert gptddp("fingerprints", other, old).startswith(f"same: {SNAPSHOT} steps")
     audit = CliRunner().invoke(cli, ["audit", str(old), "--data", str(tmp_path / "data")])
-    assert audit.exit_code == 2 and f"version 0.1.0 has begun {old}" in audit.stderr
+    assert audit.exit_code == 2 and f"reduce is fast in life 1 of {old}" in audit.stderr
 
 
 def test_an_old_run_is_exported(old, tmp_path):
