@@ -5,6 +5,7 @@ and each checkpoint as it is saved: every bit, whatever the world sizes of the r
 often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import AuditError, Unusable
+from gptddp.fingerprints import ranges
 from gptddp.flags import from_saved
 from gptddp.run import log_check, summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER
@@ -46,7 +48,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Books:
-    """What a run has written down: lines and their lives by step, configurations by life."""
+    """What a run has written down: lines and their lives by step, configurations by life.
+
+    left: steps of lives that the run has gone back behind, and that it has not done again.
+    """
 
     run: Path
     run_id: str
@@ -56,6 +61,7 @@ class Books:
     configs: Mapping[int, Config]
     machines: Mapping[int, list[str]]
     quarantine: dict[int, list[int]]
+    left: list[int]
 
     def config_at(self, step: int) -> Config:
         """What a step was done with; one that the log lacks, as the next or last that it has."""
@@ -75,6 +81,9 @@ def audit(
     _check_can_tell(books)
     last = max(books.lines)
     report = Report(last, log=_wrong_log(run))
+    if books.left:
+        why = "the run has left them, as a later life has begun before them"
+        report.aside.append(f"{ranges(books.left)}: {why}")
     stop = StopFlag()
     try:
         with connect("cpu") as world:
@@ -213,7 +222,20 @@ def _books(run: Path) -> Books:
         raise AuditError(f"{run / LEDGER} does not say with what each life of the run was done")
     begins = {life: start["step"] for life, start in starts.items() if _is_step(start.get("step"))}
     quarantine = decided(summary.read(run).quarantine, 0)
-    return Books(run, run_id, lines, lives, begins, configs, machines, quarantine)
+    left = _left(lives, begins)
+    for step in left:
+        del lines[step], lives[step]
+    if not lines:
+        raise AuditError(f"{run} has begun anew and logged no step since: nothing to recompute")
+    return Books(run, run_id, lines, lives, begins, configs, machines, quarantine, left)
+
+
+def _left(lives: Mapping[int, int], begins: Mapping[int, int]) -> list[int]:
+    """The steps, with their lives, before which a later life has begun."""
+    ends, end = dict[int, float](), math.inf
+    for life in sorted({*lives.values(), *begins}, reverse=True):
+        ends[life], end = end, min(end, begins.get(life, math.inf))
+    return [step for step, life in lives.items() if step > ends[life]]
 
 
 def _is_step(value: object) -> bool:

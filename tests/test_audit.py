@@ -14,16 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
+from support.audits import audit, edit, lines_of, trained
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
-from support.toy import SMALL, training_here
 
-from gptddp import train
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load, load_newest
 from gptddp.checkpoint.writer import Writer
-from gptddp.cli import cli
 from gptddp.data import blocks, lanes
 from gptddp.distributed import hardware
 from gptddp.distributed.replicas import state_fp
@@ -33,16 +30,6 @@ from gptddp.run.history import read_ledger
 from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
-FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
-
-
-def trained(corpus: Path, folder: Path, *flags: str) -> Path:
-    with training_here():
-        assert (
-            train.main([*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags])
-            == 0
-        )
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +43,6 @@ def honest(corpus, tmp_path_factory):
 def forged(honest, tmp_path):
     """A copy of it."""
     return Path(shutil.copytree(honest, tmp_path / "forged"))
-
-
-def audit(run, *flags):
-    result = CliRunner().invoke(cli, ["audit", str(run), *flags])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
-
-
-def lines_of(run):
-    logs = sorted(run.glob("log.*.jsonl"))
-    return [(log, [json.loads(line) for line in log.read_text().splitlines()]) for log in logs]
-
-
-def edit(run, step, **changes):
-    """Change fields of a line of the log; a function gets the old value."""
-    for log, lines in lines_of(run):
-        for line in (it for it in lines if it["step"] == step):
-            line |= {k: v(line[k]) if callable(v) else v for k, v in changes.items()}
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_an_honest_run_is_the_same_bits(honest):
@@ -303,19 +271,6 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
     ledger.write_text("".join(line for line in lines if '"event": "quarantine"' not in line))
     code, text = audit(run, "--whole", "--data", str(mended))
     assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
-
-
-def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
-    """A rate that is far too high: NaN is null in the log, and its steps are skipped. It is honest,
-    and a number in the place of a null is not."""
-    run = trained(corpus, tmp_path / "run", "--lr", "1e30")
-    line = next(it for _, lines in lines_of(run) for it in lines if it["step"] == 3)
-    assert line["loss"] is None and "val_loss" in line and line["val_loss"] is None
-    code, said = audit(run, "--whole")
-    assert code == 0, said
-    edit(run, 3, val_loss=4.5)
-    code, said = audit(run, "--whole")
-    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
 
 
 def test_an_audit_that_is_stopped_says_so(honest, monkeypatch):

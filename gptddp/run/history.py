@@ -204,7 +204,7 @@ def logged(
 def _finished(run: Path) -> tuple[int, int]:
     """The life that has finished the run, and its last step; (0, 0) where none is known to."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        marker = read_json(run / FINISHED)
+        marker = read_json(run / FINISHED) or {}
         life, step = marker["generation"], marker["step"]
         if is_generation(life) and type(step) is int and marker["run_id"] == id_of(run):
             return life, step
