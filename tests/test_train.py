@@ -75,6 +75,16 @@ def test_micro_batches_only_change_the_rounding(corpus, tmp_path):
         assert other == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_gradients_are_clipped_unless_the_norm_is_0(corpus, tmp_path):
+    """0 is no clipping: the bits are those of a limit that is never reached."""
+    states = {}
+    for clip in ("0", "1e9", "0.1"):
+        places = ["--data", str(corpus), "--run-dir", str(tmp_path / clip), "--grad-clip", clip]
+        assert train.main([*SMALL, *places, "--steps", "3"]) == 0
+        states[clip] = list(history(tmp_path / clip))[-1]["state_fp"]
+    assert states["0"] == states["1e9"] != states["0.1"]
+
+
 def test_an_extended_run_continues_where_it_ended(run, tmp_path):
     """A finished run with more --steps goes on from its last checkpoint."""
     assert run("--steps", "3") == 0

@@ -275,9 +275,10 @@ def _closed(config: Config, world: "World") -> Config:
 # -- the marker of a finished run ----------------------------------------------------------------
 
 
-def finish(c: Config, run_id: str, progress: Progress, cause: str) -> None:
+def finish(c: Config, run_id: str, life: int, progress: Progress, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
-    done = {"step": progress.step, "tokens": progress.tokens, "train_s": progress.train_s}
+    done: dict[str, Any] = {"generation": life, "step": progress.step}
+    done |= {"tokens": progress.tokens, "train_s": progress.train_s}
     wanted = {name: getattr(c, name) for name in BUDGETS}
     marker = {"run_id": run_id, **done, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)

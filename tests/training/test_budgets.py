@@ -15,7 +15,7 @@ from gptddp import train
 from gptddp.errors import LifeLost
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import config_of
-from gptddp.run.history import history, read_ledger
+from gptddp.run.history import history, logged, read_ledger
 from gptddp.run.in_force import why_finished
 from gptddp.training import life, quarantine
 
@@ -160,6 +160,37 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
     check_ended(tmp_path, "max_time", 10)
     start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
     assert (start["source"], start["step"], start["redo"]) == ("memory", 10, 0)
+
+
+def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(
+    run, tmp_path, clock, monkeypatch
+):
+    """The second life comes to step 8, and all that it had is lost. The third goes on from step 4,
+    and time is used up after step 6: the log ends there, and goes on from there."""
+    assert run(*TIME, "--steps", "4") == 0
+    begun, next_batch = [], quarantine.next_batch
+
+    def lost(*args):
+        begun.append(1)
+        if len(begun) > 4:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return next_batch(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine, "next_batch", lost)
+        assert run(*TIME) == LifeLost.exit_code
+    assert [line["step"] for line in log(tmp_path)] == list(range(1, 9))
+    for left in (tmp_path / "memory").iterdir():
+        left.unlink()
+    with monkeypatch.context() as patch:
+        slower = lambda *args: dataclasses.replace(next_batch(*args), wait_s=2.0)  # noqa: E731
+        patch.setattr(quarantine, "next_batch", slower)
+        assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 6)
+    assert run(*TIME, "--max-time", "9.5") == 0
+    check_ended(tmp_path, "max_time", 8)
+    lives = {line["step"]: life for life, line in logged(tmp_path / "run")}
+    assert list(lives.values()) == [1] * 4 + [3] * 2 + [4] * 2
 
 
 def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
