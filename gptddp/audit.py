@@ -40,7 +40,7 @@ class Report:
     same: list[tuple[int, int]] = field(default_factory=list)  # first and last step, recomputed
     wrong: Wrong | None = None
     books: list[str] = field(default_factory=list)  # what is wrong with the files as they are
-    aside: list[str] = field(default_factory=list)  # checkpoints that do not count, and why
+    aside: list[str] = field(default_factory=list)  # what does not count, and why
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +65,10 @@ def audit(
     if (run_id := owner.run_id_of(run)) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
     _check_can_tell(found)
-    audited = _Audit(found, run_id, names, data, whole, Report(found.last, books=found.wrong))
+    aside = [found.left] if found.left else []
+    audited = _Audit(
+        found, run_id, names, data, whole, Report(found.last, books=found.wrong, aside=aside)
+    )
     stop = StopFlag()
     try:
         with connect("cpu") as world:

@@ -104,6 +104,13 @@ def test_files_that_do_not_say_what_log_and_ledger_do(forged, name, old, new, wh
     assert re.search(what, text)
 
 
+def test_a_number_is_of_its_own_kind(forged):
+    """7.0 is not 7, though they are equal."""
+    edit(forged, 4, tokens=float)
+    code, text = audit(forged, "--whole")
+    assert code == 1 and "wrong: step 4: tokens is " in text
+
+
 @pytest.mark.parametrize("value", ["x", [1], None, -1.0, math.inf])
 def test_seconds_of_a_line_that_none_can_be(forged, value):
     """A rate cannot follow from them."""
@@ -129,7 +136,9 @@ def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     steps, configs = range(1, 200_001), {1: Config(lr=0.1), 2: Config(lr=0.1), 3: Config(lr=0.2)}
     lives = {step: 1 + (step > 100) + (step > 150_000) for step in steps}
     nothing = dict.fromkeys(["prints", "begins", "machines", "quarantine"], {})
-    it = Books(tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, wrong=[], **nothing)
+    it = Books(
+        tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, left=None, wrong=[], **nothing
+    )
     began = time.process_time()
     assert it.same_config(1, it.last) == 150_000
     assert it.same_config(150_001, it.last) == it.last == 200_000
@@ -162,6 +171,19 @@ def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch)
     assert code == 2 and "nothing recomputed" in text
 
 
+def test_steps_of_a_branch_that_the_run_has_left(corpus, tmp_path):
+    """Its newest checkpoint was lost, and it went on with another rate, and not as far: what the
+    life before has logged beyond is named, and not counted."""
+    run = trained(corpus, tmp_path / "run", "--steps", "4")
+    trained(corpus, run)
+    for path in run.glob("checkpoints/*.2"):
+        shutil.rmtree(path)
+    trained(corpus, run, "--steps", "6", "--lr", "1e-4")
+    code, text = audit(run, "--whole")
+    assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
+    assert "not counted: the log's steps from 7 on: the run has left them" in text
+
+
 def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypatch):
     """A checkpoint that is newer than what was read of the log is none of the audit's."""
     for log, lines in lines_of(forged):
@@ -181,6 +203,24 @@ def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypat
     monkeypatch.setattr(books, "read", then_it_saves)
     code, text = audit(forged, "--whole")
     assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
+
+
+def test_a_save_whose_checkpoint_is_gone(forged):
+    """The ledger has the state after it, and the log has it no more."""
+    saves = [it for _, lines in lines_of(forged) for it in lines if "state_fp" in it]
+    step = next(it["step"] for it in saves if it["step"] not in (5, 8))
+    for log, lines in lines_of(forged):
+        for line in (it for it in lines if it["step"] == step):
+            del line["state_fp"]
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(forged / "checkpoints")
+    assert audit(forged, "--whole")[0] == 0
+    text = (forged / LEDGER).read_text()
+    (event,) = (it for it in text.splitlines() if '"checkpoint"' in it and f'"step": {step},' in it)
+    state_fp = json.loads(event)["state_fp"]
+    (forged / LEDGER).write_text(text.replace(state_fp, OTHER))
+    code, text = audit(forged, "--whole")
+    assert code == 1 and f"wrong: step {step}: state_fp is '{OTHER}' in ledger.jsonl" in text
 
 
 # -- the data --------------------------------------------------------------------------------------
