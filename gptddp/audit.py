@@ -6,6 +6,7 @@ often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,22 @@ class _Audit:
         except DataError as error:
             raise AuditError(f"{error}. For an audit: --data with the data of {run}") from error
         check(self._decisions(), dataset, run / LEDGER)
+        self._check_library(dataset)
         return dataset
+
+    def _check_library(self, dataset: Dataset) -> None:
+        """From the seed, too, only with the library that the run has encoded its text with."""
+        here = None if dataset.pretokenized else dataset.tokenizer().library
+        if (newest := owner.newest(self.books.run, self.run_id)) is None:
+            return
+        with suppress(Unusable, LookupError, TypeError, AttributeError):
+            # a damaged one is told of in its turn
+            said = store.unsealed(self.books.run / CHECKPOINTS / newest)
+            if (there := said["meta"]["data"].get("library")) not in (None, here):
+                raise AuditError(
+                    f"the text of the run was encoded by {there}, and here it would be by {here}, "
+                    f"which may give other tokens: install {str(there).replace(' ', '==')}"
+                )
 
     def _decisions(self) -> Iterator[dict[str, Any]]:
         for step, groups in self.books.quarantine.items():

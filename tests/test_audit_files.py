@@ -15,7 +15,7 @@ from support.audits import audit, edit, lines_of, save_again, trained
 from support.rewritten_dataset import rewrite
 
 from gptddp import cli as commands
-from gptddp.checkpoint.load import load
+from gptddp.checkpoint.load import load, load_newest
 from gptddp.config import Config
 from gptddp.data import blocks
 from gptddp.data.dataset import open_dataset
@@ -205,22 +205,37 @@ def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypat
     assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
 
 
-def test_a_save_whose_checkpoint_is_gone(forged):
-    """The ledger has the state after it, and the log has it no more."""
-    saves = [it for _, lines in lines_of(forged) for it in lines if "state_fp" in it]
-    step = next(it["step"] for it in saves if it["step"] not in (5, 8))
-    for log, lines in lines_of(forged):
+def without_state_fp(run):
+    """Take it out of the line of a save in the middle of the run; the step."""
+    saves = [it["step"] for _, lines in lines_of(run) for it in lines if "state_fp" in it]
+    step = next(it for it in saves if it not in (5, 8))
+    for log, lines in lines_of(run):
         for line in (it for it in lines if it["step"] == step):
             del line["state_fp"]
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return step
+
+
+def test_a_save_whose_checkpoint_is_gone(forged):
+    """The ledger has the state after it, and the log has it no more."""
+    step = without_state_fp(forged)
     shutil.rmtree(forged / "checkpoints")
     assert audit(forged, "--whole")[0] == 0
-    text = (forged / LEDGER).read_text()
-    (event,) = (it for it in text.splitlines() if '"checkpoint"' in it and f'"step": {step},' in it)
-    state_fp = json.loads(event)["state_fp"]
-    (forged / LEDGER).write_text(text.replace(state_fp, OTHER))
+    events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
+    number = [it["step"] for it in events if it["event"] == "checkpoint"].index(step)
+    edit_ledger(forged, "checkpoint", number, state_fp=OTHER)
     code, text = audit(forged, "--whole")
     assert code == 1 and f"wrong: step {step}: state_fp is '{OTHER}' in ledger.jsonl" in text
+
+
+def test_a_checkpoint_of_whose_state_the_log_says_nothing(forged):
+    """As of a late save: its state is compared all the same."""
+    step = without_state_fp(forged)
+    events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
+    events = [it for it in events if it.get("step") != step]
+    (forged / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+    code, text = audit(forged, "--whole")
+    assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
 
 
 # -- the data --------------------------------------------------------------------------------------
@@ -245,6 +260,15 @@ def test_other_data_are_refused(honest, corpus, tmp_path):
     for flags in ((), ("--whole",)):
         code, text = audit(honest, "--data", str(other.dir), *flags)
         assert code == 2 and "is not the data that run" in text
+
+
+def test_another_library_is_refused(forged):
+    """From the seed too: it may encode the text otherwise."""
+    data = load_newest(forged).meta["data"]
+    save_again(forged, data=data | {"library": "tiktoken 0.0.1"})
+    for flags in ((), ("--whole",)):
+        code, text = audit(forged, *flags)
+        assert code == 2 and "encoded by tiktoken 0.0.1" in text and "tiktoken==0.0.1" in text
 
 
 def test_no_cache_of_rows_is_used(corpus, tmp_path):
