@@ -15,6 +15,7 @@ from gptddp import cli as commands
 from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks
 from gptddp.data.dataset import open_dataset
+from gptddp.errors import Unusable
 from gptddp.run.directory import LEDGER
 
 pytestmark = pytest.mark.usefixtures("train_here")
@@ -118,6 +119,25 @@ def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):
         ledger.write(json.dumps(it) + "\n")
     code, text = audit(forged)
     assert code == 2 and "row_groups has 9999" in text
+
+
+def test_events_that_are_foreign_are_left_out(forged):
+    """As at a start: no run has written them."""
+    it = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 3, "row_groups": "abc"}
+    with open(forged / LEDGER, "a") as ledger:
+        ledger.write(json.dumps(it) + "\n")
+    assert audit(forged, "--whole")[0] == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now(honest, monkeypatch):
+    """An error of the volume is none of the run."""
+
+    def failing(path, *_):
+        raise Unusable(path, "Input/output error", damaged=False, transient=True)
+
+    monkeypatch.setattr("gptddp.audit.load", failing)
+    code, text = audit(honest)
+    assert code == 2 and "cannot be read: Input/output error" in text
 
 
 def test_an_audit_is_one_process(honest, monkeypatch):
