@@ -6,6 +6,7 @@ often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Report:
     same: list[tuple[int, int]] = field(default_factory=list)  # first and last step, recomputed
     wrong: Wrong | None = None
     books: list[str] = field(default_factory=list)  # what is wrong with the files as they are
-    aside: list[str] = field(default_factory=list)  # checkpoints that do not count, and why
+    aside: list[str] = field(default_factory=list)  # what does not count, and why
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +66,10 @@ def audit(
     if (run_id := owner.run_id_of(run)) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
     _check_can_tell(found)
-    audited = _Audit(found, run_id, names, data, whole, Report(found.last, books=found.wrong))
+    aside = [found.left] if found.left else []
+    audited = _Audit(
+        found, run_id, names, data, whole, Report(found.last, books=found.wrong, aside=aside)
+    )
     stop = StopFlag()
     stop.must_exit = lambda waited_s: False  # it says how far it came; a second Ctrl-C ends it
     try:
@@ -116,7 +120,22 @@ class _Audit:
         except DataError as error:
             raise AuditError(f"{error}. For an audit: --data with the data of {run}") from error
         check(self._decisions(), dataset, run / LEDGER)
+        self._check_library(dataset)
         return dataset
+
+    def _check_library(self, dataset: Dataset) -> None:
+        """From the seed, too, only with the library that the run has encoded its text with."""
+        here = None if dataset.pretokenized else dataset.tokenizer().library
+        if (newest := owner.newest(self.books.run, self.run_id)) is None:
+            return
+        with suppress(Unusable, LookupError, TypeError, AttributeError):
+            # a damaged one is told of in its turn
+            said = store.unsealed(self.books.run / CHECKPOINTS / newest)
+            if (there := said["meta"]["data"].get("library")) not in (None, here):
+                raise AuditError(
+                    f"the text of the run was encoded by {there}, and here it would be by {here}, "
+                    f"which may give other tokens: install {str(there).replace(' ', '==')}"
+                )
 
     def _decisions(self) -> Iterator[dict[str, Any]]:
         for step, groups in self.books.quarantine.items():

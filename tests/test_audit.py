@@ -69,6 +69,7 @@ def up(value):
         (8, {"chain_fp": "0123456789abcdef"}),
         (3, {"val_loss": up}),
         (6, {"val_bpb": up}),
+        (4, {"val_bpb": 3.0}),  # of a step that was not evaluated
         (8, {"state_fp": "0123456789abcdef"}),
         (4, {"loss": None, "grad_norm": None}),  # a step that was done, called skipped
     ],

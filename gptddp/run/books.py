@@ -4,6 +4,7 @@ All of it is read anew from the log and the ledger, and nothing from their sums.
 together as it is, is named.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ class Books:
     configs: Mapping[int, Config]
     machines: Mapping[int, Sequence[str]]
     quarantine: dict[int, list[int]]
+    left: str | None  # which lines are of a branch that the run has left, if any are
     wrong: list[str]  # what does not fit together
 
     @property
@@ -85,6 +87,12 @@ def read(run: Path, fields: Collection[str]) -> Books:
         raise AuditError(f"{run} has logged no step yet: nothing to recompute")
     events = read_ledger(run)
     starts = {it["generation"]: it for it in events if it["event"] == "start"}
+    away = _left(lives, starts, events)
+    left = [step for step in lines if step > away]
+    for step in left:
+        del lines[step], lives[step]
+    if not lines:
+        raise AuditError(f"{run} has no step of its newest life, nor of what that began from")
     configs = _configs(run, starts, sorted(starts.keys() | set(lives.values())))
     wrong = [log_check.told(run, found)] if (found := check.found()) else []
     return Books(
@@ -96,8 +104,26 @@ def read(run: Path, fields: Collection[str]) -> Books:
         configs=configs,
         machines={life: _machines(it) for life, it in starts.items()},
         quarantine=_quarantine(events),
+        left=f"the log's steps from {away + 1} on: the run has left them" if left else None,
         wrong=[*wrong, *_config_json(run, saved, starts, configs), *_finished_json(run, lines)],
     )
+
+
+def _left(
+    lives: Mapping[int, int],
+    starts: Mapping[int, Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+) -> float:
+    """How far the newest life has come: what lives before it have logged beyond, it has left.
+
+    They may have done these steps otherwise, as with another learning rate.
+    """
+    newest = max(starts, default=0)
+    if not newest or not _is_count(starts[newest].get("step")):
+        return math.inf
+    own = [step for step, life in lives.items() if life >= newest]
+    told = [it.get("step") for it in events if it["generation"] >= newest]
+    return max([*own, *(it for it in told if type(it) is int)])
 
 
 def _seed(starts: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, int]]:

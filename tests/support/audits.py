@@ -11,6 +11,7 @@ from gptddp import train
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
+from gptddp.run.directory import LEDGER
 
 FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
 
@@ -51,3 +52,13 @@ def save_again(run, **changes):
     run_id = json.loads((run / "config.json").read_text())["run_id"]
     writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
     assert writer.save(loaded.step, loaded.tensors, meta).error is None
+
+
+def edit_ledger(run, event, number=0, **changes):
+    """Change fields of an event; without any it is taken out."""
+    lines = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
+    it = [line for line in lines if line["event"] == event][number]
+    it |= changes
+    if not changes:
+        lines.remove(it)
+    (run / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines))
