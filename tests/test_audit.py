@@ -264,19 +264,6 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
     assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
 
 
-def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
-    """A rate that is far too high: NaN is null in the log, and its steps are skipped. It is honest,
-    and a number in the place of a null is not."""
-    run = trained(corpus, tmp_path / "run", "--lr", "1e30")
-    line = next(it for _, lines in lines_of(run) for it in lines if it["step"] == 3)
-    assert line["loss"] is None and "val_loss" in line and line["val_loss"] is None
-    code, said = audit(run, "--whole")
-    assert code == 0, said
-    edit(run, 3, val_loss=4.5)
-    code, said = audit(run, "--whole")
-    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
-
-
 @pytest.mark.parametrize("step", [4, 5])
 def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
     """By Ctrl-C: exit code 2, as nothing can be told of the rest; also between two spans."""

@@ -130,15 +130,6 @@ def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     assert time.process_time() - began < 1.5
 
 
-def test_a_model_that_evaluates_to_no_number(corpus, tmp_path):
-    """The log has null for NaN, also where all steps have been skipped since."""
-    flags = ["--lr", "1e18", "--grad-clip", "0", "--max-skipped", "9"]
-    run = trained(corpus, tmp_path / "run", *flags)
-    assert any("val_loss" in it and it["val_loss"] is None for it in lines_of(run)[0][1])
-    code, text = audit(run, "--whole")
-    assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
-
-
 def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch):
     """They are named, and nothing is wrong; the oldest may go as well."""
 
@@ -153,19 +144,6 @@ def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch)
     assert "not counted: step-000000000005.1: it has been deleted meanwhile" in text
     code, text = audit(forged)
     assert code == 2 and "nothing recomputed" in text
-
-
-def test_steps_of_a_branch_that_the_run_has_left(corpus, tmp_path):
-    """Its newest checkpoint was lost, and it went on with another rate, and not as far: what the
-    life before has logged beyond is named, and not counted."""
-    run = trained(corpus, tmp_path / "run", "--steps", "4")
-    trained(corpus, run)
-    for path in run.glob("checkpoints/*.2"):
-        shutil.rmtree(path)
-    trained(corpus, run, "--steps", "6", "--lr", "1e-4")
-    code, text = audit(run, "--whole")
-    assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
-    assert "not counted: the log's steps from 7 on: the run has left them" in text
 
 
 def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypatch):

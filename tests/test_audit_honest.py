@@ -33,4 +33,4 @@ def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path)
     (run / "finished.json").unlink()
     code, said = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
-    assert "not counted: steps 5 to 6: the run has left them, as a later life has" in said
+    assert "not counted: the log's steps from 5 on: the run has left them" in said
