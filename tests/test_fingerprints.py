@@ -110,6 +110,7 @@ def test_runs_of_the_same_bits(tmp_path):
     ("field", "value", "step"),
     [
         ("loss", 0.2000001, 5),
+        ("loss", None, 5),  # a skipped step
         ("grad_norm", 0.5000001, 5),
         ("val_loss", 0.2500001, 8),
         ("state_fp", "f" * 16, 8),
