@@ -13,8 +13,9 @@ import torch
 from gptddp import __version__
 from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config, changed, differences
+from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import CONFIG, save_config, unknown_fields
@@ -51,6 +52,25 @@ def check_given(given: Sequence[Any], config: Config, world: World) -> None:
                     raise ConfigError(f"{text}: give all ranks the same flags")
                 log.warning("%s: rank 0's counts; give all ranks the same flags", text)
                 break
+
+
+def identity(dataset: Dataset) -> dict[str, str | None]:
+    """What decides a rank's rows beside the configuration."""
+    tokenizer = dataset.tokenizer()
+    library = None if dataset.pretokenized else tokenizer.library
+    return {"dataset": dataset.sha256, "tokenizer": tokenizer.sha256, "library": library}
+
+
+def check_same_data(found: Sequence[Any], world: World) -> None:
+    """Rank 0 only: `identity` of each rank is that of rank 0; else DataError, with both."""
+    for name, theirs in zip(world.names, found, strict=True):
+        for what, mine in found[0].items():
+            if isinstance(theirs, dict) and theirs.get(what) != mine:
+                raise DataError(
+                    f"{name} has another {what} than rank 0 ({theirs.get(what)!s:.24} instead of "
+                    f"{mine!s:.24}), so its rows would be others: give all ranks the same data, "
+                    "and the same image or environment"
+                )
 
 
 def write_config(run: Path, run_id: str, config: Config, generation: int) -> None:

@@ -208,6 +208,28 @@ def test_flags_that_one_rank_alone_is_given_are_told_or_refused(
     assert not (tmp_path / "run/lease.json").exists()
 
 
+OTHER_LIBRARY = "import os, tiktoken; tiktoken.__version__ += '.9' * int(os.environ['RANK']); "
+OTHER_DATA = """
+import os
+from gptddp.data.dataset import Dataset
+Dataset.sha256 = os.environ['RANK'] * 64
+"""
+
+
+@pytest.mark.parametrize("what", ["library", "dataset"])
+def test_a_rank_whose_rows_would_be_others_is_refused_from_the_first_life_on(
+    corpus, tmp_path, what
+):
+    """Another version of what encodes, or a copy of other data: the run does not begin."""
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    code = (OTHER_LIBRARY if what == "library" else OTHER_DATA) + TRAIN
+    found = ranks(2, *SMALL, *where, code=code)
+    assert [process.wait(60) for process in found] == [2, 2]
+    said = found[0].stderr.read()
+    assert f"rank 1 has another {what} than rank 0" in said and "give all ranks the same" in said
+    assert not list((tmp_path / "run").glob("*.json"))
+
+
 def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):
     """The run goes on with it, and no checkpoint of it exists before config.json has it."""
     run, tries = tmp_path / "run", []
