@@ -21,9 +21,9 @@ from gptddp.run.history import history, read_ledger
 LONG_S = 300  # several times what any of it takes
 FLAGS = ["--preset=tiny", "--eval-every=100000", "--log-every=10"]
 # The bits depend on the threads, and pods have other CPUs than this machine; the rate is to be that
-# of any number of steps.
-FLAGS += ["--threads=1", "--final-lr=1"]
-BITS = 200  # steps that are compared bit for bit: one process takes minutes for them
+# of any number of steps. One process does the steps that are compared bit for bit in a minute.
+FLAGS += ["--threads=1", "--final-lr=1", "--batch=12"]
+BITS = 200
 # Runs in a pod: end the launcher (the child of the init process) or the training worker.
 KILL = """
 import os, pathlib, signal, sys
@@ -251,6 +251,7 @@ def test_the_run_is_the_undisturbed_one(job, tmp_path):
         "for _ in range(int(sys.argv[1])): print(f'{loader.next().fp:016x}')\n"
         "loader.close()\n"
     )
+    job.reach(BITS)
     lines = job.lines()
     command = [sys.executable, "-c", code, str(len(lines)), *FLAGS, "--data"]
     command += [job.namespace.shared / "data/corpus"]
