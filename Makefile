@@ -31,10 +31,11 @@ lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 # Short rounds, a quarter of an hour in all: benchmarks/NAME.py alone takes its time, and flags.
-BENCHMARKS = checkpoint loader trainer recovery soak
+BENCHMARKS = checkpoint loader trainer sums recovery soak
 bench-checkpoint = --saves 3
 bench-loader = --seq-len 256 --lanes 8 --batch 48 --steps 50
 bench-trainer = --rounds 2
+bench-sums = --shapes tiny --worlds 1,4 --rounds 2
 bench-recovery = --rounds 1
 bench-soak = --minutes 3 --every 45
 

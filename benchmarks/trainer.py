@@ -33,8 +33,8 @@ from gptddp import train
 from gptddp.config import Config, with_preset
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.hardware import has_fast_bf16, use_fast_fp32
-from gptddp.model import optim
+from gptddp.distributed.hardware import numerics, use
+from gptddp.model import optim, sums
 from gptddp.model.gpt import GPT, build
 from gptddp.train import forward_backward
 from gptddp.training import life
@@ -89,11 +89,13 @@ def bare(c: Config, world: World, laps: Laps) -> None:
     tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
     valid = np.ones((rows, c.seq_len), bool)
     batch = Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
+    made = sums.build(ddp, c, world)
     for _ in range(STEPS):
         laps.begin_step()
-        forward_backward(ddp, batch, valid.size * world.world_size, 0, c, world)
+        forward_backward(ddp, batch, valid.size * world.world_size, 1, c, world, made)
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.step()
+        made.settle()
         optimizer.zero_grad(set_to_none=False)
 
 
@@ -117,8 +119,7 @@ def worker(rounds: int, folder: str) -> None:
     logging.disable(logging.WARNING)
     seconds: dict[str, list[tuple[float, float]]] = {"plain": [], "bare": [], "ours": []}
     with connect("cpu") as world:
-        fast = has_fast_bf16(world.device)
-        c = Config(steps=STEPS, data=f"{folder}/data", precision="bf16" if fast else "fp32")
+        c = Config(steps=STEPS, data=f"{folder}/data", **numerics(world.device))
         c = dataclasses.replace(with_preset(c, accelerator=False), eval_tokens=1)
         for i in range(rounds):
             c = dataclasses.replace(c, run_dir=f"{folder}/run{i}")
@@ -127,8 +128,7 @@ def worker(rounds: int, folder: str) -> None:
                 laps = Laps()
                 variant(c, world, laps)
                 seconds[name] += laps.seconds()
-                if not fast:  # for the two that are ours
-                    use_fast_fp32(world.device)
+                use(c, world.device)  # for the two that are ours
         if world.rank == 0:
             report(seconds, c)
 

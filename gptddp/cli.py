@@ -21,6 +21,9 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:  # click's own exit code is 1, which says something else here
+            click.echo("Aborted!", err=True)
+            ctx.exit(130)
         except GptddpError as error:
             click.echo(f"Error: {visible_lines(error)}", err=True)
             ctx.exit(error.exit_code)
@@ -289,16 +292,39 @@ def log(ctx: click.Context, run: Path) -> None:
     \b
     gptddp log runs/first | tail -1
     """
-    from gptddp.run import audit
+    from gptddp.run import log_check
     from gptddp.run.history import logged
 
-    it = audit.Audit(_run_dir(run))
+    it = log_check.LogCheck(_run_dir(run))
     for generation, line in logged(run):
         it.add(generation, line)
         click.echo(json.dumps(line))
     if wrong := it.found():
-        click.echo(visible_lines(audit.told(run, wrong)), err=True)
+        click.echo(visible_lines(log_check.told(run, wrong)), err=True)
         ctx.exit(1)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--data", default="", metavar="DIR", help="The dataset; by default the run's own.")
+@click.option(
+    "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
+)
+@click.pass_context
+def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
+    """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
+
+    Exit code 0 when all is the same, 1 at the first difference, 2 when that cannot be told here.
+
+    \b
+    gptddp audit runs/first --whole
+    """
+    from gptddp.audit import audit as recompute
+    from gptddp.audit import describe
+
+    report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
+    click.echo(visible_lines(describe(report)))
+    ctx.exit(report.exit_code)
 
 
 @cli.command()
@@ -314,7 +340,7 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     gptddp fingerprints runs/undisturbed runs/killed
     """
     from gptddp.fingerprints import compare, describe
-    from gptddp.run.audit import told
+    from gptddp.run.log_check import told
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
     for run, wrong in zip(result.runs, result.wrong, strict=True):

@@ -84,21 +84,46 @@ class Config:
         None, FIXED, "rows a step over all ranks (G), a multiple of lanes", least=1, most=2**24
     )
     pack: str = _f(
-        None, FIXED, "documents to rows: best-fit (few are cut) or concat (cut every T tokens)"
+        None,
+        FIXED,
+        "documents to rows: best-fit (few are cut) or concat (cut every T tokens); runs of version "
+        "0.1.0 have best-fit-0.1 or concat-0.1",
     )
     mask: str = _f(
         None, FIXED, "none, or document: attention and positions within a document of a row"
     )
     micro_batch: int = _f(
-        None, KEPT, "rows a rank puts through the model at once, at most", least=1
+        None, FIXED, "rows of a lane that go through the model at once, at most", least=1
+    )
+    reduce: str = _f(
+        None,
+        FIXED,
+        "sums of gradients: exact (the same bits at any world size) or fast; by default exact on "
+        "CPUs, else fast",
     )
     # optimization
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
+    max_tokens: int = _f(
+        0,
+        KEPT,
+        "targets trained after which the run ends, if that is before steps; 0: no limit",
+        least=0,
+        most=2**53,
+    )
     max_time: float = _f(
-        0.0, KEPT, "seconds of training after which the run ends early; 0: no limit", least=0
+        0.0,
+        KEPT,
+        "seconds in steps, with their wait for data, after which the run ends, if that is before "
+        "steps; starts, evaluations and checkpoints do not count; 0: no limit",
+        least=0,
     )
     lr: float = _f(None, KEPT, "peak learning rate", least=0)
-    final_lr: float = _f(0.1, KEPT, "learning rate at the end, as a part of the peak", least=0)
+    final_lr: float = _f(
+        0.1,
+        KEPT,
+        "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
+        least=0,
+    )
     warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
     weight_decay: float = _f(
         0.1, KEPT, "AdamW decay of the matrices; vectors are never decayed", least=0
@@ -116,7 +141,21 @@ class Config:
         least=0,
         most=2**64 - 1,
     )
-    precision: str = _f(None, FIXED, "fp32 or bf16; by default bf16 where the hardware has it")
+    precision: str = _f(
+        None, FIXED, "fp32 or bf16; by default what is faster on the hardware of the first start"
+    )
+    matmul: str = _f(
+        None,
+        FIXED,
+        "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; by default likewise",
+    )
+    threads: int = _f(
+        None,
+        FIXED,
+        "CPU threads of a rank; by default what the CPUs of the first start give each",
+        least=1,
+        most=2**10,
+    )
     device: str = _f(None, START, "cpu or cuda; by default cuda where there is one")
     # evaluation, log, checkpoints, metrics
     eval_every: int = _f(
@@ -144,13 +183,20 @@ class Config:
     def __post_init__(self) -> None:
         _check(self)
 
+    @property
+    def as_0_1(self) -> bool:
+        """Is it of a run that version 0.1.0 has begun, and that goes on as it was begun?"""
+        return str(self.pack).endswith("-0.1")
+
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
     "preset": tuple(PRESETS),
-    "pack": ("best-fit", "concat"),
+    "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
     "precision": ("fp32", "bf16"),
+    "matmul": ("mkl", "onednn", "tf32"),
+    "reduce": ("exact", "fast"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
 }
@@ -177,6 +223,8 @@ def _check(c: Config) -> None:
             f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
             f"use {near} or {near + c.n_head}"
         )
+    if c.reduce == "exact" and c.as_0_1:
+        raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
     if c.batch and c.lanes and c.batch % c.lanes:
         low = c.batch // c.lanes * c.lanes
         fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"
@@ -220,10 +268,12 @@ def _is_path(text: str) -> bool:
 def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
-    Only `precision` and `device` stay open: the hardware decides.
+    Only `precision`, `matmul`, `threads` and `device` stay open: the hardware decides, of a run of
+    version 0.1.0 at each start.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
+    defaults["reduce"] = "fast" if accelerator else "exact"
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
         values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes

@@ -69,6 +69,12 @@ class CheckpointError(GptddpError):
     exit_code = 4
 
 
+class AuditError(GptddpError):
+    """It cannot be told here whether a run is what its log says."""
+
+    exit_code = 2
+
+
 class CrashLoopError(GptddpError):
     """The same step has failed in three lives by the trainer's own error."""
 

@@ -58,6 +58,8 @@ def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
     values that no version can have written.
     """
     given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
+    if "reduce" not in values and isinstance(pack := given.get("pack"), str):
+        given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
     except ConfigError as error:

@@ -14,7 +14,7 @@ _GPT2: dict[str, Any] = dict(
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(
         **_ROWS,
-        n_layer=4, n_head=4, n_embd=128, seq_len=256, lanes=48, batch=48, micro_batch=12,
+        n_layer=4, n_head=4, n_embd=128, seq_len=256, lanes=12, batch=48, micro_batch=4,
         steps=400, lr=3e-3, warmup_steps=40, eval_every=100, eval_tokens=2**16,
     ),
     "gpt2": _GPT2,

@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 -m gptddp.train --data DATASET --run-dir RUN
     gptddp-k8s submit --replicas 4 --local
 
-Read it downwards: `train` is one life of a run, from the newest state through the loop to its last
-checkpoint; `main` parses and connects. What a fault, a stop or a save needs is behind `life`
-(training/life.py).
+Read it downwards: `train` finds the newest state of a run, and `live` is one life of it, through
+the loop to its last checkpoint; `main` parses and connects. What a fault, a stop or a save needs is
+behind `life` (training/life.py).
 """
 
 import logging
@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.advice import advice
 from gptddp.config import Config
 from gptddp.data import lanes
-from gptddp.data.dataset import open_dataset
+from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.loader import Batch
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.hardware import use_fast_fp32
+from gptddp.distributed.hardware import use
 from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.process import run
 from gptddp.distributed.pulse import Listening
@@ -37,9 +38,12 @@ from gptddp.files import patiently
 from gptddp.flags import flag, from_args
 from gptddp.model import gpt, optim
 from gptddp.model.evaluate import Evaluation, evaluate
-from gptddp.model.micro_batches import autocast, micro_batches
+from gptddp.model.micro_batches import autocast, of_step
+from gptddp.model.sums import Sums
+from gptddp.model.sums import build as sums_of
 from gptddp.run import crash_loop
 from gptddp.training.begin import begin
+from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
 from gptddp.training.rows import Rows
 from gptddp.training.stop import StopFlag
@@ -55,53 +59,61 @@ def train(config: Config, world: World, stop: StopFlag) -> None:
     tokenizer = patiently(dataset.tokenizer)
 
     life = begin(config, dataset, world, stop, clock)  # all ranks: newest state, disk or memory
-    c = life.config
-    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(c, world.world_size)]
+    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)
+    live(life, dataset, tokenizer, stop)
+
+
+def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> None:
+    """All ranks: a life of the run, from its newest state to its end. An audit lives it again."""
+    c, world = life.config, life.world
     rows = Rows(dataset, c, world, life.progress.data)
     with life.guard(rows):  # lost peer, divergence, crash loop
         if not life.step:  # a mistake in them is told at once; a recovery must not wait for them
             _ = rows.validation
 
         # -- the model, from the same seed on every rank, and its state -------------------------
-        if c.precision == "fp32":
-            use_fast_fp32(world.device)
+        use(c, world.device)
         gpt.check_size(c, tokenizer.vocab_size, world.device)
         net = gpt.build(c, tokenizer.vocab_size, world.device)
         optimizer = optim.build(net, c)
         ddp = DDP(net, gradient_as_bucket_view=True)
+        sums = sums_of(ddp, c, world)
         warm_up(ddp, c, world)  # all ranks
-        life.restore(optim.state_tensors(net, optimizer), net.n_params())  # all ranks
+        tensors = optim.state_tensors(net, optimizer) | sums.tensors()
+        life.restore(tensors, net.n_params())  # all ranks
 
         def validate() -> Evaluation | None:
             return evaluate(net, rows.validation, tokenizer, c, world, lambda: stop.asked)
 
         # -- the loop ---------------------------------------------------------------------------
-        life.evaluate_missed(validate)  # all ranks
+        life.complete_line(validate)  # all ranks: the life before may have been cut off
         while life.goes_on:
             batch = life.next_batch()
             agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save
-            if agreed.ends:
+            if not life.goes_on:
                 break
             if agreed.bad:
                 life.quarantine(batch)  # all ranks; then the same step without those rows
                 continue
-            lr = optim.set_lr(optimizer, life.step, c)
-            nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world)
-            loss = world.all_reduce(nats).item() / agreed.targets  # all ranks
+            lr = optim.set_lr(optimizer, c, life.progress)
+            nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
+            loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
             with life.stepping(batch, agreed, loss=loss, grad_norm=norm, lr=lr) as finite:
                 if finite:
                     optimizer.step()
+                    sums.settle()
                 optimizer.zero_grad(set_to_none=False)
             if life.is_evaluation_due:
                 life.evaluate(validate)  # all ranks
-            life.record()
             if agreed.save or life.is_check_due:
                 life.check_replicas()  # all ranks
+            life.record()
             if agreed.save:
                 life.save()
+        life.complete_line(validate)  # all ranks: time ends a run before a step, not after one
         life.end()  # all ranks: the last state is on disk before any rank leaves
 
 
@@ -120,28 +132,28 @@ def warm_up(ddp: DDP, c: Config, world: World) -> None:
 
 
 def forward_backward(
-    ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: World
-) -> Tensor:
-    """All ranks: the gradient of the step's mean loss over all its targets; this rank's nats.
+    ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: World, sums: Sums
+) -> float:
+    """All ranks: the gradient of the step's mean loss over all its targets; the step's nats.
 
-    DDP divides the sum over ranks by their number, so each rank's sum is multiplied by it. Ranks
-    may run different numbers of micro-batches: only the last of each synchronises, once. no_sync
-    must be around the forward pass too, where DDP decides.
+    Ranks may have different numbers of slots: only the last micro-batch of each synchronises, once.
+    no_sync must be around the forward pass too, where DDP decides.
     """
-    nats = torch.zeros((), dtype=torch.float64, device=world.device)
-    last = (len(batch.tokens) - 1) // c.micro_batch
-    first_lane = lanes.owned(world.rank, world.world_size, c.lanes).start
-    parts = micro_batches(batch.tokens, batch.valid, batch.bos, c, world.device)
-    for i, (x, y, positions) in enumerate(parts):
-        if c.dropout:  # random numbers belong to the step and the lane, not to the process
-            lane = first_lane + i * c.micro_batch * c.lanes // c.batch
-            torch.manual_seed(lanes.key(c.seed, step, lane))
-        with nullcontext() if i == last else ddp.no_sync():
-            with autocast(c, world.device):
-                loss = ddp(x, y, positions)
-            (loss * (world.world_size / targets)).backward()
-        nats += loss.detach()
-    return nats
+    first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
+    factor = sums.begin(targets)
+    while True:  # a second time where a grid of the sums did not fit
+        for part in of_step(batch, step, first_slot, c, world.device):
+            if c.dropout:
+                torch.manual_seed(part.seed(c, step))
+            with nullcontext() if part.ends_step else ddp.no_sync():
+                with autocast(c, world.device):
+                    nats = ddp(part.x, part.y, part.positions)
+                sums.took(part.slot, nats)
+                (nats * factor).backward()
+            if part.ends_slot and not part.ends_step:
+                sums.close(part.slot)
+        if (total := sums.finish()) is not None:  # all ranks
+            return total
 
 
 def main(args: Sequence[str] | None = None) -> int:

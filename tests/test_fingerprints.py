@@ -37,7 +37,10 @@ def test_runs_of_the_same_rows(tmp_path):
     write(tmp_path / "b", 2, range(15, 41), world_size=3)
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
+    assert result.stdout == (
+        f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
+        "  only their rows: one does not say that its sums are exact\n"
+    )
 
 
 def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
@@ -48,6 +51,7 @@ def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {CHAIN[10]:016x}",
+        "  only their rows: one does not say that its sums are exact",
         f"not compared: {tmp_path / 'a'} has not logged steps 11 to 15",
         f"not compared: {tmp_path / 'b'} has not logged steps 5 to 6",
     ]
@@ -75,6 +79,76 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
     assert result.exit_code == 1
     assert f"  chain_fp {CHAIN[5] + 1:016x}  {tmp_path / 'b'}, generation 1" in result.stdout
     assert "those of a step before are not" in result.stdout
+
+
+def exact(run, *, reduce="exact", **changes):
+    """A run of eight steps with losses and two states; a change: of a field from step 5 on."""
+    write(run, 1, range(1, 9))
+    (run / "config.json").write_text(json.dumps({"config": {"reduce": reduce}}))
+    log = run / "log.1.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        line |= {"loss": 1 / line["step"], "grad_norm": 0.5}
+        if line["step"] % 4 == 0:
+            line |= {"state_fp": f"{line['step']:016x}", "val_loss": 2 / line["step"]}
+        line |= {k: v for k, v in changes.items() if line["step"] >= 5 and k in line}
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_runs_of_the_same_bits(tmp_path):
+    """Of two runs with exact sums losses and states are compared, and how many is said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0 and result.stdout.splitlines()[1] == (
+        "  and their losses, and their states after 2 of the steps, state_fp 0000000000000008 at "
+        "step 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "step"),
+    [
+        ("loss", 0.2000001, 5),
+        ("loss", None, 5),  # a skipped step
+        ("grad_norm", 0.5000001, 5),
+        ("val_loss", 0.2500001, 8),
+        ("state_fp", "f" * 16, 8),
+        ("state_fp", None, None),
+    ],
+)
+def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value, step):
+    """Of the same rows. What one run has not computed is no difference; nor is anything where the
+    sums of one are not exact, and that is said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b", **{field: value})
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == (1 if step else 0)
+    if not step:
+        return
+    first, one, other, last = result.stdout.splitlines()
+    assert first == f"different: step {step} ({step - 1} steps before it are the same)"
+    assert one.startswith(f"  {field} ") and other.startswith(f"  {field} {value}")
+    assert last == "  the rows are the same"
+    exact(tmp_path / "fast", reduce="fast", **{field: value})
+    result = fingerprints(tmp_path / "a", tmp_path / "fast")
+    assert (
+        result.exit_code == 0 and "only their rows: the sums of one are not exact" in result.stdout
+    )
+
+
+def test_a_run_whose_configuration_cannot_be_read(tmp_path):
+    """The ledger says that its sums are exact. Where nothing does, losses are not compared, and
+    that is said."""
+    exact(tmp_path / "a")
+    exact(tmp_path / "b", loss=0.2000001)
+    (tmp_path / "b/config.json").write_text("{")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0 and "only their rows: one does not say" in result.stdout
+    event = {"event": "start", "time": 1.0, "generation": 1, "config": {"reduce": "exact"}}
+    (tmp_path / "b/ledger.jsonl").write_text(json.dumps(event) + "\n")
+    result = fingerprints(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1 and "different: step 5" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from support.paths import ROOT
 LEVELS = [
     {"gptddp", "errors", "presets"},
     {"config", "files"},
-    {"advice", "flags"},
+    {"advice", "budget", "flags"},
     {"distributed"},
     {"data", "run"},
     {"checkpoint", "model"},
     {"training"},
     {"train", "sample", "fingerprints", "prepare"},
-    {"export"},
+    {"export", "audit"},
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
@@ -37,7 +37,7 @@ K8S_LEVELS = [
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
 K8S_TAKES = {"gptddp", "gptddp.launch.pod"} | {
-    f"gptddp.{name}" for name in ("advice", "config", "errors", "files", "flags")
+    f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {
@@ -168,7 +168,7 @@ def test_no_modules_import_each_other_in_a_circle():
         (
             "run.lines",
             "import gptddp.data.dataset",
-            "`run` may import advice, config, distributed, errors",
+            "`run` may import advice, budget, config, distributed, errors",
         ),
         ("files", "def f(): from gptddp import config", "imports gptddp.config in a function:"),
         ("export", "from gptddp.k8s.cluster import connect", "nothing outside of k8s imports it"),

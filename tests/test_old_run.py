@@ -1,10 +1,13 @@
 """A run directory that an older version has made is a run like any other: see its README.md."""
 
 import json
+import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 from support.paths import TESTS
@@ -12,6 +15,8 @@ from support.paths import TESTS
 from gptddp import train
 from gptddp.checkpoint import snapshot
 from gptddp.cli import cli
+from gptddp.distributed import hardware
+from gptddp.run.directory import config_of
 from gptddp.run.history import history, read_ledger
 
 OLD = TESTS / "fixtures/run-0.1.0"
@@ -34,9 +39,9 @@ def goes_on(old, monkeypatch, train_here):
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "pod-0:23456")
     flags = ["--device", "cpu", "--cache-dir", "none"]
 
-    def to_the_end():
+    def to_the_end(*more: str):
         data = ["--data", str(old.parent / "data")]
-        assert not train.main([*flags, *data, "--run-dir", str(old)])
+        assert not train.main([*flags, *data, "--run-dir", str(old), *more])
 
     return to_the_end
 
@@ -83,6 +88,45 @@ def test_an_old_run_goes_on_from_memory(old, goes_on, monkeypatch, tmp_path):
     check_continued(old, SNAPSHOT)
 
 
+def test_an_old_run_multiplies_as_version_0_1_0_did(old, goes_on, monkeypatch):
+    """Also where a new run has MKL: in fp32 with oneDNN, if that keeps it, and with the threads of
+    each start. To go on fixes neither."""
+    monkeypatch.setattr(hardware, "cpu_has_amx", lambda: False)
+    monkeypatch.setattr("gptddp.distributed.connect.cpu_quota", lambda: 2)
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    try:
+        goes_on()
+        assert torch.get_num_threads() == 2
+        wanted = "medium" if hardware._keeps_fp32() else "highest"
+        assert torch.get_float32_matmul_precision() == wanted
+        mixed = replace(config_of(old), precision="bf16")  # what is in fp32 beside it: not oneDNN
+        hardware.use(mixed, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "highest"
+        torch.set_float32_matmul_precision("medium")
+        monkeypatch.setattr(hardware, "_keeps_fp32", lambda: False)
+        hardware.use(config_of(old), torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.set_num_threads(threads)
+    check_continued(old, CHECKPOINT)
+    saved = config_of(old)
+    assert saved.as_0_1 and saved.reduce == "fast" and saved.matmul is saved.threads is None
+
+
+def test_what_an_old_run_has_left_open_is_told_and_recorded_when_it_is_given(old, goes_on, caplog):
+    """From then on it is fixed. And a budget that does not move its rate is told, with why."""
+    caplog.set_level(logging.INFO)
+    goes_on("--threads", "1", "--max-tokens", "1000000")
+    assert config_of(old).threads == 1
+    events = [it for it in read_ledger(old) if it["event"] == "changed"]
+    told = {(it["field"], it["old"], it["new"]) for it in events}
+    assert told == {("threads", None, 1), ("max_tokens", 0, 1000000)}
+    assert f"changed after step {CHECKPOINT}: threads: None -> 1" in caplog.text
+    assert "its learning rate follows steps 40 alone" in caplog.text
+    check_continued(old, CHECKPOINT)
+
+
 def test_an_old_run_is_read_by_every_command(old, tmp_path):
     """`checkpoints --verify` finds its checkpoint whole, `log` and `fingerprints` all its steps."""
     listed = gptddp("checkpoints", old, "--verify").split()
@@ -93,6 +137,8 @@ def test_an_old_run_is_read_by_every_command(old, tmp_path):
     shutil.copytree(old, other, ignore=shutil.ignore_patterns("log.*"))
     shutil.copy(OLD / "undisturbed.jsonl", other / "log.1.jsonl")
     assert gptddp("fingerprints", other, old).startswith(f"same: {SNAPSHOT} steps")
+    audit = CliRunner().invoke(cli, ["audit", str(old), "--data", str(tmp_path / "data")])
+    assert audit.exit_code == 2 and f"reduce is fast in life 1 of {old}" in audit.stderr
 
 
 def test_an_old_run_is_exported(old, tmp_path):

@@ -64,15 +64,25 @@ def test_the_loss_falls(run, tmp_path):
 
 
 def test_micro_batches_only_change_the_rounding(corpus, tmp_path):
-    """8, 3 or 1 rows at once: the same losses, because they are sums over all targets."""
+    """8, 3 or 1 rows of a lane at once: the same losses, as they are sums over all targets."""
     losses = []
     for rows in ("8", "3", "1"):
         folder = tmp_path / rows
-        flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "5"]
+        flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "5", "--lanes", "1"]
         assert train.main([*SMALL, *flags, "--micro-batch", rows]) == 0
         losses.append([line["loss"] for line in history(folder)])
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_gradients_are_clipped_unless_the_norm_is_0(corpus, tmp_path):
+    """0 is no clipping: the bits are those of a limit that is never reached."""
+    states = {}
+    for clip in ("0", "1e9", "0.1"):
+        places = ["--data", str(corpus), "--run-dir", str(tmp_path / clip), "--grad-clip", clip]
+        assert train.main([*SMALL, *places, "--steps", "3"]) == 0
+        states[clip] = list(history(tmp_path / clip))[-1]["state_fp"]
+    assert states["0"] == states["1e9"] != states["0.1"]
 
 
 def test_an_extended_run_continues_where_it_ended(run, tmp_path):

@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ def load_newest(
         for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
-                return patiently(partial(_load, path, run_id, skipped, tell))
+                return patiently(partial(load, path, run_id, skipped, tell))
             except Unusable as unusable:
                 if _is_gone(path):
                     vanished = True
@@ -78,12 +78,13 @@ def load_newest(
     raise _none_valid(run_dir, skipped)
 
 
-def _load(
+def load(
     path: Path,
     run_id: str | None,
-    skipped: list[Unusable],
-    tell: Callable[[str], None],
+    skipped: Sequence[Unusable] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Loaded:
+    """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
     if reason := content.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from gptddp.data.cache import Cache
 from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import Block, Share, blocks, rows_order
-from gptddp.data.packing import IDS, Packed, pack, row_hashes
+from gptddp.data.packing import IDS, Packed, hashes, origins, pack
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
@@ -21,6 +21,7 @@ from gptddp.errors import BadRowGroup, DataError
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
 
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
+Document = tuple[Any, bool]  # and whether it goes on in another row of the dataset
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Made:
     first: int  # where rows[0] is in the block: not 0 if a restored position was inside it
     rows: Packed
     hashes: np.ndarray  # uint64, one a row
+    origin: np.ndarray  # int64, four a row: see packing.origins
 
 
 @dataclass
@@ -48,7 +50,12 @@ class Source:
     cache: Cache | None = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
     # The row group that was read last: lanes that share one often need it one after the other.
-    _last: tuple[int, list[Any]] = (-1, [])
+    _last: tuple[int, list[Document]] = (-1, [])
+
+    @property
+    def library(self) -> str | None:
+        """What makes the tokens, with its version; None where no library does."""
+        return None if self.dataset.pretokenized else self.tokenizer.library
 
     def encoder(self) -> Encode:
         """A new function from a document to its tokens (1-D), to be used in one thread."""
@@ -56,10 +63,10 @@ class Source:
             return lambda ids: ids
         return self.tokenizer.encoder()
 
-    def pack_rows(self, tokens: Sequence[np.ndarray]) -> Packed:
-        """Pack the tokens of a block's documents."""
+    def pack_rows(self, tokens: Sequence[np.ndarray], goes_on: Sequence[bool]) -> Packed:
+        """Pack the tokens of a block's documents, some of which go on elsewhere."""
         dtype = self.tokenizer.dtype
-        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack)
+        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack, goes_on)
 
     def name(self, group: int) -> str:
         """A row group as a message says it."""
@@ -78,6 +85,7 @@ class Source:
         identity = (
             self.dataset.sha256,
             self.tokenizer.sha256,
+            self.library,
             IDS[self.pack],
             self.seq_len,
             group.path,
@@ -94,7 +102,7 @@ class Source:
         if self.cache is not None and identity:
             self.cache.put(identity, rows)
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Any]:
+    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Document]:
         """The documents of a row group that have text, or tokens, in order: [] in quarantine.
 
         The errors of a network volume may pass, so reading is tried again, with `wait(seconds)`
@@ -105,19 +113,24 @@ class Source:
             return []
         last, documents = self._last
         if last != group:
-            found = self._read(group, wait)
-            documents = [document for document in found if document is not None and len(document)]
+            documents = self._read(group, wait)
             self._last = (group, documents)
         return documents
 
-    def _read(self, group: int, wait: Callable[[float], Any]) -> Sequence[Any]:
+    def _read_once(self, group: int) -> list[Document]:
+        found = self.dataset.read(self.groups[group])
+        goes_on = self.dataset.goes_on(self.groups[group])
+        both: Iterable[tuple[Any, Any]] = zip(found, goes_on, strict=True)
+        return [(text, bool(mark)) for text, mark in both if text is not None and len(text)]
+
+    def _read(self, group: int, wait: Callable[[float], Any]) -> list[Document]:
         for delay in RETRY_S:
             try:
-                return self.dataset.read(self.groups[group])
+                return self._read_once(group)
             except DataError:
                 wait(delay)
         try:
-            return self.dataset.read(self.groups[group])
+            return self._read_once(group)
         except DataError as error:
             self.dataset.check_storage()  # a volume that is away must not count as bad files
             # Validation has no quarantine: losses can be compared only over the same rows.
@@ -145,7 +158,7 @@ class Lane:
         self._plan = blocks(shares, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._read: dict[Block, Sequence[Any]] = {}  # documents of the next blocks, read already
+        self._read: dict[Block, Sequence[Document]] = {}  # of the next blocks, read already
         self._without_rows = 0  # blocks without rows, one after the other
         # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
@@ -163,7 +176,7 @@ class Lane:
         """
         if self._plan[self.block].group in source.quarantined:
             self._skip = 0  # some of its rows may have been trained before it went bad
-        documents: Sequence[Any] = ()
+        documents: Sequence[Document] = ()
         self.reading = source.name(self._plan[self.block].group)
         try:
             packed, identity = source.cached(self._plan[self.block])
@@ -173,31 +186,33 @@ class Lane:
             self.reading = ""
         if packed is None:
             tokens = []
-            for document in documents:
+            for document, _ in documents:
                 if stopped and stopped.is_set():
                     return None
                 tokens.append(encode(document))
                 beat()  # for the trainer, which may wait for this block
-            packed = source.pack_rows(tokens)
+            packed = source.pack_rows(tokens, [goes_on for _, goes_on in documents])
             source.keep(identity, packed)
         at, first = (self.epoch, self.block), self._skip
         self._advance(len(packed))
         if not len(packed):
             return None
         packed = packed.take(rows_order(len(packed), self.seed, self.number, *at))
-        hashes = row_hashes(packed, self.number, *at)
-        after = (self.epoch, self.block)
-        return Made(*at, after, first, packed.take(slice(first, None)), hashes[first:])
+        origin = origins(len(packed), self.number, *at)
+        prints = hashes(packed, origin, source.pack)
+        after, rest = (self.epoch, self.block), slice(first, None)
+        return Made(*at, after, first, packed.take(rest), prints[rest], origin[rest])
 
-    def take(self, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The next n rows, which must be ready: parts of (tokens, valid, hashes), as views."""
-        parts = []
+    def take(self, n: int) -> list[tuple[np.ndarray, ...]]:
+        """The next n rows, which must be ready: parts of (tokens, valid, hashes, origin), views."""
+        parts: list[tuple[np.ndarray, ...]] = []
         self.rows -= n
         while n:
             made = self.ready[0]
             start, self.taken = self.taken, min(self.taken + n, len(made.rows))
             part = slice(start, self.taken)
-            parts.append((made.rows.tokens[part], made.rows.valid[part], made.hashes[part]))
+            rows = made.rows.take(part)
+            parts.append((rows.tokens, rows.valid, made.hashes[part], made.origin[part]))
             n -= self.taken - start
             self.cursor = (made.epoch, made.block, made.first + self.taken)
             if self.taken == len(made.rows):
@@ -205,7 +220,7 @@ class Lane:
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
 
-    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Any]:
+    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Document]:
         block, *later = self._plan[self.block :]
         if block not in self._read:  # read it for all blocks that follow from the same row group
             documents = source.documents(block.group, wait)

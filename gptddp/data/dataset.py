@@ -4,6 +4,11 @@ dataset.json            written last and by rename: a folder without it is no da
 tokenizer.json          where the tokenizer is a BPE
 train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
 val/00000.parquet...    documents that are not in train
+
+A huge document is cut into parts, each of them a row of its own. Then there is a second column,
+`goes_on`: true where what follows in the document is another row. The rows of a document are of one
+split, but in no order.
+
 bad.jsonl               records that `gptddp prepare --on-bad skip` has left out; not read
 .prepare/               only while `gptddp prepare` is at work, or where it was killed
 """
@@ -13,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,15 +29,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptddp.data import inventory, pretokenized
+from gptddp.data.lanes import BLOCK_BYTES
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
 
 FORMAT, VERSION = "gptddp-dataset", 1
+CUT_VERSION = 2  # where documents are cut: who does not know `goes_on` would end each at its parts
 MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
-COLUMN = "text"
+COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
 _HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`"
@@ -63,6 +70,11 @@ class Dataset:
     def pretokenized(self) -> bool:
         """Are the documents token ids, and not text?"""
         return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
+
+    @property
+    def is_cut(self) -> bool:
+        """Are there documents in parts, so that a row may go on in another one?"""
+        return bool(self.manifest["version"] == CUT_VERSION)
 
     @cached_property
     def sha256(self) -> str:
@@ -99,12 +111,20 @@ class Dataset:
     def warnings(self) -> list[str]:
         """One line for each thing that a user should know of a dataset that can be used."""
         lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
-        groups = [group for split in SPLITS for group in self.row_groups(split) if group.rows > 1]
-        huge = max(groups, key=lambda group: group.text_bytes, default=None)
-        if huge and huge.text_bytes > _HUGE_BYTES:
+        groups = [group for split in SPLITS for group in self.row_groups(split)]
+        huge = _largest(group for group in groups if group.rows > 1)
+        if huge.text_bytes > _HUGE_BYTES:
             lines.append(
                 f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
                 f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
+            )
+        huge = _largest(group for group in groups if group.rows == 1)
+        if huge.text_bytes > BLOCK_BYTES:  # made before they were cut: a row group of its own
+            lines.append(
+                f"{self.dir}: {huge.path} has a document of {huge.text_bytes >> 20} MiB: one lane "
+                "gets all of it, and it is tokenised as a whole; prepare the data again with "
+                f"another --out, from its sources or from {self.dir}/train with --val "
+                f"{self.dir}/val: that cuts it into parts"
             )
         return lines
 
@@ -131,27 +151,44 @@ class Dataset:
     def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
         """The documents of a row group, null ones as None: str, or 1-D arrays of token ids.
 
-        Pages are checked against their checksums. Raises DataError, naming the row group, for what
-        cannot be read. The error does not say whether trying again may help: a flipped bit and a
-        volume that is away give the same one.
+        Where documents are cut, their parts: see `goes_on`. Pages are checked against their
+        checksums. Raises DataError, naming the row group, for what cannot be read. The error does
+        not say whether trying again may help: a flipped bit and a volume that is away give the same
+        one.
         """
+        if self.pretokenized:
+            return self._column(row_group, pretokenized.COLUMN, pretokenized.from_arrow)
+        return self._column(row_group, COLUMN, pa.ChunkedArray.to_pylist)
+
+    def goes_on(self, row_group: RowGroup) -> list[bool]:
+        """For each row of a row group: does its document go on in another row? Raises as `read`."""
+        if not self.is_cut:
+            return [False] * row_group.rows
+        return self._column(row_group, GOES_ON, pa.ChunkedArray.to_pylist)
+
+    def _column(
+        self, row_group: RowGroup, name: str, values: Callable[[pa.ChunkedArray], list[Any]]
+    ) -> list[Any]:
         path = self.dir / row_group.path
         try:
             stat = path.stat()
             footer = _footer(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             with open_parquet(path, footer) as file:  # threads of Arrow's own would not help
-                name = pretokenized.COLUMN if self.pretokenized else COLUMN
                 table = file.read_row_group(row_group.index, columns=[name], use_threads=False)
-            column = table.column(name)
-            documents = pretokenized.from_arrow(column) if self.pretokenized else column.to_pylist()
+            found = values(table.column(name))
         except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path}, row group {row_group.index}: {error}") from error
-        if len(documents) != row_group.rows:
+        if len(found) != row_group.rows:
             raise DataError(
-                f"{path}, row group {row_group.index} has {len(documents)} rows instead of "
+                f"{path}, row group {row_group.index} has {len(found)} rows instead of "
                 f"{row_group.rows}: the file has been replaced; put it back or prepare again"
             )
-        return documents
+        return found
+
+
+def _largest(groups: Iterable[RowGroup]) -> RowGroup:
+    """The one with most text, one without any where there is none."""
+    return max(groups, key=lambda group: group.text_bytes, default=RowGroup("", 0, 0, 0))
 
 
 @lru_cache(maxsize=_FOOTERS)
@@ -196,10 +233,11 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
         known, version = False, None
     if not known:
         raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
-    if version != VERSION:
+    if version not in (VERSION, CUT_VERSION):
         raise DataError(
-            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION}: "
-            f"prepare the data again, or use the gptddp that made it ({manifest.get('gptddp')})"
+            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION} and "
+            f"{CUT_VERSION}: prepare the data again, or use the gptddp that made it "
+            f"({manifest.get('gptddp')})"
         )
     if wrong := inventory.misplaced(manifest):
         raise DataError(

@@ -36,7 +36,8 @@ class Batch:
 
     tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool, false where tokens[i, t+1]
     must not count as a target (see packing.Packed); targets: how many count.
-    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's.
+    fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's. origin:
+    int64 (rows, 4), see packing.origins.
     cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
     wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
@@ -52,6 +53,7 @@ class Batch:
     wait_s: float
     bos: int = -1
     bad: int = -1
+    origin: np.ndarray | None = None
 
     @property
     def segments(self) -> np.ndarray:
@@ -122,7 +124,7 @@ class Loader:
         started = time.monotonic()
         parts = self._producer.take()
         wait_s = time.monotonic() - started
-        tokens, valid, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        tokens, valid, hashes, origin = (np.concatenate(it) for it in zip(*parts, strict=True))
         cursors = np.zeros((self._identity["lanes"], 3), np.int64)
         for lane in self._lanes:
             cursors[lane.number] = lane.cursor
@@ -134,6 +136,7 @@ class Loader:
             cursors=cursors,
             wait_s=wait_s,
             bos=self._bos,
+            origin=origin,
         )
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def _source(
 
 def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, Any]:
     """What a state must have been saved with to be continued."""
-    return {
+    identity = {
         "version": STATE_VERSION,
         "pack": IDS[source.pack],
         "dataset": source.dataset.sha256[:_HASH_DIGITS],
@@ -194,6 +197,7 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
         "batch": batch,
         "lanes": lanes,
     }
+    return identity | ({"library": source.library} if source.library else {})
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
@@ -219,17 +223,25 @@ def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
     """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
     cursors = from_text(str(state.get("lanes", "")))
-    saved = {**state, "lanes": len(cursors)}
+    # A state of version 0.1.0 has no library.
+    saved = {"library": identity.get("library"), **state, "lanes": len(cursors)}
     changed = [
         f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
         for name, now in identity.items()
-        if saved.get(name) != now
+        if saved.get(name) != now and name != "library"
     ]
     if changed:
         raise DataError(
             "the saved position in the data does not fit (saved -> now): "
             + ", ".join(changed)
             + "; use the data set and settings that the run began with, or begin a new run"
+        )
+    if saved["library"] != identity.get("library"):
+        was, now = str(saved["library"]), str(identity.get("library"))
+        raise DataError(
+            f"the text of this run was encoded by {was}, and here it would be by {now}: another "
+            "version may give other tokens, so other rows; install "
+            f"{was.replace(' ', '==')}, as in the image that the run began with, or begin a new run"
         )
     return cursors
 

@@ -53,7 +53,7 @@ class Producer:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def take(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def take(self) -> list[tuple[np.ndarray, ...]]:
         """The rows of the next step, as parts in the order of the lanes; waits for them.
 
         Raises a thread's error when the rows made before it are used up: at the same step for any

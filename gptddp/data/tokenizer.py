@@ -58,6 +58,7 @@ class Tokenizer(ABC):
     a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
     special tokens. dtype: uint16 where every id fits, else uint32. changes: what the tokenizer does
     to a text, so that its tokens have other bytes than the text; None where they have the same.
+    library: the one that encodes, with its version, as "tiktoken 0.9.0"; None where none does.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Tokenizer(ABC):
     sha256: str
     token_bytes: np.ndarray
     changes: str | None = None
+    library: str | None = None
 
     def warnings(self) -> list[str]:
         """One line for what a user should know of a tokenizer that can be used."""
@@ -132,6 +134,8 @@ class _Bpe(Tokenizer):
         if self._pattern is not None:
             probe = np.array_equal(self._tiktoken()(_PROBE), self._encode_hf(_PROBE))
             self._pattern = self._pattern if probe else None
+        used = tokenizers if self._pattern is None else tiktoken
+        self.library = f"{used.__name__} {used.__version__}"
         self.changes = changes(definition) or self._changes_the_probe()
 
     def _changes_the_probe(self) -> str | None:

@@ -3,11 +3,16 @@
 import contextlib
 import math
 import os
+import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gptddp.distributed.torch_private import cpu_has_fast_bf16
+from gptddp.config import Config
+from gptddp.distributed.torch_private import cpu_has_amx
+from gptddp.errors import ConfigError
 
 
 def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -27,25 +32,101 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, cpus)
 
 
-def has_fast_bf16(device: torch.device) -> bool:
-    """Does bf16 run at full speed here: Ampere or newer, or a CPU with AMX or AVX512-BF16."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return cpu_has_fast_bf16()
+# What a run is computed with where nothing is given, by what the processor has. The fastest of
+# those measured, for `tiny` on two cores, in tokens a second (torch 2.13):
+#                            bf16     fp32 onednn   fp32 mkl
+#   AMX                      42.2 k   31.0 k        24.2 k
+#   AVX512-BF16, no AMX      10.3 k    9.6 k        15.7 k
+_WITH_AMX = {"precision": "bf16", "matmul": "onednn"}
+_WITHOUT = {"precision": "fp32", "matmul": "mkl"}
+
+# Variables by which a user has these libraries compute in another way.
+_SWITCHES = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+)
+
+_OPENMP = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
+
+# What torch calls the library that multiplies fp32 matrices. On a GPU only tf32 differs.
+_MATMUL = {"mkl": "highest", "onednn": "medium", "tf32": "high"}
 
 
-def use_fast_fp32(device: torch.device) -> None:
-    """Let oneDNN multiply fp32 matrices, twice as fast as MKL here, if it keeps them fp32.
+def machine(device: torch.device | None) -> str:
+    """What decides the bits beside the run's own fields: this processor, and the libraries.
 
-    "medium" selects oneDNN on CPUs. With AMX it may round to bf16, which is not what `fp32` says:
-    one product tells (relative error 4e-7 in true fp32, 4e-3 in bf16).
+    Also the variables that have those compute in another way, where some are set.
     """
+    kind = platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                kind = line.partition(":")[2].strip()
+                break
+    if device is not None and device.type == "cuda":
+        kind = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    switches = [f", {it}={os.environ[it]}" for it in _SWITCHES if os.environ.get(it)]
+    return f"{kind} ({capability}), torch {torch.__version__}{''.join(switches)}"
+
+
+def numerics(device: torch.device) -> dict[str, Any]:
+    """`precision`, `matmul` and `threads` of a run that begins on this machine."""
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere or newer
+        found = {"precision": "bf16" if fast else "fp32", "matmul": "tf32"}
+    else:
+        found = _WITH_AMX if cpu_has_amx() else _WITHOUT
+    return {**found, "threads": torch.get_num_threads()}
+
+
+def use(c: Config, device: torch.device) -> None:
+    """Compute as the run does: its threads, and its products of matrices, decide the bits.
+
+    A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and in
+    fp32 oneDNN, where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN
+    may round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
+    little, and of the same machine. Also where the environment has fewer threads than the run has.
+    """
+    old = "mkl" if c.precision == "bf16" else {"cuda": "tf32"}.get(device.type, "onednn")
+    if c.threads is not None:
+        torch.set_num_threads(c.threads)
+        if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):
+            raise ConfigError(
+                f"{variable} is set: a rank may get fewer threads than the {c.threads} of the run, "
+                "and their number decides its bits: unset it, or begin a run with --threads 1"
+            )
+    torch.set_float32_matmul_precision(_MATMUL[c.matmul or old])
+    if device.type == "cuda" or (c.matmul or old) != "onednn":
         return
-    torch.set_float32_matmul_precision("medium")
+    if c.matmul is None:
+        if not _keeps_fp32():
+            torch.set_float32_matmul_precision(_MATMUL["mkl"])
+    elif c.precision != "bf16" and not _keeps_fp32():
+        raise ConfigError(
+            "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
+            "run with --matmul mkl, or go on with this one on the processor it was begun on"
+        )
+
+
+def _takes_threads(threads: int, environment: Mapping[str, str]) -> str | None:
+    """The variable, with its value, for which OpenMP may give fewer threads than it is asked for.
+
+    It reads them as a process begins: set_num_threads does not change what they say.
+    """
+    values = {name: environment.get(name, "").strip().lower() for name in _OPENMP}
+    limit = values["OMP_THREAD_LIMIT"]
+    few = {
+        "OMP_DYNAMIC": values["OMP_DYNAMIC"] == "true",
+        "OMP_THREAD_LIMIT": limit.isdecimal() and 0 < int(limit) < threads,
+        "OMP_MAX_ACTIVE_LEVELS": values["OMP_MAX_ACTIVE_LEVELS"] == "0",
+    }
+    return next((f"{it}={values[it]}" for it in _OPENMP if threads > 1 and few[it]), None)
+
+
+def _keeps_fp32() -> bool:
+    """Is a product of fp32 matrices of fp32 accuracy? Its error is 4e-7 there, in bf16 4e-3."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
     exact = a.double() @ b.double()
-    if ((a @ b).double() - exact).norm() / exact.norm() > 1e-5:
-        torch.set_float32_matmul_precision("highest")
+    return bool(((a @ b).double() - exact).norm() / exact.norm() < 1e-5)

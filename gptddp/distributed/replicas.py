@@ -1,5 +1,6 @@
-"""Do all ranks hold the same state?"""
+"""Do all ranks hold the same state, and which is it?"""
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -10,16 +11,43 @@ from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
 
 CHECK_EVERY = 100  # steps between two looks whether the ranks still hold the same
+_WORDS = 1 << 16  # multiplied at a time: they stay in the cache
 
 
-def check_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> None:
-    """All ranks: raise Diverged on every rank unless all hold the same bytes."""
-    digest = xxhash.xxh3_64()
-    for tensor in tensors.values():
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(flat.numpy().data)
-    table = torch.zeros(world.world_size, dtype=torch.int64)
-    table[world.rank] = digest.intdigest() >> 1  # fits in int64
-    digests = dict(enumerate(world.all_reduce(table).tolist()))
+def check_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> int:
+    """All ranks: the fingerprint of the state; raise Diverged on every rank unless all have it."""
+    mine = state_fp(tensors)
+    table = torch.zeros(world.world_size, 2, dtype=torch.int64)  # in halves: a sum stays in int64
+    table[world.rank] = torch.tensor([mine >> 32, mine & 0xFFFFFFFF])
+    halves = world.all_reduce(table).tolist()
+    digests = {rank: (high << 32) + low for rank, (high, low) in enumerate(halves)}
     if len(set(digests.values())) > 1:
         raise Diverged(digests, step, world.names)
+    return mine
+
+
+@torch.no_grad()
+def state_fp(tensors: Mapping[str, Tensor]) -> int:
+    """A 64-bit fingerprint of the names and bytes of all tensors, computed where they are.
+
+    Multilinear hashing (Lemire and Kaser 2014): the words of a tensor, each times an odd number of
+    its own, are added in int64, which wraps around; so the order does not matter, and only 8 bytes
+    of each 2**16 words leave the device. One word that differs always changes the sum.
+    """
+    digest, sums = xxhash.xxh3_64(), []
+    for name, tensor in tensors.items():
+        flat = tensor.detach().contiguous().view(-1)
+        words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.itemsize, torch.int32))
+        keys = _keys(tensor.device)
+        sums += [(part * keys[: len(part)]).sum() for part in torch.split(words, _WORDS)]
+        digest.update(f"{name} {flat.dtype} {len(flat)}\n".encode())
+    for part in torch.split(torch.stack(sums).cpu(), _WORDS):
+        digest.update(part.numpy().data)
+    return digest.intdigest()
+
+
+@functools.cache
+def _keys(device: torch.device) -> Tensor:
+    """2**16 odd numbers, the same for ever: the hash of each one's index."""
+    numbers = [xxhash.xxh3_64_intdigest(i.to_bytes(4, "little")) | 1 for i in range(_WORDS)]
+    return torch.tensor([n - (n >> 63 << 64) for n in numbers], dtype=torch.int64, device=device)

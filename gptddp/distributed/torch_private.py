@@ -31,7 +31,7 @@ TRAINER: Names = {
         "_get_default_store": "()",
         "_set_pg_timeout": "(timeout, group)",
     },
-    "torch.cpu": {"_is_amx_tile_supported": "()", "_is_avx512_bf16_supported": "()"},
+    "torch.cpu": {"_is_amx_tile_supported": "()"},
     "multiprocessing.forkserver": {
         "_forkserver": "{_forkserver_address, _forkserver_alive_fd, _forkserver_pid}",
         "main": "(listener_fd, alive_r, preload)",
@@ -179,11 +179,11 @@ def set_collective_timeout(timeout: timedelta) -> None:
     td.distributed_c10d._set_pg_timeout(timeout, td.group.WORLD)
 
 
-def cpu_has_fast_bf16() -> bool:
-    """Does this CPU multiply bf16 matrices in hardware (AMX or AVX512-BF16)? No API tells."""
+def cpu_has_amx() -> bool:
+    """Does this CPU multiply tiles of matrices in hardware? No API tells."""
     import torch
 
-    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 # -- multiprocessing's forkserver ------------------------------------------------------------------

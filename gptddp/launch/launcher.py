@@ -181,9 +181,9 @@ class Launcher:
         forget_key()
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
-        # Every preset has the same lanes, so this does not depend on the hardware.
+        # without a preset the hardware decides, of which the trainer knows: the most that may be
         in_force = patiently(lambda: config_in_force(self.config))
-        check_world_size(with_preset(in_force, accelerator=False), pod.largest_world)
+        check_world_size(with_preset(in_force, accelerator=True), pod.largest_world)
         if why := why_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0

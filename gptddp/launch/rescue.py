@@ -23,6 +23,7 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
+from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
@@ -122,10 +123,12 @@ def _commit(
         )
         # in this process nothing else beats; see Note in late.py
         writer.read_back, writer.wrote = read_back, pulse.beat
-        saved = writer.save_bytes(found.step, found.layout, found.data, found.meta)
+        meta = _with_fingerprint(found)
+        saved = writer.save_bytes(found.step, found.layout, found.data, meta)
         if saved.error is None:
             last = next((it for it in found.lines if it["step"] == found.step), {})
-            prints = {"batch_fp": last.get("batch_fp"), "chain_fp": found.meta["chain_fp"]}
+            prints = {name: meta[name] for name in ("chain_fp", "state_fp")}
+            prints["batch_fp"] = last.get("batch_fp")
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     path = run / CHECKPOINTS / saved.name
@@ -134,6 +137,13 @@ def _commit(
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
+
+
+def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
+    """Its meta. A fault comes between two comparisons of the ranks: then no worker has made it."""
+    if "state_fp" in found.meta:
+        return found.meta
+    return found.meta | {"state_fp": f"{state_fp(found.tensors):016x}"}
 
 
 def _before_commit(run: Path, lines: RunLog) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gptddp.config import Config
 from gptddp.data.tokenizer import Tokenizer
@@ -31,34 +32,41 @@ def evaluate(
     world: World,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """All ranks: evaluate the model, each rank on every W-th row; sums are divided at the end.
+    """All ranks: evaluate the model, each rank on every W-th micro-batch.
 
     `rows` are (tokens (n, T+1), valid (n, T)) as `loader.eval_rows` gives them, the same on every
-    rank. None, on all ranks, if `stop()` is true on any of them before the end. Targets of no bytes
-    (special tokens) count for the loss, not for the bits per byte.
+    rank. The sums of each micro-batch are made by one rank and added in one order, so the bits are
+    the same at any world size. None, on all ranks, if `stop()` is true on any of them before the
+    end. Targets of no bytes (special tokens) count for the loss, not for the bits per byte.
     """
-    tokens, valid = (part[world.rank :: world.world_size] for part in rows)
+    tokens, valid = rows
     token_bytes = torch.from_numpy(tokenizer.token_bytes).to(world.device)
-    sums = torch.zeros(4, dtype=torch.float64)  # nats, targets, nats of text, bytes
+    n = -(-len(tokens) // config.micro_batch)
+    sums = torch.zeros(n, 4, dtype=torch.float64)  # nats, targets, nats of text, bytes
     net.eval()
-    inputs = micro_batches(tokens, valid, tokenizer.bos, config, world.device)
-    most = -(-len(rows[0]) // (world.world_size * config.micro_batch))  # micro-batches of a rank
-    for _ in range(most):
+    for first in range(0, n, world.world_size):
         if world.all_reduce(torch.tensor(int(stop()))).item():  # all ranks
             net.train()
             return None
-        if (micro_batch := next(inputs, None)) is None:  # this rank has fewer: only the collective
+        if (i := first + world.rank) >= n:  # this rank has fewer: only the collective
             continue
-        x, y, positions = micro_batch
+        part = slice(i * config.micro_batch, (i + 1) * config.micro_batch)
+        inputs = micro_batches(tokens[part], valid[part], tokenizer.bos, config, world.device)
+        x, y, positions = next(inputs)
         with autocast(config, world.device):
-            nats = net.nats(x, y, positions).flatten().double()  # 0 where there is no target
-        y = y.flatten()
-        size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
-        text = size > 0
-        parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]
-        sums += torch.stack([part.double() for part in parts]).cpu()
+            nats = net.nats(x, y, positions)  # 0 where there is no target
+        sums[i] = _sums(nats.flatten().double(), y.flatten(), token_bytes)
     net.train()
-    nats_all, targets, nats_text, n_bytes = world.all_reduce(sums).tolist()  # all ranks
+    table = world.all_reduce(sums)  # all ranks
+    nats_all, targets, nats_text, n_bytes = map(math.fsum, table.t().tolist())
     known = n_bytes > 0 and tokenizer.changes is None
     bpb = nats_text / math.log(2) / n_bytes if known else None
     return Evaluation(loss=nats_all / targets, bpb=bpb)
+
+
+def _sums(nats: Tensor, y: Tensor, token_bytes: Tensor) -> Tensor:
+    """Of a micro-batch, float64 (4): nats, targets, nats of text, bytes of text."""
+    size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
+    text = size > 0
+    parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]
+    return torch.stack([part.double() for part in parts]).cpu()

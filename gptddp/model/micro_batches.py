@@ -2,15 +2,71 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gptddp.config import Config
-from gptddp.data.packing import documents_of
+from gptddp.data import lanes
+from gptddp.data.loader import Batch
+from gptddp.data.packing import documents_of, row_hashes
 from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
+
+LOOK_EVERY = 10  # steps, of which one has its rows hashed again
+
+
+class MicroBatch(NamedTuple):
+    """What goes through the model at once; x, y and positions as in `micro_batches`."""
+
+    slot: int  # of the step, over all ranks
+    number: int  # in its slot
+    x: Tensor
+    y: Tensor
+    positions: Tensor | None
+    ends_slot: bool
+    ends_step: bool  # this rank has no more
+
+    def seed(self, c: Config, step: int) -> int:
+        """Of its dropout: no other micro-batch of the run has the same, and no rank is in it."""
+        if c.as_0_1:  # as version 0.1.0: by the lane of its first row
+            return lanes.key(
+                c.seed, step, self.slot + self.number * c.micro_batch * c.lanes // c.batch
+            )
+        return lanes.key(c.seed, step, self.slot, self.number)
+
+
+def of_step(
+    batch: Batch, step: int, first_slot: int, c: Config, device: torch.device
+) -> Iterator[MicroBatch]:
+    """This rank's slots of a step, one after the other, each in micro-batches.
+
+    A slot is the rows of one lane: the shapes and their order are the same whoever has it. Only for
+    runs of version 0.1.0 all rows of the rank are one. Raises RuntimeError where what the model
+    gets is not what `batch.fp` says: of one step in ten, the hashes are made again.
+    """
+    rows = len(batch.tokens) if c.as_0_1 else c.batch // c.lanes  # of a slot
+    per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
+    looks, fp = step % LOOK_EVERY == 0 and not c.as_0_1, 0
+    for i in range(n_slots):
+        part = slice(i * rows, (i + 1) * rows)
+        inputs = micro_batches(batch.tokens[part], batch.valid[part], batch.bos, c, device)
+        for number, it in enumerate(inputs):
+            if looks:
+                begin = i * rows + number * c.micro_batch
+                assert batch.origin is not None
+                origin = batch.origin[begin : begin + len(it[0])]
+                fp += int(row_hashes(origin, it[0].cpu().numpy(), it[1].cpu().numpy()).sum())
+            last = number == per_slot - 1
+            yield MicroBatch(first_slot + i, number, *it, last, last and i == n_slots - 1)
+    if looks and fp % 2**64 != batch.fp:
+        raise RuntimeError(
+            f"the rows that the model was given have the fingerprint {fp % 2**64:016x}, and those "
+            f"that were packed {batch.fp:016x}: the memory of this machine, or the code that hands "
+            "them on, is faulty"
+        )
 
 
 def micro_batches(

@@ -1,11 +1,13 @@
-"""AdamW over two parameter groups, and the learning rate as a pure function of the step."""
+"""AdamW over two parameter groups, and the learning rate: a pure function of what is done."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
+from gptddp.budget import last_step
 from gptddp.config import Config
+from gptddp.run.progress import Progress
 
 
 def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
@@ -29,17 +31,27 @@ def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
     return optimizer
 
 
-def lr_at(step: int, c: Config) -> float:
-    """Learning rate of step `step` (from 0): linear warm-up, then a cosine to final_lr * lr."""
+def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
+    """Learning rate of step `step` (from 0): linear warm-up, then a cosine to final_lr * lr.
+
+    The warm-up is counted in steps. The cosine ends where the run does: with `steps`, or before,
+    as the targets and the seconds that the steps so far have used let expect. It is at its end when
+    a budget is used up, and never rises, as neither a step nor what is done can take it back.
+    """
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
-    part = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
+    by_steps_alone = c.as_0_1  # a run of version 0.1.0 goes on as it was begun
+    end = c.steps if by_steps_alone else last_step(c, step, tokens, train_s)
+    part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
     return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
-def set_lr(optimizer: torch.optim.Optimizer, step: int, c: Config) -> float:
-    """Give every group of the optimizer the learning rate of this step, and return it."""
-    lr = lr_at(step, c)
+def set_lr(optimizer: torch.optim.Optimizer, c: Config, progress: Progress) -> float:
+    """Give every group of the optimizer the learning rate of the next step, and return it.
+
+    The same on all ranks, as `progress` is: its train_s has been agreed on, see training/agree.py.
+    """
+    lr = lr_at(progress.step, c, progress.tokens, progress.train_s)
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

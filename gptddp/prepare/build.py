@@ -1,6 +1,7 @@
 """`gptddp prepare`: sources in, a dataset out; data/dataset.py describes the dataset.
 
-1. read     every document goes into an on-disk shuffle, which also drops copies (reading.py)
+1. read     every document goes into an on-disk shuffle, which also drops copies (reading.py); a
+            huge one in parts (parts.py)
 2. train    the tokenizer, on the first documents of the shuffled training split
 3. write    the shuffled documents to the two splits (split.py)
 4. commit   dataset.json, by rename
@@ -85,6 +86,8 @@ def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset
         )
     tidy(out)
     bar.say(f"{out} is already prepared from these sources with these settings")
+    for warning in dataset.warnings():  # an older version may have made it
+        bar.say(warning)
     return dataset
 
 
@@ -121,11 +124,11 @@ def _build(
         shuffle.forget_keys()
         if definition is None and settings.tokenizer == "bpe":
             bar.begin("training the tokenizer")
-            texts = (text for key, text, val in shuffle if not (val or split.holds(key)))
+            texts = (text for key, text, val, _ in shuffle if not (val or split.holds(key)))
             vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
             definition = train_bpe(_first(texts, _TOKENIZER_SAMPLE_BYTES), vocab_size).encode()
         tokenizer, about = _save_tokenizer(out, definition)
-        splits = _write(out, shuffle, split, totals.documents, tokenizer, made_by, bar)
+        splits = _write(out, shuffle, split, totals, tokenizer, made_by, bar)
     reading.bad.copy(out, [file.path for file in files])
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
@@ -140,7 +143,8 @@ def _said(reading: Reading, totals: Totals) -> dict[str, Any]:
         "duplicate": totals.dropped,
         "binary_files": tally.binary,
     }
-    return {"read": read, "dropped": dropped, "bad_records": reading.bad.count}
+    cut = {"cut": {"documents": totals.cut, "parts": totals.parts}} if totals.cut else {}
+    return {"read": read, "dropped": dropped, "bad_records": reading.bad.count, **cut}
 
 
 def _save_tokenizer(out: Path, definition: bytes | None) -> tuple[Tokenizer, dict[str, Any]]:
@@ -159,28 +163,28 @@ def _save_tokenizer(out: Path, definition: bytes | None) -> tuple[Tokenizer, dic
 
 def _write(
     out: Path,
-    shuffle: Iterable[tuple[bytes, bytes, bool]],
+    shuffle: Iterable[tuple[bytes, bytes, bool, bool]],
     split: Split,
-    documents: int,
+    totals: Totals,
     tokenizer: Tokenizer,
     made_by: Tokenizer | None,
     bar: ProgressBar,
 ) -> dict[str, Any]:
     """Write both splits; returns what the manifest says of them."""
-    rows = rows_per_group(documents - split.documents)
-    bar.begin("writing", total=documents)
+    rows, marks = rows_per_group(totals.rows - split.documents), totals.cut > 0
+    bar.begin("writing", total=totals.rows)
     encode = tokenizer.encoder()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     with (
-        ShardWriter(out, "val", rows, made_by) as val,
-        ShardWriter(out, "train", rows, made_by) as train,
+        ShardWriter(out, "val", rows, made_by, marks) as val,
+        ShardWriter(out, "train", rows, made_by, marks) as train,
     ):
-        for key, text, given in shuffle:
+        for key, text, given, goes_on in shuffle:
             bar.advance(1)
             if not (given or split.holds(key)):
-                train.add(text)
+                train.add(text, goes_on)
                 continue
-            val.add(text)
+            val.add(text, goes_on)
             found = encode(text.decode()) if made_by is None else pretokenized.ids_of(text, made_by)
             counts += np.bincount(found, minlength=len(counts))
         entropy = unigram_entropy_nats(counts)

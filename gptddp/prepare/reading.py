@@ -17,6 +17,7 @@ from gptddp.prepare import sources, token_lists
 from gptddp.prepare.bad_records import MAX_BAD, BadRecords
 from gptddp.prepare.journal import Done, Journal
 from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged, some
+from gptddp.prepare.parts import PART_BYTES, PART_IDS, cut
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.shuffle import Shuffle
@@ -131,7 +132,7 @@ class Reading:
         for text in texts or ():
             tally.documents[file.kind] += 1
             if text.decode().strip() if self._made_by is None else text:
-                key = self.shuffle.add(text, file.val, first)
+                key = self.shuffle.add(text, file.val, first, cut(text, self._made_by))
                 if file.kind == "text":
                     first = first or key
             else:
@@ -180,4 +181,5 @@ def _head(settings: Settings, made_by: Tokenizer | None) -> dict[str, Any]:
         "tokens_field": settings.tokens_field,
         "tokenizer": made_by and made_by.sha256,
         "seed": settings.seed,
+        "parts": [PART_BYTES, PART_IDS],
     }

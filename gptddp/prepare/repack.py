@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from gptddp.data import pretokenized
-from gptddp.data.dataset import COLUMN, SPLITS, Dataset, open_dataset
+from gptddp.data.dataset import COLUMN, GOES_ON, SPLITS, Dataset, open_dataset
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
@@ -28,9 +28,10 @@ _ROWS_AT_ONCE = 256
 def repack(
     given: str | os.PathLike[str], out: str | os.PathLike[str], bar: ProgressBar | None = None
 ) -> Dataset:
-    """Write the documents of a dataset, in their order, to the new dataset `out`.
+    """Write the rows of a dataset, in their order, to the new dataset `out`.
 
-    Null and empty documents are left out. All of `out` is made or nothing; what a killed process
+    None is cut: a document in parts has the same ones, with their marks. Null and empty documents
+    are left out. All of `out` is made or nothing; what a killed process
     left is removed by the next. If `out` is the same dataset repacked already, nothing is done.
     Raises DataError.
     """
@@ -57,34 +58,40 @@ def _write(dataset: Dataset, out: Path, bar: ProgressBar) -> dict[str, Any]:
     made_by = dataset.tokenizer() if dataset.pretokenized else None
     made: dict[str, Any] = {}
     for split, about in splits.items():
-        with ShardWriter(out, split, rows, made_by) as writer:
+        with ShardWriter(out, split, rows, made_by, dataset.is_cut) as writer:
             for file in about["files"]:
-                for document in _documents(dataset.dir / file["path"], file["rows"], made_by):
+                path, n_rows = dataset.dir / file["path"], file["rows"]
+                for document, goes_on in _documents(path, n_rows, made_by, dataset.is_cut):
                     if document:
-                        writer.add(document)
+                        writer.add(document, goes_on)
                     bar.advance(1)
             made[split] = {**about, **writer.close()}
     return made
 
 
-def _documents(path: Path, rows: int, made_by: Tokenizer | None) -> Iterator[bytes]:
-    """The documents of a shard, as `ShardWriter` takes them, null ones empty.
+def _documents(
+    path: Path, rows: int, made_by: Tokenizer | None, marks: bool
+) -> Iterator[tuple[bytes, bool]]:
+    """The rows of a shard, as `ShardWriter` takes them, null documents empty.
 
     Raises DataError, naming the row, for what cannot be read.
     """
     row = 0
     try:
         with open_parquet(path) as file:
-            columns = [COLUMN if made_by is None else pretokenized.COLUMN]
+            columns = [COLUMN if made_by is None else pretokenized.COLUMN, *[GOES_ON] * marks]
             for records in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
                 if made_by is None:
                     documents = [(text or "").encode() for text in records.column(0).to_pylist()]
                 else:
                     documents = pretokenized.to_bytes(records.column(0), made_by)
-                for document in documents:
+                goes_on = [False] * len(documents)
+                if marks:
+                    goes_on = records.column(GOES_ON).to_pylist()
+                for one in zip(documents, goes_on, strict=True):
                     row += 1
-                    yield document
-    except (OSError, ValueError, pa.ArrowException) as error:
+                    yield one
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path} after row {row}: {error}; put the file back from a copy"
         ) from error

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gptddp.data import pretokenized
-from gptddp.data.dataset import COLUMN, Split
+from gptddp.data.dataset import COLUMN, GOES_ON, Split
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.files import fsync
 
@@ -21,9 +21,9 @@ _ROW_GROUP_ROWS = 1024  # at most: a restart tokenises a row group a lane again
 _ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: for the same reason
 
 
-def rows_per_group(documents: int) -> int:
-    """Documents of a row group, where the training split has so many documents."""
-    return max(1, min(_ROW_GROUP_ROWS, documents // _ROW_GROUPS))
+def rows_per_group(rows: int) -> int:
+    """Rows of a row group, where the training split has so many: documents, or parts of some."""
+    return max(1, min(_ROW_GROUP_ROWS, rows // _ROW_GROUPS))
 
 
 class ShardWriter:
@@ -34,18 +34,25 @@ class ShardWriter:
     """
 
     def __init__(
-        self, dir: Path, split: Split, rows_per_group: int, made_by: Tokenizer | None = None
+        self,
+        dir: Path,
+        split: Split,
+        rows_per_group: int,
+        made_by: Tokenizer | None = None,
+        marks: bool = False,
     ) -> None:
         """`made_by`: documents are token ids, not text, of this tokenizer (data/pretokenized.py).
 
-        Raises OSError, as all methods do.
+        `marks`: there is a column that says which of them go on in another row. Raises OSError, as
+        all methods do.
         """
-        self._made_by = made_by
+        self._made_by, self._marks = made_by, marks
         self._dir, self._split, self._rows_per_group = dir, split, rows_per_group
         self._files: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
         self._group: list[bytes] = []
-        self._group_bytes = 0
+        self._goes_on: list[bool] = []  # of each of the group
+        self._group_bytes = self._documents = 0
         (dir / split).mkdir()
 
     def __enter__(self) -> "ShardWriter":
@@ -57,8 +64,8 @@ class ShardWriter:
                 self._writer.close()
                 self._sink.close()
 
-    def add(self, document: bytes) -> None:
-        """Write a document: UTF-8, or the bytes of its ids."""
+    def add(self, document: bytes, goes_on: bool = False) -> None:
+        """Write a document, or a part of one, as a row: UTF-8, or the bytes of its ids."""
         size = len(document)
         if self._made_by is not None:  # of the text that the ids stand for
             ids = pretokenized.ids_of(document, self._made_by)
@@ -66,7 +73,9 @@ class ShardWriter:
         if self._group and self._group_bytes + size > _ROW_GROUP_BYTES:
             self._write_group()
         self._group.append(document)
+        self._goes_on.append(goes_on)
         self._group_bytes += size
+        self._documents += not goes_on
         if len(self._group) == self._rows_per_group:
             self._write_group()
 
@@ -76,8 +85,7 @@ class ShardWriter:
         self._close_file()
         fsync(self._dir / self._split)
         text_bytes = sum(b for file in self._files for _, b in file["row_groups"])
-        documents = sum(file["rows"] for file in self._files)
-        return {"documents": documents, "text_bytes": text_bytes, "files": self._files}
+        return {"documents": self._documents, "text_bytes": text_bytes, "files": self._files}
 
     def _write_group(self) -> None:
         if not self._group:
@@ -88,13 +96,15 @@ class ShardWriter:
         else:
             column = pretokenized.to_arrow(self._group, self._made_by)
             table = pa.table({pretokenized.COLUMN: column})
+        if self._marks:
+            table = table.append_column(GOES_ON, pa.array(self._goes_on, pa.bool_()))
         if self._writer is None:
             self._writer = self._open_file(table.schema)
         self._writer.write_table(table, row_group_size=len(self._group))
         file = self._files[-1]
         file["rows"] += len(self._group)
         file["row_groups"].append([len(self._group), self._group_bytes])
-        self._group, self._group_bytes = [], 0
+        self._group, self._goes_on, self._group_bytes = [], [], 0
         if sum(text_bytes for _, text_bytes in file["row_groups"]) >= _SHARD_BYTES:
             self._close_file()
 

@@ -1,13 +1,15 @@
 """One global shuffle of documents, on disk: they come back in the order of a keyed content hash.
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
-were found nor the machine matters. Copies have the same key, so they come side by side. Memory:
-one bucket, which is 1/128 of the text, and 17 bytes a document.
+were found nor the machine matters. Copies have the same key, so they come side by side. A document
+that is cut (parts.py) is as many entries as it has parts: the key of the first is that of the whole
+document, and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
+and 17 bytes an entry.
 """
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,20 +23,33 @@ import xxhash
 from gptddp.files import fsync
 
 _BUCKETS = 128  # by the key's first bits, so that the order does not depend on their number
-_KEY_BYTES, _LENGTH_BYTES = 16, 8
-_VAL = 1 << 63  # in the length of a document that a source gives for validation
-_PIECES = "pieces"  # pairs of keys: of a file's first piece, and of another one
-_ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("val", "u1")])  # in memory, of each document
+_KEY_BYTES, _LENGTH_BYTES = 16, 7  # and a byte of flags
+_HEAD_BYTES = _KEY_BYTES + _LENGTH_BYTES + 1
+# Flags: a source gives it for validation; a part that goes on in another; not a document's first.
+_VAL, _GOES_ON, _LATER = 1, 2, 4
+# Pairs of keys: of the first piece of a file, or part of a document, and of another one of it.
+_PIECES = "pieces"
+_ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("flags", "u1")])  # in memory, of each entry
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Documents in the shuffle; `val`: those of them that are given for validation."""
+    """Documents in the shuffle; `val`: those of them that are given for validation.
+
+    cut: those that are cut, into `parts` parts.
+    """
 
     documents: int
     different: int
     val: int
     dropped: int
+    cut: int
+    parts: int
+
+    @property
+    def rows(self) -> int:
+        """What the shuffle gives: documents, and parts of those that are cut."""
+        return self.documents - self.cut + self.parts
 
 
 class Shuffle:
@@ -66,17 +81,38 @@ class Shuffle:
         folder.mkdir(exist_ok=True)
         self._restore()
 
-    def add(self, text: bytes, val: bool = False, first: bytes | None = None) -> bytes:
-        """Add a document; returns its key. `first`: the key of the first piece of its file."""
+    def add(
+        self,
+        text: bytes,
+        val: bool = False,
+        first: bytes | None = None,
+        parts: Sequence[bytes] = (),
+    ) -> bytes:
+        """Add a document; returns its key. `first`: the key of the first piece of its file.
+
+        `parts`: all of the document, where it is cut into several.
+        """
         key = xxhash.xxh3_128_digest(text, seed=self._seed)
+        if len(parts) < 2:
+            self._add(key, text, val * _VAL, first)
+            return key
+        for n, part in enumerate(parts):
+            flags = val * _VAL | (n + 1 < len(parts)) * _GOES_ON | (n > 0) * _LATER
+            if n == 0:
+                self._add(key, part, flags, first)
+            else:
+                of_part = xxhash.xxh3_128_digest(key + n.to_bytes(8, "little"), seed=self._seed)
+                self._add(of_part, part, flags, first or key)
+        return key
+
+    def _add(self, key: bytes, text: bytes, flags: int, first: bytes | None) -> None:
         bucket = key[0] * _BUCKETS // 256
-        length = len(text) | (_VAL if val else 0)
-        self._write(f"{bucket:03}", key + length.to_bytes(_LENGTH_BYTES, "little") + text)
+        head = key + len(text).to_bytes(_LENGTH_BYTES, "little") + bytes([flags])
+        self._write(f"{bucket:03}", head + text)
         if first is not None:
             self._write(_PIECES, first + key)
-        self._keys[bucket] += key + bytes([val])
+        self._keys[bucket] += key + bytes([flags])
         self.bytes += len(text)
-        return key
 
     def lengths(self) -> dict[str, int]:
         """The lengths of all files after what has been added so far."""
@@ -93,24 +129,32 @@ class Shuffle:
     def finish(self) -> Totals:
         """End the input; returns what there is."""
         self.close()
-        documents = different = val = 0
+        documents = different = val = cut = parts = added = 0
         for bucket in range(_BUCKETS):
-            keys, kept, given = self._counted(bucket)
-            different += len(keys)
-            documents += int(kept.sum())
-            val += int(kept[given].sum())
-        added = sum(map(len, self._keys)) // _ENTRY.itemsize
-        return Totals(documents, different, val, added - documents)
+            _, kept, flags = self._counted(bucket)
+            ends = flags & _GOES_ON == 0  # a document is counted where it ends
+            different += int(np.count_nonzero(ends))
+            documents += int(kept[ends].sum())
+            val += int(kept[ends & (flags & _VAL > 0)].sum())
+            cut += int(kept[ends & (flags & _LATER > 0)].sum())
+            parts += int(kept[flags & (_GOES_ON | _LATER) > 0].sum())
+            entries = np.frombuffer(self._keys[bucket], _ENTRY)
+            added += int(np.count_nonzero(entries["flags"] & _GOES_ON == 0))
+        return Totals(documents, different, val, added - documents, cut, parts)
 
     def counts(self) -> Iterator[tuple[bytes, int]]:
-        """(key, documents) of each different document, in order; not after `forget_keys`."""
+        """(key, documents) of each different entry, in order; not after `forget_keys`.
+
+        A document that is cut is counted at its last part.
+        """
         for bucket in range(_BUCKETS):
-            keys, kept, _ = self._counted(bucket)
+            keys, kept, flags = self._counted(bucket)
+            kept[flags & _GOES_ON > 0] = 0
             for key, number in zip(keys.tolist(), kept.tolist(), strict=True):
                 yield key.ljust(_KEY_BYTES, b"\0"), number  # numpy takes zeros off the end
 
     def pieces(self) -> Iterator[tuple[bytes, bytes]]:
-        """(key of a file's first piece, key of another piece of it), in the order of reading."""
+        """(key of a first piece or part, key of another of it), in the order of reading."""
         if _PIECES in self._lengths:
             data = self._path(_PIECES).read_bytes()
             for at in range(0, len(data), 2 * _KEY_BYTES):
@@ -124,8 +168,8 @@ class Shuffle:
         """Close the files; the folder is left to the caller."""
         self._open.close()
 
-    def __iter__(self) -> Iterator[tuple[bytes, bytes, bool]]:
-        """(key, document, is it given for validation?) in the order of the keys."""
+    def __iter__(self) -> Iterator[tuple[bytes, bytes, bool, bool]]:
+        """(key, text, is it given for validation?, does it go on?) in the order of the keys."""
         for bucket in range(_BUCKETS):
             name = f"{bucket:03}"
             if name not in self._lengths:
@@ -133,19 +177,20 @@ class Shuffle:
             data = self._path(name).read_bytes()
             for key, group in groupby(sorted(_records(data)), key=itemgetter(0)):
                 copies = list(group)
-                kept = [copy for copy in copies if copy[3]] or copies
-                for _, start, end, val in kept if self.keep_copies else kept[:1]:
-                    yield key, data[start:end], val
+                kept = [copy for copy in copies if copy[3] & _VAL] or copies
+                for _, start, end, flags in kept if self.keep_copies else kept[:1]:
+                    yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
 
     def _counted(self, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a bucket: the different keys, sorted; how many of each are kept; are they for
-        validation?
-        """
+        """Of a bucket: the different keys, sorted; how many of each are kept; their flags."""
         entries = np.frombuffer(self._keys[bucket], _ENTRY)
         keys, which, copies = np.unique(entries["key"], return_inverse=True, return_counts=True)
-        given = np.bincount(which, weights=entries["val"], minlength=len(keys)).astype(np.int64)
+        given = np.bincount(which, weights=entries["flags"] & _VAL, minlength=len(keys))
+        given = given.astype(np.int64)
         kept = np.where(given, given, copies) if self.keep_copies else np.ones_like(copies)
-        return keys, kept, given > 0
+        flags = np.zeros(len(keys), np.uint8)
+        flags[which] = entries["flags"] & ~np.uint8(_VAL)  # the same for all copies
+        return keys, kept, flags | (given > 0) * np.uint8(_VAL)
 
     def _write(self, name: str, data: bytes) -> None:
         if name not in self._files:
@@ -170,20 +215,19 @@ class Shuffle:
                 open(self._path(name), "rb") as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             ):
-                for key, start, end, val in _records(data):
-                    self._keys[int(name)] += key + bytes([val])
+                for key, start, end, flags in _records(data):
+                    self._keys[int(name)] += key + bytes([flags])
                     self.bytes += end - start
 
     def _path(self, name: str) -> Path:
         return self._folder / name
 
 
-def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, bool]]:
-    """(key, start, end, is it given for validation?) of each document of a bucket."""
+def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, int]]:
+    """(key, start, end, flags) of each entry of a bucket."""
     at, size = 0, len(data)
     while at < size:
-        start = at + _KEY_BYTES + _LENGTH_BYTES
-        length = int.from_bytes(data[at + _KEY_BYTES : start], "little")
-        end = start + (length & ~_VAL)
-        yield data[at : at + _KEY_BYTES], start, end, length >= _VAL
+        key, start = data[at : at + _KEY_BYTES], at + _HEAD_BYTES
+        end = start + int.from_bytes(data[at + _KEY_BYTES : start - 1], "little")
+        yield key, start, end, data[start - 1]
         at = end

@@ -15,7 +15,7 @@ class Split:
     last: bytes = b""  # whole documents up to this key are, but for `skipped`
     skipped: set[bytes] = field(default_factory=set)
     val_pieces: set[bytes] = field(default_factory=set)
-    pieces: set[bytes] = field(default_factory=set)  # of files that were cut, all of them
+    pieces: set[bytes] = field(default_factory=set)  # of files and documents that were cut, all
     notes: list[str] = field(default_factory=list)  # for the user
 
     def take(self, key: bytes, number: int, files: Mapping[bytes, list[bytes]]) -> None:
@@ -36,17 +36,17 @@ class Split:
 def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
     """The first documents by key, as many as `fraction` of all, at least one.
 
-    The pieces of a file go to one side, at the place of its first piece. A file with more pieces
-    than are still wanted is passed over. Where nothing is small enough the smallest file is taken,
-    and of an only file its end.
+    The pieces of a file go to one side, at the place of its first piece; so do the parts of a
+    document, which counts as one. A file with more pieces than are still wanted is passed over.
+    Where nothing is small enough the smallest file is taken, and of an only file its end.
     """
     wanted = min(totals.documents - 1, max(1, round(totals.documents * fraction)))
     files = _cut_files(shuffle)
     split = Split(pieces={key for keys in files.values() for key in keys})
-    copies: dict[bytes, int] = {}
-    if shuffle.keep_copies and files:
-        copies = {key: number for key, number in shuffle.counts() if key in split.pieces}
-    sizes = {first: sum(copies.get(key, 1) for key in keys) for first, keys in files.items()}
+    numbers: dict[bytes, int] = {}  # documents of each piece: copies, and 0 of most parts
+    if files:
+        numbers = {key: number for key, number in shuffle.counts() if key in split.pieces}
+    sizes = {first: sum(numbers[key] for key in keys) for first, keys in files.items()}
     whole = (unit for unit in shuffle.counts() if unit[0] not in split.pieces)
     units, smallest = 0, (totals.documents + 1, b"")
     for key, number in heapq.merge(whole, sorted(sizes.items())):
@@ -62,7 +62,7 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
         split.take(smallest[1], smallest[0], files)
         split.skipped -= {smallest[1]}
     elif not split.documents:
-        _take_the_end(split, files[smallest[1]], copies, wanted)
+        _take_the_end(split, files[smallest[1]], numbers, wanted)
     if not wanted / 2 <= split.documents <= 2 * wanted:
         split.notes.append(
             f"validation has {split.documents} of {totals.documents} documents in place of {wanted}"
@@ -72,13 +72,13 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
 
 
 def _take_the_end(
-    split: Split, keys: list[bytes], copies: Mapping[bytes, int], wanted: int
+    split: Split, keys: list[bytes], numbers: Mapping[bytes, int], wanted: int
 ) -> None:
     """Of the only file."""
     for key in reversed(keys[1:]):
         if split.documents < wanted:
             split.val_pieces.add(key)
-            split.documents += copies.get(key, 1)
+            split.documents += numbers[key]
     split.notes.append(
         f"there is but one file: the last {len(split.val_pieces)} of its {len(keys)} pieces are "
         "the validation split; to have it of another text, name that with --val"
@@ -86,7 +86,7 @@ def _take_the_end(
 
 
 def _cut_files(shuffle: Shuffle) -> dict[bytes, list[bytes]]:
-    """The different keys of each file of several pieces, in their order, by that of the first.
+    """The different keys of all that is in several pieces, in their order, by that of the first.
 
     Files that share a piece are as one: on two sides, it would be on both.
     """

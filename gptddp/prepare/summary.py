@@ -16,6 +16,7 @@ def prepared(dataset: Dataset) -> str:
     return f"""\
 {_sources(m)}\
 documents   {train["documents"]:,} train, {val["documents"]:,} validation
+{_cut(m)}\
 dropped     {lost["empty"]:,} empty, {lost["duplicate"]:,} copies, {lost["binary_files"]:,} binary
 text        {train["text_bytes"] / 1e6:,.1f} MB train, {val["text_bytes"] / 1e6:,.1f} MB validation
 tokenizer   {m["tokenizer"]["kind"]}, vocabulary {m["tokenizer"]["vocab_size"]:,}, \
@@ -39,14 +40,23 @@ def _sources(manifest: dict[str, Any]) -> str:
     return "".join(lines)
 
 
+def _cut(manifest: dict[str, Any]) -> str:
+    """Which of the documents are in parts; nothing where none is."""
+    if "cut" not in manifest:
+        return ""
+    cut = manifest["cut"]
+    return f"cut         {cut['documents']:,} huge documents, into {cut['parts']:,} parts\n"
+
+
 def repacked(dataset: Dataset) -> str:
     """The summary of `gptddp repack`."""
     groups = [group for split in SPLITS for group in dataset.row_groups(split)]
     largest = max(group.text_bytes for group in groups)
-    documents = sum(group.rows for group in groups)
+    documents = sum(dataset.manifest["splits"][split]["documents"] for split in SPLITS)
     return f"""\
 documents   {documents:,}
-row groups  {len(groups):,}, of up to {max(group.rows for group in groups):,} documents and \
+{_cut(dataset.manifest)}\
+row groups  {len(groups):,}, of up to {max(group.rows for group in groups):,} rows and \
 {largest / 1e6:,.1f} MB of text
 {_next(dataset)}"""
 

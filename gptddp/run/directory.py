@@ -23,10 +23,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptddp.budget import BUDGETS
 from gptddp.config import FIELDS, KEPT, Config, changed, continued, differences, of_run, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass, names_in, read_json, write_json_atomic
 from gptddp.flags import flag, from_saved
+from gptddp.run.progress import Progress
 
 if TYPE_CHECKING:
     from gptddp.distributed.connect import World
@@ -41,6 +43,19 @@ LEASE = "lease.json"
 FINISHED = "finished.json"
 
 log = logging.getLogger(__name__)
+
+
+def about(run: Path) -> dict[str, Any]:
+    """All of config.json, as it is; ConfigError where it cannot be used. Raises OSError."""
+    try:
+        saved: dict[str, Any] = _read_config(run) or {"config": {}}
+        from_saved(run / CONFIG, saved["config"])
+        return saved
+    except ValueError as error:
+        raise ConfigError(
+            f"{run / CONFIG} cannot be used ({error}): put it back from a backup, or move it away: "
+            "the run's next start writes it anew, as the ledger has it"
+        ) from error
 
 
 def id_of(run: Path) -> str | None:
@@ -110,12 +125,12 @@ def life_of_config(run: Path) -> int:
     """
     with contextlib.suppress(ValueError):
         saved = _read_config(run) or {}
-        if type(life := saved.get("generation")) is int and not _is_altered(saved):
+        if type(life := saved.get("generation")) is int and not is_altered(saved):
             return life
     return 0
 
 
-def _is_altered(saved: Mapping[str, Any]) -> bool:
+def is_altered(saved: Mapping[str, Any]) -> bool:
     """Is it not what was written, by a hand or a disk? Older versions have written no hash."""
     body = dict(saved)
     return body.pop("sha256", None) not in (None, _seal(body))
@@ -139,7 +154,7 @@ def restore_config(
     try:
         if (saved := _read_config(run)) is not None:
             foreign = run_id and config and saved.get("run_id") != run_id
-            if foreign and not (_is_altered(saved) and saved["config"] == config):
+            if foreign and not (is_altered(saved) and saved["config"] == config):
                 raise ConfigError(
                     f"{path} and {run / LEDGER} are of different runs: put the one that is not of "
                     "this run back from a backup, or move it away to go on without it"
@@ -248,19 +263,22 @@ def as_recorded(path: Path, saved: Config, recorded: Mapping[str, Any]) -> Confi
 
 
 def _closed(config: Config, world: "World") -> Config:
-    from gptddp.distributed.hardware import has_fast_bf16  # torch, which the launcher has not yet
+    from gptddp.distributed.hardware import numerics  # torch, which the launcher has not yet
 
-    if config.precision is None:
-        fast = has_fast_bf16(world.device)
-        config = dataclasses.replace(config, precision="bf16" if fast else "fp32")
+    open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
+    if config.as_0_1:  # `use` decides the others at each start
+        open_ = {k: v for k, v in open_.items() if k == "precision"}
+    config = dataclasses.replace(config, **open_)
     return with_preset(config, accelerator=world.device.type != "cpu")
 
 
 # -- the marker of a finished run ----------------------------------------------------------------
 
 
-def finish(c: Config, run_id: str, step: int, cause: str) -> None:
+def finish(c: Config, run_id: str, life: int, progress: Progress, cause: str) -> None:
     """Rank 0 only, after the last checkpoint: write the marker. Raises OSError."""
-    wanted = {"run_id": run_id, "steps": c.steps, "max_time": c.max_time}
-    marker = {"step": step, **wanted, "time": time.time(), "cause": cause}
+    done: dict[str, Any] = {"generation": life, "step": progress.step}
+    done |= {"tokens": progress.tokens, "train_s": progress.train_s}
+    wanted = {name: getattr(c, name) for name in BUDGETS}
+    marker = {"run_id": run_id, **done, **wanted, "time": time.time(), "cause": cause}
     write_json_atomic(Path(c.run_dir) / FINISHED, marker)

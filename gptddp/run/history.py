@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import names_in
+from gptddp.files import names_in, read_json
 from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, LEDGER, life_of_config
+from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER, id_of, life_of_config
 from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
 from gptddp.run.summary import Summary
@@ -165,7 +165,8 @@ def history(
     Where the newest generation has not yet come as far as one before it, the steps beyond are
     the older one's. They are valid: the rows of a step are the same in every generation, and so
     are the losses, but for rounding where the world size changed. When the newest gets there, its
-    own lines take their place.
+    own lines take their place. Steps beyond the end of a finished run are left out: time has ended
+    it earlier than the life that logged them, and they are of a branch that the run has left.
 
     `first`: from this step on; then no more of the logs is read than that takes. `tell` is told
     which log is read.
@@ -191,10 +192,23 @@ def logged(
             for step, text in lines_of(log_path(run_dir, generation), first).items():
                 if logs.get(step, -1) <= generation:
                     lines[step], logs[step] = text, generation
+    finisher, end = _finished(Path(run_dir))
     for step in sorted(lines):
         line = parse(lines[step]) or {}
         folded = line.pop("log", None)
-        yield folded if is_generation(folded) else logs[step], line
+        life = folded if is_generation(folded) else logs[step]
+        if life > finisher or step <= end:
+            yield life, line
+
+
+def _finished(run: Path) -> tuple[int, int]:
+    """The life that has finished the run, and its last step; (0, 0) where none is known to."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        marker = read_json(run / FINISHED) or {}
+        life, step = marker["generation"], marker["step"]
+        if is_generation(life) and type(step) is int and marker["run_id"] == id_of(run):
+            return life, step
+    return 0, 0
 
 
 def _size(run_dir: str | Path, generation: int) -> int:

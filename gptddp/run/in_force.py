@@ -5,8 +5,12 @@ life that is killed at its beginning may have left its change in the ledger alon
 """
 
 import contextlib
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from gptddp.budget import BUDGETS, used_up
 from gptddp.config import Config, continued, differences, of_run
 from gptddp.errors import ConfigError
 from gptddp.files import read_json
@@ -59,28 +63,39 @@ def why_finished(config: Config) -> str:
             return ""
         if config.from_scratch and not has_checkpoints(path):  # the trainer begins it anew
             return ""
-        now, step, had_s = continued(config, run), marker["step"], marker.get("max_time", 0.0)
-        limit_s = had_s if now.max_time is None else now.max_time
-        steps = int(marker["steps"]) if now.steps is None else now.steps
-        if step >= steps:
-            return why_ended(step, steps)
-        if step < int(marker["steps"]) and 0 < limit_s <= had_s:
-            return why_ended(step, steps, limit_s)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        asked = continued(config, run)
+        had = {"max_tokens": 0, "max_time": 0.0} | marker  # version 0.1.0 has no max_tokens
+        open_ = {name: had[name] for name in BUDGETS if getattr(asked, name) is None}
+        asked = dataclasses.replace(asked, **open_)
+        if cause := used_up(asked, *_done(had)):
+            return why_ended(asked, cause, had["step"])
+    except (ConfigError, OSError, ValueError, LookupError, TypeError, AttributeError):
         pass  # torn or foreign: the trainer will see
     return ""
 
 
-def why_ended(step: int, steps: int, max_time: float = 0.0) -> str:
-    """Why a run that has done `step` of `steps` has ended, and what goes on; `max_time`: by that.
+def _done(marker: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Steps, targets and seconds of a finished run.
 
-    A smaller `steps` than the run has done is no way back: no step is undone.
+    Version 0.1.0 has noted the steps alone: what ended before them has used up its time.
     """
-    if max_time:
-        return f"max_time of {max_time:g} s is used up: a larger --max-time goes on"
-    if steps < step:
+    by_time = marker["step"] < marker["steps"]
+    train_s = marker.get("train_s", marker["max_time"] if by_time else 0.0)
+    return marker["step"], marker.get("tokens", 0), train_s
+
+
+def why_ended(c: Config, cause: str, step: int) -> str:
+    """Why a run has ended after `step` steps, which is a budget (`cause`), and what goes on.
+
+    A smaller budget than the run has used is no way back: no step is undone.
+    """
+    if cause == "max_time":
+        return f"max_time of {c.max_time:g} s is used up: a larger --max-time goes on"
+    if cause == "max_tokens":
+        return f"max_tokens of {c.max_tokens} is used up: a larger --max-tokens goes on"
+    if c.steps < step:
         return (
-            f"steps is {steps}, but {step} steps are done, and none is undone: the run is "
+            f"steps is {c.steps}, but {step} steps are done, and none is undone: the run is "
             f"finished; --steps above {step} goes on"
         )
-    return f"all {steps} steps are done: a larger --steps goes on"
+    return f"all {c.steps} steps are done: a larger --steps goes on"

@@ -50,7 +50,7 @@ class Lines:
 
         A disk that keeps up is waited for, so that a kill right after this loses no line.
         """
-        line = json.dumps({key: _finite(value) for key, value in obj.items()})
+        line = json.dumps({key: as_json(value) for key, value in obj.items()})
         with self._changed:
             if keeps_up := self._settled():
                 self._since = time.monotonic()
@@ -224,6 +224,6 @@ def _alone(fd: int) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def _finite(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """NaN and infinity are not JSON: they become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

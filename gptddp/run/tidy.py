@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gptddp.files import explain
-from gptddp.run import audit, crash_loop, summary
+from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.directory import CONFIG, DATASET, SUMMARY
 from gptddp.run.fold import fold
 
@@ -31,8 +31,8 @@ class Tidier:
 
     def _work(self) -> None:
         try:
-            if not self._looked and (lacks := audit.holes(self._run)):  # once a life
-                log.warning("%s", audit.told(self._run, lacks))
+            if not self._looked and (lacks := log_check.holes(self._run)):  # once a life
+                log.warning("%s", log_check.told(self._run, lacks))
             self._looked = True
             tidy(self._run, self._lost)
         except OSError as error:

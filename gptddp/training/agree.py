@@ -9,6 +9,7 @@ from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 
 _LOW = 0xFFFFFFFF
+_MOST_S = 2.0**40  # so that microseconds fit into int64: a state written by hand may have anything
 
 
 @dataclass(frozen=True)
@@ -19,22 +20,17 @@ class Agreed:
     fp: int  # fingerprint of its rows, 64 bits
     bad: bool  # some rank has a row group that it cannot read: the step is not done
     stop: bool  # some rank was asked to stop: the step is not done
-    out_of_time: bool  # rank 0's time budget is used up: the step is not done
     save: bool  # a state is saved after this step: by rank 0, or for a late save
     late: bool  # a late save is in progress: meanwhile rank 0 saves nothing
     logged: int  # up to this step the log is durable, as far as rank 0's life has written it
+    train_s: float  # seconds of training before the step, on rank 0, in whole microseconds
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
-
-    @property
-    def ends(self) -> bool:
-        """Is this the end of the loop, before the step?"""
-        return self.stop or self.out_of_time
 
 
 def agree(
     batch: Batch,
     stop: bool,
-    out_of_time: bool,
+    train_s: float,
     save: bool,
     late: bool,
     logged: int,
@@ -42,22 +38,23 @@ def agree(
 ) -> Agreed:
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
 
-    The fingerprint travels as two halves, because a sum of int64 may not overflow.
+    The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
+    travel as whole microseconds: so all ranks make the same float of them, and the same rate.
     """
-    flags = (batch.bad >= 0, stop, world.rank == 0 and out_of_time, save, late)
+    flags = (batch.bad >= 0, stop, save, late)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
-    head.append(logged if world.rank == 0 else 0)
+    head += [logged, round(min(train_s, _MOST_S) * 1e6)] if world.rank == 0 else [0, 0]
     mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
-    targets, low, high, bad, stops, out, saves, late_saves, logged = map(int, total[:9])
+    targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
         bad=bad > 0,
         stop=stops > 0,
-        out_of_time=out > 0,
         save=saves > 0,
         late=late_saves > 0,
         logged=logged,
+        train_s=micro_s / 1e6,
         cursors=total[9:].reshape(batch.cursors.shape),
     )

@@ -19,7 +19,7 @@ from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, pati
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
-from gptddp.training.changes import check_given
+from gptddp.training.changes import check_given, check_same_data, identity
 from gptddp.training.choose import NewestState, checked
 from gptddp.training.life import Life
 from gptddp.training.metrics import PhaseClock
@@ -54,7 +54,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
     saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]
-    given = world.gather(of_run(config))
+    given, data = world.gather(of_run(config)), world.gather(identity(dataset))
     loaded: Any = None
     lease: Lease | None = None
 
@@ -62,6 +62,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         nonlocal loaded, lease
         lease = take_run(config, world, tell)
         with _released_by_an_error(lease, config.run_dir):
+            check_same_data(data, world)
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
             check_given(given, origin.config, world)
         return origin.to_json()

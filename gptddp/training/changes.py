@@ -11,22 +11,29 @@ from typing import Any
 import torch
 
 from gptddp import __version__
+from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config, changed, differences
+from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
 from gptddp.model.optim import lr_at
 from gptddp.run.directory import CONFIG, save_config, unknown_fields
 from gptddp.run.history import Ledger
 from gptddp.run.origin import Origin
+from gptddp.run.progress import Progress
 
 log = logging.getLogger(__name__)
 
 
 def changes(before: Config, config: Config) -> list[dict[str, Any]]:
-    """`field`, `old` and `new` of each field that a life has other than the life before it."""
+    """`field`, `old` and `new` of each field that a life has other than the life before it.
+
+    Of those that are fixed, what a run of version 0.1.0 has left open: given once, it stays.
+    """
     old, new = dataclasses.asdict(before), dataclasses.asdict(config)
-    return [{"field": it, "old": old[it], "new": new[it]} for it in changed(old, new, KEPT)]
+    names = [*changed(old, new, KEPT), *changed(old, new)]
+    return [{"field": it, "old": old[it], "new": new[it]} for it in names]
 
 
 def check_given(given: Sequence[Any], config: Config, world: World) -> None:
@@ -45,6 +52,25 @@ def check_given(given: Sequence[Any], config: Config, world: World) -> None:
                     raise ConfigError(f"{text}: give all ranks the same flags")
                 log.warning("%s: rank 0's counts; give all ranks the same flags", text)
                 break
+
+
+def identity(dataset: Dataset) -> dict[str, str | None]:
+    """What decides a rank's rows beside the configuration."""
+    tokenizer = dataset.tokenizer()
+    library = None if dataset.pretokenized else tokenizer.library
+    return {"dataset": dataset.sha256, "tokenizer": tokenizer.sha256, "library": library}
+
+
+def check_same_data(found: Sequence[Any], world: World) -> None:
+    """Rank 0 only: `identity` of each rank is that of rank 0; else DataError, with both."""
+    for name, theirs in zip(world.names, found, strict=True):
+        for what, mine in found[0].items():
+            if isinstance(theirs, dict) and theirs.get(what) != mine:
+                raise DataError(
+                    f"{name} has another {what} than rank 0 ({theirs.get(what)!s:.24} instead of "
+                    f"{mine!s:.24}), so its rows would be others: give all ranks the same data, "
+                    "and the same image or environment"
+                )
 
 
 def write_config(run: Path, run_id: str, config: Config, generation: int) -> None:
@@ -87,7 +113,8 @@ class Changes:
             what = it["field"], it["old"], it["new"]
             log.info("changed after step %d: %s: %s -> %s", origin.step, *what)
         before = {it["field"]: it["old"] for it in origin.changes}
-        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, origin.step)
+        progress = Progress.from_meta(origin.meta)
+        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, progress)
 
     def try_to_save(self, trouble: str | None) -> None:
         """Once the ledger has them, or its `trouble` is known; else the next save does it."""
@@ -108,10 +135,11 @@ class Changes:
             self._unsaved = False
 
 
-def _tell_of_a_jump(before: Config, config: Config, step: int) -> None:
-    """The schedule is computed anew from step 0: the learning rate may rise again."""
-    old, new = lr_at(step, before), lr_at(step, config)
-    if step < config.steps and not math.isclose(old, new, rel_tol=0.01):
+def _tell_of_a_jump(before: Config, config: Config, progress: Progress) -> None:
+    """The schedule is computed anew for the whole run: the learning rate may rise again."""
+    step, tokens, train_s = progress.step, progress.tokens, progress.train_s
+    old, new = (lr_at(step, c, tokens, train_s) for c in (before, config))
+    if not used_up(config, step, tokens, train_s) and not math.isclose(old, new, rel_tol=0.01):
         log.warning(
             "the learning rate of step %d is %.1e instead of %.1e, as its schedule is computed "
             "anew: give another --lr if that is not meant",

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class NewestState:
 
     origin: Origin  # the same on every rank, `meta` of the state included
     source: int  # the rank that has the tensors
-    tensors: dict[str, Tensor] | None  # there; None on the others, and where the run is new
+    tensors: Mapping[str, Tensor] | None  # there; None on the others, and where the run is new
     lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
     events: list[dict[str, Any]]  # that the ledger may lack, for the same reason
     fault: dict[str, Any] | None  # why the snapshot was left, as its rank saw it

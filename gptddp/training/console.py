@@ -4,8 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gptddp import budget
 from gptddp.run.in_force import why_ended
 from gptddp.run.origin import Origin
+from gptddp.run.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Console:
         where = f"from {origin.source}, step {origin.step}{end}"
         log.info("life %d: %s%s", origin.generation, where, redo)
 
-    def step(self, line: Mapping[str, Any], step_s: float) -> None:
+    def step(self, line: Mapping[str, Any], progress: Progress, step_s: float) -> None:
         """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
@@ -36,11 +38,15 @@ class Console:
             self.evaluated(line)
         if line["step"] % self.config.log_every:
             return
-        left = int((self.config.steps - line["step"]) * step_s)
+        c, done = self.config, (progress.step, progress.tokens, progress.train_s)
+        left_s = (budget.last_step(c, *done) - progress.step) * (step_s + line["data_wait_s"])
+        if c.max_time:
+            left_s = min(left_s, c.max_time - progress.train_s)
+        left = max(0, int(left_s))
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-        done = f"step {line['step']}/{self.config.steps}  loss {loss}  lr {line['lr']:.2e}"
+        where = f"step {budget.shown(c, *done)}  loss {loss}  lr {line['lr']:.2e}"
         speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {_ranks(line['world_size'])}"
-        log.info("%s  %s  %d:%02d left", done, speed, left // 60, left % 60)
+        log.info("%s  %s  %d:%02d left", where, speed, left // 60, left % 60)
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """The losses of an evaluation."""
@@ -72,9 +78,8 @@ class Console:
         """The life is over; `where` its last state is."""
         verb = "stopped" if cause == "stopped" else "finished"
         log.info("%s after step %d: %s", verb, step, where)
-        if cause == "max_time" or (cause == "steps" and step == self.origin.step):
-            limit_s = self.config.max_time if cause == "max_time" else 0.0
-            log.info("%s", why_ended(step, self.config.steps or 0, limit_s))
+        if cause in ("max_tokens", "max_time") or (cause == "steps" and step == self.origin.step):
+            log.info("%s", why_ended(self.config, cause, step))
 
 
 def _ranks(number: int) -> str:

@@ -111,8 +111,8 @@ class Ending(threading.Thread):
     def _finish(self) -> None:
         self._recorder.log.sync()
         if self._cause != "stopped":
-            origin = self._recorder.origin
-            finish(origin.config, origin.run_id, self._progress.step, self._cause)
+            of = self._recorder.origin
+            finish(of.config, of.run_id, of.generation, self._progress, self._cause)
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

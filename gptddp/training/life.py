@@ -15,11 +15,13 @@ from typing import Any
 
 from torch import Tensor
 
+from gptddp.budget import BUDGETS, used_up
 from gptddp.checkpoint.load import copy_into
 from gptddp.config import Config
 from gptddp.data.loader import Batch
 from gptddp.distributed import connect, environment, peers, pulse, storage
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.distributed.report import report
 from gptddp.errors import (
@@ -63,7 +65,8 @@ class Life:
         self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin)
         self.late = LateSave(self.live)
-        self.cause = "steps"  # why the loop ends
+        # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
+        self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
         self._tensors: Mapping[str, Tensor] = {}  # the live ones
@@ -87,7 +90,7 @@ class Life:
     @property
     def goes_on(self) -> bool:
         """Is there another step to do?"""
-        return self.cause == "steps" and self.step < self.config.steps
+        return not self.cause
 
     # -- around all of it --------------------------------------------------------------------------
 
@@ -155,7 +158,8 @@ class Life:
     def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
         """All ranks: the newest state into these live tensors, by name; then the life has begun.
 
-        Raises CheckpointError where the state is another model's, Diverged where ranks differ.
+        Raises CheckpointError where the state is another model's or not the one that was saved,
+        Diverged where ranks differ.
         """
         self.clock.enter("restore")
         state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
@@ -164,13 +168,15 @@ class Life:
             copy_into(tensors, state.tensors)
         if self.step:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
-        check_replicas(tensors, self.step, self.world)  # all ranks
+        fp = check_replicas(tensors, self.step, self.world)  # all ranks
+        self.progress.confirm(fp, self.origin.source)
         self._tensors = tensors
         lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
+        machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
         if self.recorder:
-            self.recorder.begin(tensors, n_params, self.progress, state)
+            self.recorder.begin(tensors, n_params, self.progress, state, machines)
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
         self.live.begun(begun, pending)
@@ -195,21 +201,20 @@ class Life:
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        out_of_time = 0 < self.config.max_time <= self.progress.train_s
         self.late.look()
         self._save_due = self.recorder is not None and self.recorder.saves.is_due
         save, late = self._save_due or self.late.wants_state, self.late.in_progress
         logged = self.recorder.log.durable_step if self.recorder else 0
-        agreed = agree(
-            batch, self.stop.asked, out_of_time, save, late, logged, self.world
-        )  # all ranks
+        stop, now = self.stop.asked, self.progress
+        agreed = agree(batch, stop, now.train_s, save, late, logged, self.world)  # all ranks
         self.live.forget(agreed.logged)
-        if not agreed.ends:  # else rank 0 saves this state, and has the volume to itself
+        now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
+        budget = used_up(self.config, now.step, now.tokens, now.train_s)
+        self.cause = "stopped" if agreed.stop else budget
+        if not self.cause:  # else rank 0 saves this state, and has the volume to itself
             self.late.hand_over(agreed.logged)
         if self.recorder:
             self.recorder.saves.delegate(agreed.late)
-        if agreed.ends:
-            self.cause = "stopped" if agreed.stop else "max_time"
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
@@ -237,7 +242,8 @@ class Life:
         self._ended_step = time.monotonic()
         step_s = self._ended_step - self._began_step
         data = self._rows.loader.state(agreed.cursors)
-        self.progress.advance(agreed.targets, agreed.fp, finite, step_s, data)
+        self.progress.advance(agreed.targets, agreed.fp, finite, step_s + batch.wait_s, data)
+        self.cause = used_up(self.config, self.step, self.progress.tokens)
         self._recent.append(step_s)
         self.world.set_timeout(_PATIENCE * statistics.median(self._recent))
         self.line = {
@@ -253,6 +259,8 @@ class Life:
             "world_size": self.world.world_size,
             "time": time.time(),
         }
+        if self.config.max_time:  # without it the rate is a function of step and tokens
+            self.line["train_s"] = agreed.train_s
         self.live.keep(self.line)
         self.live.mark_whole(self._tensors, self.progress)
 
@@ -261,7 +269,7 @@ class Life:
     @property
     def is_evaluation_due(self) -> bool:
         """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
-        return self.step % self.config.eval_every == 0 or self.step >= self.config.steps
+        return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self, validate: Callable[[], Evaluation | None]) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
@@ -271,13 +279,25 @@ class Life:
         else:
             self.cause = "stopped"
 
-    def evaluate_missed(self, validate: Callable[[], Evaluation | None]) -> None:
-        """All ranks: the evaluation that the life before had no time for, if there is one."""
-        if self.line and "val_loss" not in self.line and self.is_evaluation_due:
+    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+        """All ranks: the evaluation and the fingerprint that the line of the last step lacks.
+
+        The life before was cut off in them. Or time is used up, which is known before the next step
+        only: the one before it was the last.
+        """
+        unchecked = self.is_check_due and "state_fp" not in self.line
+        missed = self.is_evaluation_due and "val_loss" not in self.line
+        if not self.line or self.cause == "stopped" or not (missed or unchecked):
+            return
+        if missed:
             self.evaluate(validate)
-            self.live.keep(self.line)
-            if self.recorder and self.cause == "steps":
-                self.recorder.evaluated(self.line)
+        if self.cause == "stopped":
+            return
+        if unchecked:
+            self.check_replicas()  # all ranks
+        self.live.keep(self.line)
+        if self.recorder:
+            self.recorder.completed(self.line, missed)
 
     def record(self) -> None:
         """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
@@ -294,12 +314,14 @@ class Life:
     @property
     def is_check_due(self) -> bool:
         """Is it time to compare the ranks, checkpoint or not?"""
-        return self.step % CHECK_EVERY == 0
+        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
-        """All ranks: raise Diverged unless all hold the same state."""
+        """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""
         self.clock.enter("checkpoint")
-        check_replicas(self._tensors, self.step, self.world)  # all ranks
+        fp = check_replicas(self._tensors, self.step, self.world)  # all ranks
+        self.progress.state_fp = fp
+        self.line["state_fp"] = f"{fp:016x}"
 
     def save(self) -> None:
         """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""

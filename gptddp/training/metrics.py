@@ -8,6 +8,8 @@ from typing import Any
 
 import prometheus_client as prom
 
+from gptddp.budget import whole_last_step
+from gptddp.config import Config
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 
@@ -73,7 +75,7 @@ class Metrics:
         self.quarantined = gauge("quarantined_row_groups", "Row groups skipped as unreadable.")
         self.saves = counter("checkpoints", "Checkpoints by result.", ("result",))
         self.step = gauge("step", "Last finished step of the run.")
-        self.max_steps = gauge("max_steps", "Steps at which the run ends.")
+        self.max_steps = gauge("max_steps", "Step at which the run is expected to end.")
         self.tokens_seen = gauge("tokens_seen", "Tokens trained by the run.")
         self.last_step_time = gauge("last_step_timestamp_seconds", "When the last step finished.")
         self.loss = gauge("loss", "Nats a token, over all ranks.", ("split",))
@@ -114,11 +116,15 @@ class Metrics:
         self.nodes.set(nodes)
         self.incarnation.set(origin.generation)
         self.step.set(origin.step)
-        self.max_steps.set(max(origin.step, origin.config.steps or 0))
+        self.expect(origin.config, progress)
         self.tokens_seen.set(progress.tokens)
         self.quarantined.set(len(progress.data.get("quarantined", ())))
         self._tokens = progress.tokens
         self.checkpoint_time.set_to_current_time()  # so that its age is known to be no less
+
+    def expect(self, c: Config, progress: Progress) -> None:
+        """When the run will end, as far as its budgets of tokens and time let expect."""
+        self.max_steps.set(whole_last_step(c, progress.step, progress.tokens, progress.train_s))
 
     def stepped(self, line: Mapping[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, by its line of the log."""

@@ -85,7 +85,7 @@ def open_run(
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
     config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
     check_world_size(config, world.world_size)
-    patiently(lambda: _check_data(run, dataset, config.on_bad))
+    patiently(lambda: check_data(run, dataset, config.on_bad))
     taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step = taken.step
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
@@ -232,7 +232,7 @@ def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict
     return decided(again, step)
 
 
-def _check_data(run: Path, dataset: Dataset, on_bad: str) -> None:
+def check_data(run: Path, dataset: Dataset, on_bad: str) -> None:
     """Refuse other data than the run began with, naming every file that differs.
 
     The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.

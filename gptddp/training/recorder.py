@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from gptddp import __version__
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
 from gptddp.files import patiently
-from gptddp.run import audit, crash_loop, summary
+from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -55,7 +55,12 @@ class Recorder:
             serve(self.metrics, c.metrics_port, loopback)
 
     def begin(
-        self, tensors: Mapping[str, Tensor], params: int, progress: Progress, state: NewestState
+        self,
+        tensors: Mapping[str, Tensor],
+        params: int,
+        progress: Progress,
+        state: NewestState,
+        machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
 
@@ -71,6 +76,19 @@ class Recorder:
         self._end_of_last(ledger, state)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
+        self._start(ledger, progress, machines)
+        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        self.metrics.began(origin, progress, world.world_size, world.nodes)
+        self.console.began(params, world.device.type, world.world_size)
+        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
+        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
+        self.saves.changes.try_to_save(trouble)
+        self.tidier.begin()
+        self._ready = time.time()
+
+    def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
+        """The event of this life, and a warning where it may not have one kind of bits."""
+        origin, world = self.origin, self.world
         self.event(
             "start",
             step=origin.step,
@@ -82,26 +100,26 @@ class Recorder:
             device=world.device.type,
             seconds=sum(self.clock.seconds.values()),
             chain_fp=f"{progress.chain_fp:016x}",
+            state_fp=f"{progress.state_fp:016x}",
+            machines=machines,
             run_id=origin.run_id,
             **self._new_config(ledger),
             **self._from_scratch(),
         )
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
-        self.metrics.began(origin, progress, world.world_size, world.nodes)
-        self.console.began(params, world.device.type, world.world_size)
-        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
-        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
-        self.saves.changes.try_to_save(trouble)
-        self.tidier.begin()
-        self._ready = time.time()
+        if len(machines) > 1 and self.config.reduce == "exact":
+            log.warning(
+                "the ranks compute on different machines (%s): which of them has a lane decides "
+                "the last bits; use nodes of one kind for the same bits as an undisturbed run",
+                "; ".join(machines),
+            )
 
     def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
         """Say so where it is not the log of the state that this life goes on from."""
         run, step = self.config.run_dir, progress.step
         chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
         line = self.origin.line
-        if wrong := patiently(lambda: audit.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", audit.told(run, wrong))
+        if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
+            log.warning("%s", log_check.told(run, wrong))
 
     def _new_config(self, ledger: Summary) -> dict[str, Any]:
         """The configuration for the ledger, which has a copy of it: {} where it is the same."""
@@ -132,15 +150,17 @@ class Recorder:
             self.event("recovered", step=line["step"], world_size=line["world_size"], **parts)
             self._last = None
         self.metrics.stepped(line, progress, step_s)
-        self.console.step(line, step_s)
+        self.metrics.expect(self.config, progress)
+        self.console.step(line, progress, step_s)
         self.metrics.add_phases(self.clock)
         self.saves.watch()
 
-    def evaluated(self, line: dict[str, Any]) -> None:
-        """Log again the step that this life began with: the life before had no time to evaluate."""
+    def completed(self, line: dict[str, Any], evaluated: bool) -> None:
+        """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
         self.log.append(line)
-        self.metrics.evaluated(line)
-        self.console.evaluated(line)
+        if evaluated:
+            self.metrics.evaluated(line)
+            self.console.evaluated(line)
 
     def quarantine(self, decision: Decision, progress: Progress) -> None:
         """Record, before any rank acts on it, which row groups are skipped from now on."""
@@ -165,7 +185,9 @@ class Recorder:
 
     def fingerprints(self, progress: Progress) -> Fingerprints:
         """Of the rows of the last step; batch_fp is null before this life's first."""
-        return {"batch_fp": self._batch_fp, "chain_fp": f"{progress.chain_fp:016x}"}
+        state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
+        chain_fp = f"{progress.chain_fp:016x}"
+        return {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""

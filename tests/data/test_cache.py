@@ -16,6 +16,7 @@ from gptddp.data import blocks
 from gptddp.data import cache as cache_module
 from gptddp.data.cache import Cache, open_cache
 from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.data.lanes import Block
 from gptddp.data.loader import Loader
 from gptddp.data.packing import Packed, pack
 from gptddp.errors import DataError
@@ -85,13 +86,29 @@ def test_other_ranks_epochs_and_seeds_use_the_same_rows(dataset, cache):
     assert steps(dataset, 20, cache=cache, seed=2)[1] == 0
 
 
-@pytest.mark.parametrize("other", [dict(seq_len=31), dict(pack="concat")])
+# Three rows of 9 tokens have the bytes of one of 30, with their bits.
+@pytest.mark.parametrize("other", [dict(seq_len=9), dict(pack="concat")])
 def test_other_rows_are_not_confused(dataset, cache, other):
     """Another row length or packing finds nothing, and makes the rows that it makes without."""
     steps(dataset, cache=cache)
     batches, reads = steps(dataset, cache=cache, **other)
     assert reads
     same(batches, steps(dataset, **other)[0])
+
+
+def test_parts_of_a_row_group_are_told_apart(dataset, cache):
+    """As where it is cut for another number of lanes."""
+    groups = dataset.row_groups("train")
+    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 30, cache=cache)
+    parts = [(0, 1), (0, 2), (1, 2), (0, 4)]
+    assert len({source.cached(Block(0, part, of))[1] for part, of in parts}) == len(parts)
+
+
+def test_the_rows_of_another_tokenizer_are_not_used(dataset, cache, monkeypatch):
+    """The same text may be in two datasets, which differ in their tokenizer alone."""
+    _, reads = steps(dataset, cache=cache)
+    monkeypatch.setattr("gptddp.data.tokenizer._Bytes.sha256", "0" * 64)
+    assert reads and steps(dataset, cache=cache)[1] == reads
 
 
 def damage_bit(path):

@@ -51,28 +51,27 @@ def documents_of(dataset: Dataset, split: str) -> list[str]:
 
 
 def expected_pairs(dataset: Dataset, split: str) -> Counter:
-    """(token, next token) of every document of a split."""
+    """(token, next token) of every document of a split, its end included."""
     tokenizer, pairs = dataset.tokenizer(), Counter()
     encode = tokenizer.encoder()
     for text in documents_of(dataset, split):
-        tokens = [tokenizer.bos, *encode(text).tolist()]
+        tokens = [tokenizer.bos, *encode(text).tolist(), tokenizer.bos]
         pairs.update(zip(tokens, tokens[1:], strict=False))
     return pairs
 
 
-def pairs_of(tokens: np.ndarray, valid: np.ndarray, bos: int) -> Counter:
-    """(token, next token) of every target but BOS."""
-    real = valid & (tokens[:, 1:] != bos)
-    return Counter(zip(tokens[:, :-1][real].tolist(), tokens[:, 1:][real].tolist(), strict=True))
+def pairs_of(tokens: np.ndarray, valid: np.ndarray) -> Counter:
+    """(token, next token) of every target."""
+    return Counter(zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("sizes", [(1,), (4, 3, 4), (2, 5, 3, 1)])
 def test_an_epoch_is_the_training_split(dataset, sizes):
-    """The first epoch of all lanes has every token of every document as a target once.
+    """The first epoch of all lanes has every token and the end of every document as a target once.
 
     Whatever the world sizes that it is trained at, one after the other, each from a saved state.
     """
-    bos, pairs, state = dataset.tokenizer().bos, Counter(), None
+    pairs, state = Counter(), None
     ended, lives = np.zeros(LANES, bool), itertools.cycle(sizes)
     while not ended.all():
         world_size = next(lives)
@@ -85,7 +84,7 @@ def test_an_epoch_is_the_training_split(dataset, sizes):
                 batches = [loader.next() for loader in loaders]
                 tokens = np.concatenate([batch.tokens for batch in batches])[~ended]
                 valid = np.concatenate([batch.valid for batch in batches])[~ended]
-                pairs += pairs_of(tokens, valid, bos)
+                pairs += pairs_of(tokens, valid)
                 cursors = sum(batch.cursors for batch in batches)
                 ended |= cursors[:, 0] > 0
             state = json.loads(json.dumps(loaders[0].state(cursors)))
@@ -96,9 +95,9 @@ def test_validation_rows_are_the_validation_split(dataset):
     """All of them are every document of the split, with literal special tokens as plain text."""
     tokens, valid = eval_rows(dataset, 64, 10**9)
     tokenizer = dataset.tokenizer()
-    assert pairs_of(tokens, valid, tokenizer.bos) == expected_pairs(dataset, "val")
+    assert pairs_of(tokens, valid) == expected_pairs(dataset, "val")
     starts = tokens == tokenizer.bos
-    assert starts[:, 0].sum() + (starts[:, 1:] & valid).sum() == len(documents_of(dataset, "val"))
+    assert (starts[:, 1:] & valid).sum() == len(documents_of(dataset, "val"))
     assert "<|bos|>" in tokenizer.decode(tokens.reshape(-1).tolist())
 
 

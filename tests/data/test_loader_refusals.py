@@ -30,8 +30,8 @@ def test_no_text_at_all_is_refused():
         (dict(lanes=4), "lanes: 8 -> 4"),
         (dict(batch=8), "batch: 16 -> 8"),
         (dict(dataset=corpus(seed=2)), "dataset: "),
-        (dict(older="older"), "pack: older -> bfd-1"),
-        (dict(pack="concat"), "pack: bfd-1 -> concat-1"),
+        (dict(older="older"), "pack: older -> bfd-3"),
+        (dict(pack="concat"), "pack: bfd-3 -> concat-2"),
         (dict(version=99), "version: 99 -> 2"),
         (dict(tokenizer="other"), "tokenizer: other -> bbbb"),
     ],
@@ -83,7 +83,7 @@ def test_an_error_of_the_tokenizer_reaches_the_caller():
     """Whatever a thread raises, next() raises."""
     dataset = corpus()
     dataset.tokenizer = lambda: types.SimpleNamespace(
-        sha256="", bos=0, dtype=np.dtype(np.uint16), encoder=lambda: 1 / 0
+        sha256="", bos=0, dtype=np.dtype(np.uint16), encoder=lambda: 1 / 0, library=None
     )
     with open_loader(dataset) as loader, pytest.raises(ZeroDivisionError):
         loader.next()

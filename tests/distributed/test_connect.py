@@ -9,11 +9,12 @@ import sys
 import pytest
 import torch
 
+from gptddp.config import Config
 from gptddp.distributed import connect as connect_module
-from gptddp.distributed import peers
+from gptddp.distributed import hardware, peers
 from gptddp.distributed.connect import connect
 from gptddp.distributed.environment import cpu_sharers, ranks
-from gptddp.distributed.hardware import cpu_quota, use_fast_fp32
+from gptddp.distributed.hardware import cpu_quota
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError
 
@@ -132,16 +133,77 @@ def test_a_task_that_slurm_gives_a_gpu_of_its_own_uses_it(
         assert connect_module.gpu_of(2) == gpu
 
 
-def test_fp32_stays_fp32_whatever_the_processor():
-    """The fast setting is only kept where a matrix product still has fp32 accuracy."""
-    before = torch.get_float32_matmul_precision()
+@pytest.fixture
+def numerics():
+    """What a test sets of torch's numbers is put back."""
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    yield
+    torch.set_float32_matmul_precision(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("matmul", ["mkl", "onednn"])
+def test_fp32_stays_fp32_whatever_the_processor(numerics, matmul):
+    """Both back-ends have fp32 accuracy; where one has not, it is refused with the fix."""
+    c = Config(matmul=matmul, threads=1)
     try:
-        use_fast_fp32(torch.device("cpu"))
-        a, b = torch.randn(128, 128), torch.randn(128, 128)
-        exact = a.double() @ b.double()
-        assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
-    finally:
-        torch.set_float32_matmul_precision(before)
+        hardware.use(c, torch.device("cpu"))
+    except ConfigError as error:
+        assert matmul == "onednn" and "--matmul mkl" in str(error)
+        return
+    a, b = torch.randn(128, 128), torch.randn(128, 128)
+    exact = a.double() @ b.double()
+    assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
+
+
+def test_a_run_of_bf16_is_refused_nowhere(numerics, monkeypatch):
+    """Its choice on AMX is bf16 with oneDNN, which rounds fp32 to bf16 on some of them."""
+    monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(1.0))  # all is wrong
+    c = Config(matmul="onednn", threads=1, precision="bf16")
+    hardware.use(c, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="--matmul mkl"):
+        hardware.use(dataclasses.replace(c, precision="fp32"), torch.device("cpu"))
+
+
+def test_a_run_computes_with_its_own_threads_wherever_it_is(numerics):
+    """Not with those that this machine would give it."""
+    hardware.use(Config(matmul="mkl", threads=3), torch.device("cpu"))
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OMP_DYNAMIC", "TRUE"), ("OMP_THREAD_LIMIT", "2"), ("OMP_MAX_ACTIVE_LEVELS", "0")],
+)
+def test_an_environment_with_fewer_threads_than_the_run_is_refused(
+    numerics, monkeypatch, variable, value
+):
+    """torch cannot change that; a run of fast sums, or of one thread, may have it."""
+    c = Config(matmul="mkl", threads=3, reduce="exact")
+    monkeypatch.setenv(variable, value)
+    told = f"{variable}={value.lower()} is set.*the 3 of the run.*unset it"
+    with pytest.raises(ConfigError, match=told):
+        hardware.use(c, torch.device("cpu"))
+    for other in ({"threads": 1}, {"reduce": "fast"}):
+        hardware.use(dataclasses.replace(c, **other), torch.device("cpu"))
+    monkeypatch.setenv(variable, {"OMP_THREAD_LIMIT": "3"}.get(variable, "x"))
+    hardware.use(c, torch.device("cpu"))
+
+
+def test_a_variable_that_decides_the_bits_is_of_the_machine(monkeypatch):
+    """So an audit, and the ranks of a life, see that they compute in another way."""
+    plain = hardware.machine(None)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert hardware.machine(None) == f"{plain}, MKL_CBWR=COMPATIBLE"
+
+
+@pytest.mark.parametrize(("amx", "chosen"), [(True, ("bf16", "onednn")), (False, ("fp32", "mkl"))])
+def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, chosen):
+    """By a table, and not by a clock: the same processor, the same choice."""
+    monkeypatch.setattr(hardware, "cpu_has_amx", lambda: amx)
+    found = hardware.numerics(torch.device("cpu"))
+    assert (found["precision"], found["matmul"]) == chosen
+    assert found["threads"] == torch.get_num_threads()
 
 
 def test_a_peer_that_is_waited_for_too_long_ends_the_process():

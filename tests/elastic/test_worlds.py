@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.forked import TRAIN, Forked, train
+from support.forked import TRAIN, Forked, ranks, train
+from support.same_bits import FIELDS, SOME, check_same_bits
 from support.toy import SMALL
 
 from gptddp.run.history import history
@@ -50,17 +51,15 @@ def undisturbed(corpus, tmp_path_factory):
 
 
 def test_every_world_size_sees_the_same_batches_and_losses(undisturbed):
-    """1, 2, 3 and 4 processes: equal fingerprints in every step, losses within rounding."""
+    """1, 2, 3 and 4 processes: every number of every step, and the state, are the same bits."""
     one = undisturbed[1]
     assert [line["step"] for line in one] == list(range(1, STEPS + 1))
     for world, lines in undisturbed.items():
         assert [line["world_size"] for line in lines] == [world] * STEPS
-        for key in ("batch_fp", "chain_fp", "tokens"):
-            assert [line[key] for line in lines] == [line[key] for line in one]
-        assert [line["loss"] for line in lines] == pytest.approx(
-            [line["loss"] for line in one], rel=1e-5
-        )
-        assert lines[-1]["val_bpb"] == pytest.approx(one[-1]["val_bpb"], rel=1e-4)
+        for line, other in zip(lines, one, strict=True):
+            for key in (*FIELDS, *SOME):
+                assert line.get(key) == other.get(key), (world, line["step"], key)
+        assert len(lines[-1]["state_fp"]) == 16
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -83,9 +82,70 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(
 
     train(world, *SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"))
     resumed = list(history(tmp_path / "run"))
-    for key in ("step", "loss", "grad_norm", "batch_fp", "chain_fp"):
+    for key in FIELDS:
         assert [line[key] for line in resumed] == [line[key] for line in undisturbed[world]]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == STEPS
+
+
+# In the fourth step the gradients of lane 6 are a million times as large, in the fifth no longer.
+# Which steps are done again is said on stderr.
+OVERFLOW = f"""
+import sys
+from gptddp.model.sums import ExactSums
+begin, add, finish, step = ExactSums.begin, ExactSums._add, ExactSums.finish, 0
+
+def counted(self, targets):
+    global step
+    step += 1
+    return begin(self, targets)
+
+def large(self, numbers):
+    if (step, self._slot) == (4, 6):
+        for i in numbers:
+            self._params[i].grad.mul_(2.0**20)
+    add(self, numbers)
+
+def told(self):
+    if (total := finish(self)) is None:
+        print(f"step {{step}} is done again", file=sys.stderr, flush=True)
+    return total
+
+ExactSums.begin, ExactSums._add, ExactSums.finish = counted, large, told
+{TRAIN}
+"""
+
+
+def test_a_step_whose_sums_overflow_on_one_rank_is_done_again_by_all(corpus, tmp_path):
+    """In mid-run: the fourth step, whose grids lane 6 of rank 1 overflows, and the fifth, for which
+    they are then too coarse. The run is that of one process, bit for bit."""
+    flags = [*SMALL, "--data", str(corpus), "--steps", "8", "--eval-every", "4", "--run-dir"]
+    for world in (1, 2):
+        started = ranks(world, *flags, str(tmp_path / str(world)), code=OVERFLOW)
+        try:
+            assert [process.wait(120) for process in started] == [0] * world
+        finally:
+            for process in started:
+                process.kill()
+        for process in started:
+            told = [line for line in process.stderr.read().splitlines() if "done again" in line]
+            assert told == [f"step {step} is done again" for step in (1, 4, 5)]
+    check_same_bits(tmp_path / "2", tmp_path / "1")
+
+
+def test_the_idle_time_of_an_uneven_world_is_told_once_at_each_start(corpus, tmp_path):
+    """Also where it is small: one line of rank 0; the exit code is that of any run."""
+    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    for steps in ("1", "2"):
+        flags = [*SMALL, *places, "--lanes", "19", "--batch", "19", "--steps", steps]
+        started = ranks(2, *flags)
+        try:
+            assert [process.wait(120) for process in started] == [0, 0]
+        finally:
+            for process in started:
+                process.kill()
+        err = "".join(process.stderr.read() for process in started)
+        assert err.count("2 workers share 19 lanes") == 1
+        assert "5.0% of the workers' time is idle" in err
 
 
 def test_a_mistake_is_told_once_whatever_the_number_of_ranks(start, tmp_path):

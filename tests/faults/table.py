@@ -30,8 +30,8 @@ all pods depends on `--checkpoint-every`.
 The rest of this page is every fault that is tested. It is made by `make test-faults` from its own
 measurements, on one machine of two cores: four pods as `gptddp-k8s submit --local` starts them, a
 model of 30 k parameters, steps of 0.1 to 0.3 s. Every job must end as the run that nobody disturbs:
-each step once, of the same rows, its newest checkpoint verified; the same bits where the number of
-ranks has never changed. Seconds are medians where a fault was tried more than once.
+each step once, the same bits in every number of its log and in its last state, its checkpoints
+verified. Seconds are medians where a fault was tried more than once.
 
 - step in flight: the step that was being computed when the fault came. It was not finished, so it
   does not count as done again

@@ -158,4 +158,4 @@ def test_a_pod_that_does_not_come_back_is_given_up(job, measured):
 def test_the_run_is_the_undisturbed_one(job, undisturbed):
     """After all of the above."""
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))

@@ -9,9 +9,10 @@ from support.faulty_jobs import SHORT
 from support.forked import train
 from support.launchers import Job, until
 from support.paths import SUPPORT
+from support.same_bits import check_same_bits
 from support.toy import SMALL
 
-from gptddp.run.history import history, read_ledger
+from gptddp.run.history import read_ledger
 
 pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
 LIMIT_S = 4.0  # of slow_volume.py
@@ -35,9 +36,12 @@ def lives(job: Job) -> list[dict]:
 
 
 def finish(job: Job) -> list[dict]:
-    """All pods end well, with the whole run in the log; the lives."""
+    """All pods end well, with the same bits as one process; the lives."""
     assert [job.exit_code(i) for i in range(3)] == [0] * 3, "\n".join(map(job.log, range(3)))
-    assert [line["step"] for line in history(job.folder)] == list(range(1, 9))
+    alone = job.folder.parent / "alone"
+    for steps in ("4", "8"):
+        train(1, *job.flags, "--run-dir", str(alone), "--steps", steps)
+    check_same_bits(job.folder, alone)
     assert [event["step"] for event in lives(job)] == [4]
     return lives(job)
 

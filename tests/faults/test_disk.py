@@ -18,28 +18,34 @@ from support.failing_disk import Disk
 from support.faulty_jobs import SHORT
 from support.forked import ranks
 from support.paths import SUPPORT
+from support.same_bits import check_same_bits
 from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint.load import load_newest
 from gptddp.errors import LifeLost
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 
 DISKS = str(SUPPORT / "failing_disk.py")
+FLAGS = ("--eval-every", "1000", "--final-lr", "1")  # the rate does not depend on --steps
 
 
-def check(run: Path, steps: int) -> list[dict]:
-    """The log has every step, the newest checkpoint is the last step's; the checkpoint events."""
-    assert [line["step"] for line in history(run)] == list(range(1, steps + 1))
-    assert load_newest(run).step == steps
-    return [event for event in read_ledger(run) if event["event"] == "checkpoint"]
+@pytest.fixture
+def check(undisturbed):
+    """check(run, steps): the run and its newest checkpoint are, bit for bit, those of one process
+    on a disk that works; the events of its checkpoints."""
+
+    def same(run: Path, steps: int) -> list[dict]:
+        check_same_bits(run, undisturbed(1, *FLAGS, "--steps", str(steps)))
+        return [event for event in read_ledger(run) if event["event"] == "checkpoint"]
+
+    return same
 
 
 def settings(corpus: Path, run: Path, steps: int, plan: dict) -> tuple[list[str], dict[str, str]]:
     """The flags and the environment of a trainer on a disk with this plan."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
-    flags += ["--checkpoint-every", "0.2", "--eval-every", "1000"]
+    flags += ["--checkpoint-every", "0.2", *FLAGS]
     return flags, os.environ | {"OMP_NUM_THREADS": "1", "DISK_PLAN": json.dumps(plan)}
 
 
@@ -88,13 +94,13 @@ def trained(corpus, tmp_path, monkeypatch, train_here):
         disk, run = Disk(tmp_path / "run", monkeypatch.setattr), tmp_path / "run"
         disk.plan(plan, setattr=monkeypatch.setattr)
         flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", str(steps)]
-        assert train.main([*flags, "--checkpoint-every", "0.05", "--eval-every", "1000"]) == 0
+        assert train.main([*flags, "--checkpoint-every", "0.05", *FLAGS]) == 0
         return disk, run
 
     return begin
 
 
-def test_training_goes_on_through_errors(trained, caplog):
+def test_training_goes_on_through_errors(trained, check, caplog):
     """Whatever the error: training goes on, one alarm and one all-clear, the metric is 1 between
     them; saves fail and work again, and no line is lost."""
     codes = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE]
@@ -113,7 +119,7 @@ def test_training_goes_on_through_errors(trained, caplog):
         assert any("name" in save and begin + 8 < save["step"] < begin + 60 for save in saves)
 
 
-def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, caplog):
+def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, check, caplog):
     """The hang ends because training goes on; it is told once, and when it is over. A volume of
     200 kB/s makes saves rare, and no step waits for one."""
     disk, run = trained({20: "hang", 40: None, 80: "slow", 110: None}, 140)
@@ -127,7 +133,7 @@ def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, caplog):
     assert len([save for save in saves if 80 < save["step"] <= 110]) < 5
 
 
-def test_the_end_waits_for_the_disk(three, tmp_path):
+def test_the_end_waits_for_the_disk(three, check, tmp_path):
     """Three ranks: full from the middle on, hung at the end, mended after the last step: exit 0,
     though the wait is longer than a collective may take, and it is told."""
     run = tmp_path / "run"
@@ -138,7 +144,7 @@ def test_the_end_waits_for_the_disk(three, tmp_path):
     assert err.count("STORAGE: ") == 2 and (run / "finished.json").exists()
 
 
-def test_what_the_disk_never_takes_is_in_memory(three, tmp_path):
+def test_what_the_disk_never_takes_is_in_memory(three, check, tmp_path):
     """The wait has an end: exit 1 on all ranks. The next life has it all from memory, trains on
     though the disk is still full at its start, and loses no line."""
     run, memory = tmp_path / "run", tmp_path / "memory"
@@ -160,7 +166,7 @@ def test_what_the_disk_never_takes_is_in_memory(three, tmp_path):
 
 
 @pytest.mark.skipif(SHORT, reason="three lives of three ranks")
-def test_rank_0_is_lost_twice_while_the_disk_is_full(corpus, tmp_path):
+def test_rank_0_is_lost_twice_while_the_disk_is_full(corpus, check, tmp_path):
     """SIGKILL of rank 0 in two lives, with all that its log and ledger have not written: the others
     have it, and hand it on. In the end there is every step, and how each life began and ended."""
     run, memory = tmp_path / "run", tmp_path / "memory"
@@ -207,7 +213,7 @@ def test_a_new_run_needs_a_disk(start, tmp_path):
         assert fix in err and "Traceback" not in err
 
 
-def test_a_full_file_system(start, tmp_path):
+def test_a_full_file_system(start, check, tmp_path):
     """A real one, of 3 MB: alarm, all-clear when there is room, and no line is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -145,4 +145,4 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
 def test_the_run_is_the_undisturbed_one(job, undisturbed):
     """After all of the above."""
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))

@@ -111,4 +111,4 @@ def test_a_hundred_lives_leave_nothing_behind(job, measured):
 def test_the_run_is_the_undisturbed_one(job, undisturbed):
     """After all of the above."""
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))

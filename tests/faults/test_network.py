@@ -199,4 +199,4 @@ def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
 def test_the_run_is_the_undisturbed_one(job, undisturbed):
     """After all of the above."""
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))

@@ -93,4 +93,4 @@ def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, measured):
 def test_the_run_is_the_undisturbed_one(job, undisturbed):
     """After all of the above."""
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))

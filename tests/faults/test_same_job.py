@@ -107,7 +107,7 @@ def test_two_jobs_of_one_manifest_in_two_networks(jobs, network, tmp_path, undis
     assert len(starts(first)) == lives + 1
     second.finish()
     first.finish()
-    check_same_run(first, undisturbed(1, *STEPS, "2"), bitwise=False)
+    check_same_run(first, undisturbed(1, *STEPS, "2"))
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def halves(jobs, network, tmp_path):
 
 def ended(job, undisturbed):
     """The run comes to its end, and is that of a job that nobody disturbs."""
-    check_same_run(job, undisturbed(1, *STEPS, "3600"), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS, "3600"))
 
 
 @pytest.mark.fault(28)

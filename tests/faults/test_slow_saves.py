@@ -124,7 +124,7 @@ def test_lives_that_are_shorter_than_a_save(jobs, undisturbed, measured, tmp_pat
         assert fault.source.startswith("step-")
     quick.touch()
     job.finish()
-    check_same_run(job, undisturbed(1, *STEPS), bitwise=False)
+    check_same_run(job, undisturbed(1, *STEPS))
     saved = [e for e in read_ledger(job.run) if e["event"] == "checkpoint" and "name" in e]
     assert len({event["name"] for event in saved}) == len(saved)
     assert os.listdir(job.run / store.CHECKPOINTS / store.TMP) == []

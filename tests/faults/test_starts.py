@@ -9,6 +9,7 @@ import pytest
 from support.failing_reads import Reads
 from support.failing_writes import Writes
 from support.faulty_jobs import SHORT
+from support.same_bits import FIELDS, SOME, check_same_bits
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
@@ -18,6 +19,7 @@ from gptddp.run.history import history, read_ledger
 from gptddp.training.recorder import Recorder
 
 pytestmark = pytest.mark.skipif(SHORT, reason="takes minutes")
+FLAGS = ("--final-lr", "1")  # the rate does not depend on --steps
 
 
 def until_a_step(faults, monkeypatch) -> None:
@@ -39,8 +41,8 @@ def put_back(tmp_path) -> None:
 
 
 def books(run) -> tuple[list, dict, str]:
-    """Of each step its number, loss and rows; the newest start; the run id in config.json."""
-    found = [[line[k] for k in ("step", "loss", "chain_fp")] for line in history(run)]
+    """Of each step all its numbers; the newest start; the run id in config.json."""
+    found = [[line.get(k) for k in (*FIELDS, *SOME)] for line in history(run)]
     start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
     return found, start, json.loads((run / "config.json").read_text())["run_id"]
 
@@ -48,17 +50,17 @@ def books(run) -> tuple[list, dict, str]:
 @pytest.mark.parametrize("kind", ["memory", "checkpoint"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_once_is_no_end_of_the_run(
-    kind, code, run, corpus, tmp_path, monkeypatch
+    kind, code, run, corpus, undisturbed, tmp_path, monkeypatch
 ):
     """EIO or ESTALE at any read of the run directory or the dataset, before the first step is done:
-    the same run with the same rows and losses, from the same state; or the life ends by an error
-    that is tried again."""
+    the same run, bit for bit, from the same state; or the life ends by an error that is tried
+    again."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(blocks, "RETRY_S", (0.0, 0.0))
     if kind == "memory":
-        lose_a_peer(run, "--steps", "6", at=4)
+        lose_a_peer(run, *FLAGS, "--steps", "6", at=4)
     else:
-        assert run("--steps", "3") == 0
+        assert run(*FLAGS, "--steps", "3") == 0
     for name in ("run", "memory"):
         shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
     reads = Reads(tmp_path / "run", corpus, setattr=monkeypatch.setattr)
@@ -67,15 +69,16 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
     def again(at: int | None) -> list:
         put_back(tmp_path)
         with reads.failing(code, at=at):
-            assert run("--steps", "6") == 0, at
+            assert run(*FLAGS, "--steps", "6") == 0, at
         found, start, saved = books(tmp_path / "run")
         return [found, start["source"], start["step"], start["run_id"], saved]
 
-    undisturbed, number, over = again(None), len(reads.seen), 0
-    assert undisturbed[2] == 3 and number > 40
+    whole, number, over = again(None), len(reads.seen), 0
+    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
+    assert whole[2] == 3 and number > 40
     for at in range(number):
         try:
-            assert again(at) == undisturbed, (at, reads.seen[at])
+            assert again(at) == whole, (at, reads.seen[at])
         except OSError as error:  # the command ends with code 1, and is given again
             assert files.may_pass(error), at
             over += 1
@@ -85,16 +88,16 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
 @pytest.mark.parametrize("kind", ["new", "memory", "checkpoint"])
 @pytest.mark.parametrize("done", [False, True])
 def test_a_write_that_fails_once_is_no_end_of_the_run(
-    kind, done, run, tmp_path, monkeypatch, caplog
+    kind, done, run, undisturbed, tmp_path, monkeypatch, caplog
 ):
     """EIO at any write of the run directory, as it is asked for or when it is done: the same run,
-    with the same books; the log says what has failed."""
+    bit for bit, with the same books; the log says what has failed."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     if kind == "memory":
-        lose_a_peer(run, "--steps", "6", at=4)
+        lose_a_peer(run, *FLAGS, "--steps", "6", at=4)
     elif kind == "checkpoint":
-        assert run("--steps", "3") == 0
+        assert run(*FLAGS, "--steps", "3") == 0
     for name in ("run", "memory"):
         (tmp_path / name).mkdir(exist_ok=True)
         shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
@@ -105,16 +108,17 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         put_back(tmp_path)
         caplog.clear()
         with writes.failing(errno.EIO, at, done):
-            assert run("--steps", "6") == 0, at
+            assert run(*FLAGS, "--steps", "6") == 0, at
         found, start, saved = books(tmp_path / "run")
         events = [event["event"] for event in read_ledger(tmp_path / "run")]
         assert saved == start["run_id"]
         return [found, events, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
 
-    undisturbed, number, silent = again(None), len(writes.seen), []
+    whole, number, silent = again(None), len(writes.seen), []
+    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
     assert number > 14
     for at in range(number):
-        assert again(at) == undisturbed, (at, writes.seen[at])
+        assert again(at) == whole, (at, writes.seen[at])
         if at < len(writes.seen) and "Input/output error" not in caplog.text:
             silent.append(writes.seen[at].replace(str(tmp_path / "run"), "").split())
     # what is there already need not be made; the ledger may be written in fewer calls

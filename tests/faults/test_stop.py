@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.forked import LAUNCH, Forked
+from support.forked import LAUNCH, Forked, train
 from support.local_jobs import alive, until
+from support.same_bits import check_same_bits, check_same_lines
 from support.toy import SMALL
 from support.trainer_patches import patch_here
 
 from gptddp.checkpoint import snapshot
+from gptddp.checkpoint.load import load_newest
+from gptddp.distributed.replicas import state_fp
 from gptddp.run.history import history, read_ledger
 
 PODS = 3
@@ -20,10 +23,10 @@ GRACE_S = 6
 # Slow enough to be hit; each worker says in a file which process it is.
 SLOW = """
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
+def forward_backward(ddp, batch, targets, step, *rest):
     (HERE / os.environ["POD_NAME"]).write_text(str(os.getpid()))
     time.sleep(0.05)
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """
 LOAD = """
 _warm_up = warm_up
@@ -136,9 +139,11 @@ def job(corpus, tmp_path, forked):
     return begin
 
 
-def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
-    """A pod, a worker, a pod in a re-form, a pod whose host and peer hang: all in one job."""
-    it = job(1, "--steps", "100000", "--eval-every", "100000", code=SLOW + LOAD)
+def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, tmp_path):
+    """A pod, a worker, a pod in a re-form, a pod whose host and peer hang: all in one job. Its
+    steps and what it leaves in memory are those of one process, bit for bit."""
+    flags = ("--eval-every", "100000", "--final-lr", "1")  # the rate does not depend on --steps
+    it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD)
     it.start(0, 1, 2)
     until(lambda: it.steps(3) > 3, timeout_s=60)
 
@@ -168,13 +173,21 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job):
     time.sleep(1)  # the launcher waits for the store's answer, the worker for its peer
     assert it.stops(1) < GRACE_S and not alive(worker)
     left = snapshot.read(snapshot.path_of(it.folder / "memory-1", it.run))
-    assert left and left.step >= max(line["step"] for line in history(it.run)) - 1
+    lines, alone = list(history(it.run)), tmp_path / "alone"
+    assert left and left.step >= max(line["step"] for line in lines) - 1
+    flags = (*flags, "--steps", str(left.step), "--data", str(corpus), "--run-dir", str(alone))
+    train(1, *SMALL, *flags)
+    lines, wanted = lines[: left.step], list(history(alone))
+    check_same_lines(lines, wanted[: len(lines)])
+    assert state_fp(left.tensors) == state_fp(load_newest(alone).tensors)
 
 
-def test_the_end_comes_once_with_everything_done(job):
-    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0."""
+def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
+    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0, and
+    the run is that of one process, bit for bit."""
     code = SLOW + LOAD + EVALUATION + LAST_SAVE
-    it = job(2, "--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600", code=code)
+    flags = ("--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600")
+    it = job(2, *flags, code=code)
     it.close("load-pod-1")
     it.close("evaluation-pod-1")
     it.start(0, 1, 2)
@@ -191,7 +204,9 @@ def test_the_end_comes_once_with_everything_done(job):
     assert [it.pods[i].wait(60) for i in range(PODS)] == [0] * PODS, it.log(0)
     assert (it.patch / "last_save.0").exists()
     lines = list(history(it.run))
-    assert [line["step"] for line in lines] == list(range(1, 13))
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12]
+    alone = tmp_path / "alone"
+    train(1, *SMALL, "--data", str(corpus), "--run-dir", str(alone), *flags)
+    check_same_bits(it.run, alone)
     assert list((it.run / "checkpoints").glob("step-000000000012.*/manifest.json"))
     it.check()

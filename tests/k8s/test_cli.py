@@ -58,7 +58,7 @@ def test_notes_go_to_stderr(k8s):
         (["--steps", "4"], "an option of the trainer: put it after --"),
         (["--", "--batch", "50"], "world-size"),
         (["--", "--batch", "50", "--lanes", "48"], "batch 50 is not divisible by lanes 48"),
-        (["--replicas", "64"], "use at most 48 workers"),
+        (["--replicas", "64"], "use at most 12 workers"),
         (["--replicas", "4", "--min", "5"], "[replica-count]"),
         (["--replicas", "0"], "--replicas 1 or more"),
         (["--name", "Demo"], "DNS-1035"),
@@ -71,7 +71,7 @@ def test_notes_go_to_stderr(k8s):
 def test_a_mistake_has_one_message_and_exit_code_2(k8s, args, message):
     """No traceback, nothing on stdout, the fix on stderr."""
     if message == "world-size":
-        args, message = ["--replicas", "30", *args], "30 workers but only 25 lanes"
+        args, message = ["--replicas", "30", *args], "30 workers but only 10 lanes"
     result = k8s("render", *args)
     assert result.exit_code == 2
     assert message in result.stderr and result.stdout == ""

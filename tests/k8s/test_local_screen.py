@@ -9,6 +9,7 @@ import yaml
 from support.local_jobs import job
 from support.manifests import pod_spec
 
+from gptddp.config import Config
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.local import pods, run, runner
 from gptddp.k8s.local.replica import Network
@@ -46,7 +47,7 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 
 def test_the_progress_line_reads_the_newest_generation(tmp_path):
     """Step, loss and speed come from the last whole line of the highest generation; then an ETA."""
-    feed = StepFeed(tmp_path, steps=100)
+    feed = StepFeed(tmp_path, Config(steps=100))
     assert feed.line(0) == ""
     (tmp_path / "log.9.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
@@ -58,6 +59,18 @@ def test_the_progress_line_reads_the_newest_generation(tmp_path):
     assert line == "step 40/100  ETA 0:30"
 
 
+def test_the_progress_line_ends_with_the_budget_that_ends_the_run(tmp_path):
+    """The end is an estimate where that is a budget of tokens or time, and so is the ETA."""
+    feed = StepFeed(tmp_path, Config(steps=100, max_tokens=600, max_time=40.0))
+    log, shown = tmp_path / "log.1.jsonl", []
+    for now, step in ((0, 4), (10, 10), (20, 20)):
+        log.write_text(json.dumps({"step": step, "tokens": 10 * step, "train_s": step}) + "\n")
+        shown.append(feed.line(now))
+    assert shown[-2:] == ["step 10/~40", "step 20/~40  ETA 0:20"]
+    log.write_text('{"step": 21, "tokens": -1, "train_s": NaN}\n')
+    assert feed.line(21).startswith("step 21/100  ")
+
+
 def test_the_progress_of_a_run_that_is_continued_ends_at_its_own_steps(tmp_path):
     """Those that are given, else those of the run, else the preset's."""
     steps = []
@@ -67,7 +80,7 @@ def test_the_progress_of_a_run_that_is_continued_ends_at_its_own_steps(tmp_path)
         for content in ("null", "{", '{"config": {"steps": 77}}'):
             (tmp_path / "gptddp").mkdir(exist_ok=True)
             (tmp_path / "gptddp/config.json").write_text(content)
-            steps.append(runner._step_feed(plan).steps)
+            steps.append(runner._step_feed(plan).config.steps)
     assert steps == [400, 400, 77, 9, 9, 9]
 
 

@@ -9,8 +9,8 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.render import admission, manifest, quantity, rules, spec
 
 BROKEN_SPECS = [
-    ("world-size", {"replicas": 49}, [], "use at most 48 workers"),
-    ("world-size", {"max": 25, "nproc_per_node": 2}, [], "50 workers but only 48 lanes"),
+    ("world-size", {"replicas": 13}, [], "use at most 12 workers"),
+    ("world-size", {"max": 25, "nproc_per_node": 2}, [], "50 workers but only 12 lanes"),
     ("places", {}, ["--data", "/x"], "--data CLAIM/PATH"),
     ("places", {}, ["--run-dir", "/x"], "--name"),
     ("device", {}, ["--device", "cuda"], "--gpus 1"),

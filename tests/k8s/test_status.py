@@ -169,6 +169,12 @@ def test_ages_are_kubectls(seconds, text):
     assert status.duration(seconds) == text
 
 
+def test_an_end_that_is_an_estimate_is_an_end():
+    """Where tokens or time end a run, its log has `~` before the last step."""
+    line = "step 7/~9  loss 3.2144  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"
+    assert status.progress([line])["progress"]["steps"] == 9
+
+
 def test_a_step_that_is_not_finite_is_a_step():
     """No number is made up for it."""
     line = "step 7/9  loss not finite  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"

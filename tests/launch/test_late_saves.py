@@ -150,18 +150,20 @@ def test_a_late_save_that_hangs_is_not_waited_for_for_ever(pod, monkeypatch):
 
 
 def test_a_life_hands_newer_states_to_a_late_save(run, left, own, saver, monkeypatch):
-    """States that all ranks have compared, when the log has their steps. Until it has ended the
-    life does not save by itself, overdue or not; then it does."""
-    compared, check = [], life.check_replicas
+    """States that all ranks have compared, with their fingerprint, when the log has their steps.
+    Until it has ended the life does not save by itself, overdue or not; then it does."""
+    compared, prints, check = [], [], life.check_replicas
 
     def noting(tensors, step, world):
         compared.append(step)
-        check(tensors, step, world)
+        prints.append(f"{check(tensors, step, world):016x}")
+        return int(prints[-1], 16)
 
     monkeypatch.setattr(life, "check_replicas", noting)
     assert run("--steps", "35", "--checkpoint-every", "0") == 0
     saver.join(30)
-    assert saver.got and saver.left.generation == 2 and saver.left.step in compared
+    assert saver.got and saver.left.generation == 2
+    assert saver.left.meta["state_fp"] == prints[compared.index(saver.left.step)]
     assert own and saver.left.step < own[0] < 35
 
 

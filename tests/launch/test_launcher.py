@@ -150,6 +150,15 @@ def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
     assert not is_finished(dataclasses.replace(config, max_time=0.0))
     marker.write_text(json.dumps({"step": 40, "steps": 40, "max_time": 5.0}))
     assert not is_finished(dataclasses.replace(config, steps=41, max_time=5.0))
+    wanted = {"steps": 40, "max_tokens": 900, "max_time": 5.0}
+    marker.write_text(json.dumps({"step": 30, "tokens": 910, "train_s": 4.0} | wanted))
+    assert is_finished(config) and is_finished(dataclasses.replace(config, max_tokens=905))
+    assert not is_finished(dataclasses.replace(config, max_tokens=911))
+    assert not is_finished(dataclasses.replace(config, max_tokens=0))
+    assert is_finished(dataclasses.replace(config, max_tokens=0, max_time=4.0))
+    for foreign in ({"tokens": "x"}, {"train_s": None}, {"steps": 0}, {"max_tokens": [1]}):
+        marker.write_text(json.dumps({"step": 30, "tokens": 1, "train_s": 1.0} | wanted | foreign))
+        assert not is_finished(config)
 
 
 @pytest.fixture

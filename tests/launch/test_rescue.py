@@ -10,7 +10,8 @@ from support.failing_reads import Reads
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
-from gptddp.checkpoint import snapshot
+from gptddp.checkpoint import snapshot, store
+from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.errors import ConfigError, Superseded
 from gptddp.flags import from_args
@@ -19,6 +20,7 @@ from gptddp.launch.rescue import rescue
 from gptddp.run import lines
 from gptddp.run.directory import save_config
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
+from gptddp.run.progress import FINGERPRINT
 
 
 @pytest.fixture
@@ -42,6 +44,22 @@ def test_what_is_left_becomes_a_checkpoint(run, left, tmp_path):
     assert run("--steps", "6") == 0
     starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
     assert (starts[-1]["source"], starts[-1]["redo"]) == ("step-000000000003.1", 0)
+
+
+def test_what_a_launcher_saves_has_the_fingerprint_of_its_state(run, left, tmp_path):
+    """Of its bytes, as no worker had made it before the fault: the next life computes the same."""
+    (path,) = (tmp_path / "memory").iterdir()
+    assert "state_fp" not in snapshot.read(path).meta
+    assert left() == "step-000000000003.1"
+    path.unlink()
+    assert run("--steps", "6") == 0
+    saved = load_newest(tmp_path / "run")
+    assert saved.step == 6 and FINGERPRINT.fullmatch(saved.meta["state_fp"])
+    events = [it for it in read_ledger(tmp_path / "run") if it["step"] == 3 and "state_fp" in it]
+    assert [it["event"] for it in events] == ["checkpoint", "start"]
+    manifest = store.read_manifest(tmp_path / "run/checkpoints/step-000000000003.1")
+    prints = {events[0]["state_fp"], events[1]["state_fp"], manifest["meta"]["state_fp"]}
+    assert len(prints) == 1 and FINGERPRINT.fullmatch(prints.pop())
 
 
 def test_what_the_ledger_lacks_is_added(left, tmp_path):

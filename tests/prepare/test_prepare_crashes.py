@@ -144,5 +144,5 @@ def test_interrupt_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ShardWriter, "_close_file", interrupt)
-    assert run(books, "--out", tmp_path / "new" / "out").exit_code == 1
+    assert run(books, "--out", tmp_path / "new" / "out").exit_code == 130
     assert not (tmp_path / "new").exists()

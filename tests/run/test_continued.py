@@ -43,7 +43,7 @@ def test_every_field_has_a_decision():
     assert set(VALUES) == set(FIELDS) - set(NOT_OF_THE_RUN)
     for accelerator in (False, True):
         default = with_preset(Config(), accelerator=accelerator)
-        for name in set(VALUES) - {"precision"}:
+        for name in set(VALUES) - {"precision", "matmul", "threads", "reduce"}:  # by the hardware
             assert getattr(default, name) != FIRST[name], f"{name}: give another first value"
         for name in VALUES:
             assert FIELDS[name].default is None, f"{name}: a default would count as given"
@@ -206,6 +206,28 @@ def test_flags_that_one_rank_alone_is_given_are_told_or_refused(
     assert f"rank 1 was given another configuration than rank 0 ({name}: {was}): " in said
     assert "give all ranks the same flags" in said
     assert not (tmp_path / "run/lease.json").exists()
+
+
+OTHER_LIBRARY = "import os, tiktoken; tiktoken.__version__ += '.9' * int(os.environ['RANK']); "
+OTHER_DATA = """
+import os
+from gptddp.data.dataset import Dataset
+Dataset.sha256 = os.environ['RANK'] * 64
+"""
+
+
+@pytest.mark.parametrize("what", ["library", "dataset"])
+def test_a_rank_whose_rows_would_be_others_is_refused_from_the_first_life_on(
+    corpus, tmp_path, what
+):
+    """Another version of what encodes, or a copy of other data: the run does not begin."""
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
+    code = (OTHER_LIBRARY if what == "library" else OTHER_DATA) + TRAIN
+    found = ranks(2, *SMALL, *where, code=code)
+    assert [process.wait(60) for process in found] == [2, 2]
+    said = found[0].stderr.read()
+    assert f"rank 1 has another {what} than rank 0" in said and "give all ranks the same" in said
+    assert not list((tmp_path / "run").glob("*.json"))
 
 
 def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):

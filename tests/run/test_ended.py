@@ -1,5 +1,6 @@
 """A run that has come to its end: what is said of it, and what goes on."""
 
+import itertools
 import logging
 
 from support.field_values import FIRST
@@ -8,6 +9,7 @@ from gptddp.config import Config
 from gptddp.files import write_json_atomic
 from gptddp.run.history import history
 from gptddp.run.in_force import is_finished, why_finished
+from gptddp.training import life as training_life
 
 
 def test_a_run_that_was_extended_and_stopped_is_not_finished(tmp_path):
@@ -33,12 +35,23 @@ def test_fewer_steps_than_are_done_are_no_way_back(life, tmp_path, caplog):
     assert life(steps=4) == 0 and [line["step"] for line in history(run)] == [1, 2, 3, 4]
 
 
-def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(life, tmp_path):
-    """A run that is ended by fewer steps than it has done."""
-    assert life(**FIRST | {"steps": 100000, "max_time": 0.05, "eval_every": 100000}) == 0
-    assert "val_loss" not in list(history(tmp_path / "run"))[-1]
+def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
+    life, tmp_path, monkeypatch
+):
+    """A run that is stopped, and then ended by fewer steps than it has done: it has val_loss and
+    state_fp, as every last step has."""
+    agree, calls = training_life.agree, itertools.count()
+
+    def stopped(batch, stop, *rest):
+        return agree(batch, stop or next(calls) == 3, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_life, "agree", stopped)
+        assert life(**FIRST | {"steps": 100000, "eval_every": 100000}) == 143
+    assert not {"val_loss", "state_fp"} & list(history(tmp_path / "run"))[-1].keys()
     assert life(steps=1) == 0
-    assert "val_loss" in list(history(tmp_path / "run"))[-1]
+    lines = list(history(tmp_path / "run"))
+    assert len(lines) == 3 and {"val_loss", "state_fp"} <= lines[-1].keys()
 
 
 def test_time_that_is_used_up_is_said(life, tmp_path, caplog):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.crashing import killed
 
-from gptddp.run import audit, crash_loop, fold, history, summary, tidy
+from gptddp.run import crash_loop, fold, history, log_check, summary, tidy
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Claim
 
@@ -215,7 +215,7 @@ def start_reads(run: Path, lives: int) -> int:
     history.complete(run, log, [{"step": step + 1}, {"step": step + 2}], step + 2)
     event = {"event": "end", "time": 1.0, "generation": lives}
     assert history.recover(run, book, [event]) == [event]
-    assert audit.at_start(run, step + 1, "", None, []) and not audit.holes(run)
+    assert log_check.at_start(run, step + 1, "", None, []) and not log_check.holes(run)
     log.close()
     book.close()
     return bytes_read() - before
@@ -265,6 +265,16 @@ def test_a_life_tidies_up_after_those_before_it(run, tmp_path):
     assert len(list(it.glob("log.*"))) <= fold.MANY + fold.NEWEST + 1
     assert not (it / "lease.json").exists()
     assert json.loads((it / "ledger.summary.json").read_text())["summary"]["life"] == 70
+
+
+def test_the_fingerprints_of_each_line_are_found_as_a_trainer_writes_it(run, tmp_path):
+    """Also of a step that was evaluated, and of the last: else no foreign log would be seen."""
+    assert run("--steps", "3", "--eval-every", "2") == 0
+    texts = history.log_path(tmp_path / "run", 1).read_bytes().splitlines()
+    for text, line in zip(texts, map(json.loads, texts), strict=True):
+        prints = tuple(int(line[name], 16) for name in ("batch_fp", "chain_fp"))
+        assert fold._prints(text) == prints
+    assert len(texts) == 3
 
 
 def test_the_sum_of_the_ledger_is_that_of_all_its_events(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def meta(step):
     """What a run keeps beside the tensors, after this step."""
     position = {"version": 2, "pack": "bfd-1", "dataset": "9f", "tokenizer": "af", "seq_len": 16}
     data = {**position, "seed": 1, "batch": 4, "lanes": "0.0.13 0.1.2"}
-    return vars(Progress(step, 8 * step, train_s=0.5, data=data)) | {"chain_fp": "8c31085c5cb15a70"}
+    return Progress(step, 8 * step, 0x8C31085C5CB15A70, train_s=0.5, data=data).to_meta()
 
 
 def weights(step, size=40_000):

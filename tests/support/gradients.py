@@ -1,9 +1,10 @@
 """The gradient of the third step in worlds of 1 to 7 processes, each world a set of new ones.
 
 gradients.py FOLDER imports torch once and forks the ranks, one world after the other. Rank 0 of
-each leaves FOLDER/<world size>.npy: the gradients of all parameters in one.
+each leaves FOLDER/<reduce>.<world size>.npy: the gradients of all parameters in one.
 """
 
+import dataclasses
 import os
 import signal
 import socket
@@ -17,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.hardware import use_fast_fp32
 from gptddp.distributed.process import run
+from gptddp.model import sums
 from gptddp.model.gpt import build
 from gptddp.train import forward_backward, warm_up
 from gptddp.training.agree import agree
@@ -43,11 +44,12 @@ EMPTY_LANE = 3  # its rows have no target
 PATIENCE_S = 60  # of a rank, which SIGALRM ends then
 
 
-def gradients(world: World) -> np.ndarray:
+def gradients(world: World, reduce: str) -> np.ndarray:
     """All ranks: every gradient of the step, in one array."""
-    use_fast_fp32(world.device)
+    torch.set_num_threads(1)
     net = build(CONFIG, 257, world.device)
     ddp = DDP(net, gradient_as_bucket_view=True)
+    made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
     warm_up(ddp, CONFIG, world)
     where = {"rank": world.rank, "world_size": world.world_size}
     with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:
@@ -55,8 +57,8 @@ def gradients(world: World) -> np.ndarray:
     mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
-    agreed = agree(batch, False, False, save=False, late=False, logged=0, world=world)
-    forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world)
+    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, world=world)
+    forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
     return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
 
 
@@ -64,9 +66,10 @@ def rank_main(folder: str) -> None:
     """One rank, from joining its world to leaving it, as the trainer does."""
     signal.alarm(PATIENCE_S)
     with connect("cpu") as world:
-        found = gradients(world)
-        if world.rank == 0:
-            np.save(f"{folder}/{world.world_size}.npy", found)
+        for reduce in ("exact", "fast"):
+            found = gradients(world, reduce)
+            if world.rank == 0:
+                np.save(f"{folder}/{reduce}.{world.world_size}.npy", found)
         world.leave_together()
 
 

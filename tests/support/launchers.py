@@ -27,6 +27,7 @@ QUICK = (  # a new server imports only what the toy needs, and the end of a job 
 PORT = 23111  # of the rendezvous
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
+RATE = ("--final-lr", "1")  # the same in a run of any length
 PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
 
 
@@ -135,7 +136,7 @@ class Training(Job):
         self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
     ) -> None:
         script = SUPPORT / "faulty_worker.py"
-        fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL)
+        fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL, *RATE)
         super().__init__(folder, pods, slot, fewest, script, *fixed, *flags)
 
     def steps(self) -> list[dict[str, Any]]:
@@ -153,7 +154,7 @@ class Training(Job):
 
 def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
     """The log of the same run in a world of its own, with nothing in its way."""
-    flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps)]
+    flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps), *RATE]
     train(world, *SMALL, *flags, "--eval-every", "1000000")
     return list(history(folder))
 

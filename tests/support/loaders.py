@@ -25,6 +25,7 @@ class Bytes:
     """A tokenizer of one token a byte, and BOS."""
 
     vocab_size, bos, dtype, sha256 = 257, 256, np.dtype(np.uint16), "b" * 64
+    library: str | None = None
 
     def encoder(self):
         owner = threading.get_ident()
@@ -69,6 +70,9 @@ class Dataset:
         self.reads[group.path] += 1
         self.fail(group, self.reads[group.path])
         return list(self.splits[group.path.split("/")[0]][group.index])
+
+    def goes_on(self, group):
+        return [False] * len(self.splits[group.path.split("/")[0]][group.index])
 
 
 def corpus(n_groups: int = 20, seed: int = 1) -> Dataset:
@@ -135,16 +139,16 @@ def same(a: list[Batch], b: list[Batch]) -> None:
         assert np.array_equal(x.cursors, y.cursors)
 
 
-def fingerprints() -> list[str]:
+def fingerprints(pack: str = "best-fit") -> list[str]:
     """Of three steps in the first, second and third epoch of most lanes."""
-    batches = run(corpus(), [(1, 101)], 101)
+    batches = run(corpus(), [(1, 101)], 101, pack=pack)
     return [f"{batches[i].fp:016x}" for i in (0, 50, 100)]
 
 
 def expected_pairs(documents: list[str]) -> Counter:
     pairs: Counter = Counter()
     for document in documents:
-        text = [Bytes.bos, *document.encode()]
+        text = [Bytes.bos, *document.encode(), Bytes.bos]
         pairs.update(zip(text, text[1:], strict=False))
     return pairs
 

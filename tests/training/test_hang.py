@@ -20,10 +20,10 @@ c.FIRST_TIMEOUT_S = LIMIT
 """
 FORWARD = """
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, c, world):
+def forward_backward(ddp, batch, targets, step, *rest):
     if step == 6 and times('hang', TIMES):
         time.sleep(100)
-    return _forward_backward(ddp, batch, targets, step, c, world)
+    return _forward_backward(ddp, batch, targets, step, *rest)
 """
 DATA = """
 from gptddp.training import quarantine
@@ -44,7 +44,7 @@ def warm_up(*args):
 """
 SLOW = """
 from gptddp.data.blocks import Source
-_encoder, _micro_batches = Source.encoder, micro_batches
+_encoder, _of_step = Source.encoder, of_step
 def encoder(self):
     encode = _encoder(self)
     def slowly(document):
@@ -52,8 +52,8 @@ def encoder(self):
         return encode(document)
     return slowly
 Source.encoder = encoder
-def micro_batches(*args):
-    for made in _micro_batches(*args):
+def of_step(*args):
+    for made in _of_step(*args):
         time.sleep(0.4 * times('micro-batch', 4))
         yield made
 """

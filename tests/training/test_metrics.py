@@ -6,6 +6,8 @@ import urllib.request
 
 import pytest
 
+from gptddp.config import Config
+from gptddp.run.progress import Progress
 from gptddp.training import metrics as m
 
 
@@ -49,6 +51,16 @@ def test_a_scrape_shows_what_was_recorded(port):
     assert float(lines['gptddp_phase_seconds_total{phase="step"}']) >= 0.02
     assert lines['gptddp_loss{split="val"}'] == "NaN"
     assert lines["gptddp_last_checkpoint_step"] == "NaN"
+
+
+def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():
+    """An estimate, which follows the run, where that is not the budget of steps."""
+    metrics, config = m.Metrics(run_id="r"), Config(steps=400, max_tokens=1000, max_time=0.0)
+    found = []
+    for step, tokens in ((0, 0), (12, 140), (20, 200), (30, 1010)):
+        metrics.expect(config, Progress(step, tokens, train_s=9.0))
+        found.append(metrics.registry.get_sample_value("gptddp_max_steps"))
+    assert found == [400, 86, 100, 30]
 
 
 def test_phases_add_up_to_the_elapsed_time():

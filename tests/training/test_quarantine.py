@@ -124,6 +124,17 @@ def test_a_lane_that_loses_all_its_row_groups_takes_those_of_the_next():
     assert runs[0].progress.data["quarantined"] == [1, 2, 6]
 
 
+def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
+    """It stood within its own row group: that place says nothing of another, which may be short."""
+    run = Run(corpus(n_groups=LANES)).go(1, 1)
+    before = run.progress.data["lanes"].split()
+    lane = before.index("0.0.2")
+    with open_loader(run.dataset, state=run.progress.data) as loader:
+        groups = [share.group for share in loader.shares[lane]]
+        after = quarantine.without(loader, run.progress.data, groups)["lanes"].split()
+    assert after == [*before[:lane], "0.0.0", *before[lane + 1 :]]
+
+
 def test_a_corpus_of_which_nothing_is_left_is_an_error():
     """Nothing to train on is said, not waited for."""
     run = Run(damaged({0}, n_groups=1))

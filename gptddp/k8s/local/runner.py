@@ -169,15 +169,15 @@ class Runner:
 
 
 def _step_feed(plan: pods.Plan) -> StepFeed | None:
-    """What the trainer writes, if the job runs ours: its `--run-dir`, and its number of steps."""
+    """What the trainer writes, if the job runs ours: its `--run-dir`, and when it ends."""
     run = plan.option(flags.flag("run_dir"))
     if not run:
         return None
-    steps = None
+    settings = None
     with contextlib.suppress(GptddpError):
-        settings = flags.from_args(plan.replica.container.get("args") or [])
+        given = flags.from_args(plan.replica.container.get("args") or [])
         with contextlib.suppress(GptddpError, OSError, ValueError, LookupError, TypeError):
             saved = files.read_json(Path(run) / "config.json") or {}  # a run that is continued
-            settings = config.continued(settings, flags.from_saved(run, saved["config"]))
-        steps = config.with_preset(settings, accelerator=False).steps
-    return StepFeed(Path(run), steps)
+            given = config.continued(given, flags.from_saved(run, saved["config"]))
+        settings = config.with_preset(given, accelerator=False)
+    return StepFeed(Path(run), settings)

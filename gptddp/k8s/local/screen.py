@@ -9,14 +9,18 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
+from gptddp import budget
+from gptddp.config import Config
+
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
 class StepFeed:
     """The newest step of a run directory, and when the run will be done."""
 
-    def __init__(self, run: Path, steps: int | None) -> None:
-        self.run, self.steps = run, steps
+    def __init__(self, run: Path, config: Config | None) -> None:
+        """`config`: the run's, for its budgets; None where that cannot be told."""
+        self.run, self.config = run, config
         self._step: int | None = None
         self._recent: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
 
@@ -44,19 +48,27 @@ class StepFeed:
         elif self._step is not None and step > self._step:
             self._recent.append((now, step))
         self._step = step
-        parts = [f"step {step}" + (f"/{self.steps}" if self.steps and step <= self.steps else "")]
+        done = (step, _number(entry.get("tokens")), _number(entry.get("train_s")))
+        known = self.config is not None and step <= self.config.steps
+        parts = [f"step {budget.shown(self.config, *done) if self.config and known else step}"]
         for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
             if isinstance(entry.get(key), int | float):
                 parts.append(form.format(entry[key]))
-        if (eta_s := self._eta_s(step)) is not None:
+        if (eta_s := self._eta_s(*done)) is not None:
             parts.append(f"ETA {duration(eta_s)}")
         return "  ".join(parts)
 
-    def _eta_s(self, step: int) -> float | None:
-        if self.steps is None or len(self._recent) < 2:
+    def _eta_s(self, step: int, tokens: int, train_s: float) -> float | None:
+        if self.config is None or len(self._recent) < 2:
             return None
         (t0, first), (t1, last) = self._recent[0], self._recent[-1]
-        return max(0, self.steps - step) * (t1 - t0) / (last - first)
+        end = budget.last_step(self.config, step, tokens, train_s)
+        return max(0.0, end - step) * (t1 - t0) / (last - first)
+
+
+def _number(value: Any) -> Any:
+    """A number of the log; 0 for what is none, as in a line without it, or in a foreign one."""
+    return value if isinstance(value, int | float) and 0 <= value < 2**63 else 0
 
 
 def duration(seconds: float) -> str:

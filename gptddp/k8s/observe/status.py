@@ -24,7 +24,7 @@ from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
 TAIL = 200  # lines of a log that are searched for the newest step
 _STEP = re.compile(
-    r"step (?P<step>\d+)/(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
+    r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
 )
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
 

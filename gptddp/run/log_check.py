@@ -2,8 +2,10 @@
 
 `chain_fp` of a step folds its `batch_fp` into that of the step before, so each line follows from
 the one before it, or one of them is not what was written. A log of another run, which follows in
-itself, has another `chain_fp` than the ledger has for the same step. The training uses neither, as
-it goes on from checkpoints. But what is printed and compared must not look whole where it is not.
+itself, has another `chain_fp` than the ledger has for the same step. So has one of the same rows
+with other numbers, as of another learning rate: by `state_fp`, where both have it. The training
+uses neither, as it goes on from checkpoints. But what is printed and compared must not look whole
+where it is not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,12 +25,14 @@ _FIX = (
 _SHOWN = 3  # gaps, and lines that are wrong
 
 
-class Audit:
+class LogCheck:
     """Made before a history is read, and told each of its lines, in order."""
 
     def __init__(self, run_dir: str | Path) -> None:
         """Raises OSError."""
-        self._known = dict(_lineage(read_ledger(run_dir)))  # chain_fp by step
+        self.prints: dict[int, dict[str, int]] = {}  # of the ledger, by step
+        for step, prints in _lineage(read_ledger(run_dir)):
+            self.prints[step] = self.prints.get(step, {}) | prints
         self._gaps: list[tuple[int, int]] = []
         self._wrong: list[str] = []
         self._step, self._generation = 0, 0  # of the line before
@@ -50,14 +54,15 @@ class Audit:
             last = f"step {self._step} (generation {self._generation})"
             after = last if self._step else "the beginning of a run"
             self._wrong.append(f"{name} does not follow from {after}")
-        if chain is not None and self._known.get(step) not in (None, chain):
-            self._wrong.append(f"{name} has another chain_fp than {LEDGER}")
+        for field, there in self.prints.get(step, {}).items():
+            if _print(line, field) not in (None, there):
+                self._wrong.append(f"{name} has another {field} than {LEDGER}")
         self._step, self._generation, self._chain = step, generation, chain
 
     def found(self) -> str | None:
         """After the last line: what is not as it should be; None where all is."""
         gaps = list(self._gaps)
-        if (end := max(self._known, default=0)) > self._step:
+        if (end := max(self.prints, default=0)) > self._step:
             gaps.append((self._step + 1, end))
         parts = [f"it lacks {gap_text(gaps)}"] if gaps else []
         parts += self._wrong[:_SHOWN]
@@ -80,22 +85,24 @@ def gap_text(gaps: Iterable[tuple[int, int]]) -> str:
     return f"step{'s' if many else ''} {', '.join(shown)}{more}"
 
 
-def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
-    """Steps that the run has had, and chain_fp of each: of its starts, saves and stops, in order.
+def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, int]]]:
+    """Steps that the run has had, and the fingerprints that its starts, saves and stops give them.
 
     A life leaves all that lies beyond the step that it begins from. An event may stand behind those
     of newer lives, if a full disk or a late save has put it off.
     """
-    known: list[tuple[int, int | None]] = []
+    known: list[tuple[int, dict[str, int]]] = []
     in_order = sorted(events, key=lambda event: event["generation"])
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
-        own: dict[int, int | None] = {}
+        own: dict[int, dict[str, int]] = {}
         began = 0
         for event in group:
             if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
                 continue
             if is_step(event):
-                own[event["step"]] = _print(event, "chain_fp")
+                prints = {name: _print(event, name) for name in ("chain_fp", "state_fp")}
+                there = {name: value for name, value in prints.items() if value is not None}
+                own[event["step"]] = own.get(event["step"], {}) | there
             if event["event"] == "start" and type(step := event.get("step")) is int:
                 began = step
                 while known and known[-1][0] > began:
@@ -125,7 +132,7 @@ def at_start(
 def holes(run_dir: str | Path) -> str | None:
     """The steps that lie between the logs, and in none of them; None where there are none.
 
-    By the first and the last line of each: `Audit` sees all, and reads all. Raises OSError.
+    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
     """
     ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
     gaps, done = [], 0

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gptddp.cli import cli
-from gptddp.run import audit, history
 from gptddp.run import fold as folding
+from gptddp.run import history, log_check
 from gptddp.run.progress import fold
 
 STEPS = 40
@@ -133,15 +133,33 @@ def test_what_is_missing_or_foreign_is_named(run, damage):
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
+def test_a_state_that_the_ledger_has_otherwise_is_named(run):
+    """Where both have one: a log of the same rows, and of another learning rate. Not a state of a
+    branch that the run has left, nor one that an event lacks."""
+    made = [json.loads(line) for line in lines(range(21, 31)).splitlines()]
+    made[9]["state_fp"] = f"{7:016x}"
+    (run / "log.3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    ledger = run / "ledger.jsonl"
+    before = ledger.read_text()
+    left = event("checkpoint", 2, 29, state_fp=f"{9:016x}")  # life 3 has begun from step 20
+    for value in (f"{7:016x}", None, 7, "damaged"):  # the start of life 4 has none at all
+        ledger.write_text(before + left + event("checkpoint", 3, 30, state_fp=value))
+        assert said(run) == said(run, "fingerprints") == ""
+    text = event("checkpoint", 3, 30, state_fp=f"{9:016x}") + event("checkpoint", 3, 30)
+    ledger.write_text(before + text)
+    wanted = "step 30 (generation 3) has another state_fp than ledger.jsonl:"
+    assert wanted in said(run) and wanted in said(run, "fingerprints")
+
+
 @pytest.mark.parametrize(
     ("damage", "seen"), [("lost", 1), ("first", 1), ("two", 1), ("a digit", 0)]
 )
 def test_what_lies_between_the_logs_is_seen_by_their_ends(run, damage, seen):
     """By a start, which may not read all of it."""
-    assert audit.holes(run) is None
+    assert log_check.holes(run) is None
     DAMAGE[damage][0](run)
-    assert bool(audit.holes(run)) == bool(seen)
-    assert not seen or re.search(DAMAGE[damage][1], audit.told(run, audit.holes(run)))
+    assert bool(log_check.holes(run)) == bool(seen)
+    assert not seen or re.search(DAMAGE[damage][1], log_check.told(run, log_check.holes(run)))
 
 
 def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):

@@ -1,0 +1,189 @@
+"""The sum of a step's gradients over its slots and all ranks: exact, or fast.
+
+A sum of floats depends on its order, and so on the number of ranks. An exact one rounds each slot's
+gradient to a grid, whose spacing is a power of two, and adds whole numbers: below 2**53 float64 has
+all of them, so neither the order nor who has which slot changes a bit. It is float64 and not int64
+because that carries Inf and NaN, and is six times as fast on a CPU. The division by the number of
+targets comes after the sum. Demmel and Nguyen 2015, "Parallel reproducible summation", round to a
+grid in the same way.
+
+The grid of a tensor follows from its largest gradient in the step before. So grids are state, like
+the moments of the optimizer: in checkpoints, snapshots and fingerprints. Where a slot's gradient is
+too large for its grid, or so small that bits would be lost, all ranks do the step again, on the
+grid that fits it. The first step of a run is always done twice.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as td
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gptddp.config import Config
+from gptddp.distributed.connect import World
+
+_WHOLE = 53  # float64 has all whole numbers below 2**53
+_ROOM = 6  # a gradient may become 2**6 times as large in a step
+_LEAST = 32  # bits that the largest gradient of a tensor keeps: so one of 1/256 has a float32's
+_RANGE = 100  # of exponents: a gradient on a grid stays a float32
+
+
+class FastSums:
+    """DDP's own reduction, in float32: the bits depend on the world size, and on the library."""
+
+    def __init__(self, ddp: DDP, slots: int, world: World) -> None:
+        self._world = world
+        self._nats = torch.zeros(slots, dtype=torch.float64, device=_device(ddp))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State that a run keeps: none."""
+        return {}
+
+    def begin(self, targets: int) -> float:
+        """What every loss is multiplied by: DDP divides the sum over ranks by their number."""
+        self._nats.zero_()
+        return self._world.world_size / targets
+
+    def took(self, slot: int, nats: Tensor) -> None:
+        """A micro-batch of the slot is about to go backward; nats: its loss."""
+        self._nats[slot] += nats.detach()
+
+    def close(self, slot: int) -> None:
+        """The slot is done, and it is not this rank's last one."""
+
+    def finish(self) -> float:
+        """All ranks: the nats of the whole step."""
+        return math.fsum(self._world.all_reduce(self._nats).tolist())
+
+    def settle(self) -> None:
+        """The step has changed the model."""
+
+
+class ExactSums:
+    """Whole numbers on grids, in float64: the same bits for any number of ranks, up to `slots`.
+
+    A communication hook of DDP: the last slot's buckets are reduced, together with the sums of the
+    slots before it, while its backward pass goes on. Twice the bytes of float32 on the wire; 8
+    bytes a parameter in memory.
+    """
+
+    def __init__(self, ddp: DDP, slots: int, world: World) -> None:
+        self._world = world
+        self._params = [p for p in ddp.parameters() if p.requires_grad]
+        self._number = {p: i for i, p in enumerate(self._params)}
+        n, device = len(self._params), _device(ddp)
+        self._totals = [
+            torch.zeros(p.shape, dtype=torch.float64, device=device) for p in self._params
+        ]
+        # The spacing of a tensor's grid is 2**-exponent; 0 before the first step.
+        self._exponents = torch.zeros(n, dtype=torch.int32, device=device)
+        # For each slot its nats and the largest gradient of each tensor; another rank's has zeros.
+        self._slots = torch.zeros(slots, 1 + n, dtype=torch.float64, device=device)
+        self._bits = _WHOLE - 1 - math.ceil(math.log2(slots))  # of a slot's largest number
+        self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
+        self._exponent = self._next = [0] * n
+        self._slot, self._targets = 0, 1
+        ddp.register_comm_hook(None, self._reduce)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State that a run keeps: int32 (parameter tensors), the live tensor."""
+        return {"sums.exponents": self._exponents}
+
+    def begin(self, targets: int) -> float:
+        """A step of so many targets over all ranks; what every loss is multiplied by: nothing."""
+        self._targets = targets
+        self._start(self._exponents.tolist())
+        return 1.0
+
+    def _start(self, exponents: Sequence[int]) -> None:
+        self._exponent = list(exponents)
+        self._slots.zero_()
+        for parameter, total in zip(self._params, self._totals, strict=True):
+            total.zero_()
+            if parameter.grad is not None:  # of a sum on another grid
+                parameter.grad.zero_()
+
+    def took(self, slot: int, nats: Tensor) -> None:
+        """A micro-batch of the slot is about to go backward; nats: its loss."""
+        self._slot = slot
+        self._slots[slot, 0] += nats.detach()
+
+    def close(self, slot: int) -> None:
+        """The slot is done, and it is not this rank's last one: add its gradients."""
+        self._add(range(len(self._params)))
+
+    def _add(self, numbers: Sequence[int]) -> None:
+        largest = self._slots[self._slot, 1:]
+        for i in numbers:
+            grad = self._params[i].grad
+            assert grad is not None
+            low, high = torch.aminmax(grad)
+            largest[i] = torch.maximum(-low, high)
+            # exact in float32, but for the rounding: the factor is a power of two
+            self._totals[i].add_(grad.mul_(2.0 ** self._exponent[i]).round_())
+            grad.zero_()
+
+    def _reduce(
+        self,
+        _: None,
+        bucket: td.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """All ranks: these gradients of the last slot are whole; their sum over ranks begins."""
+        numbers = [self._number[p] for p in bucket.parameters()]
+        self._add(numbers)
+        flat = torch.cat([self._totals[i].flatten() for i in numbers])
+        reduced: torch.futures.Future[list[Tensor]] = td.all_reduce(
+            flat, async_op=True
+        ).get_future()
+        grads: list[Tensor] = bucket.gradients()
+        buffer: Tensor = bucket.buffer()
+
+        def divide(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            done.wait()  # raises what the collective has raised
+            parts = torch.split(flat, [grad.numel() for grad in grads])
+            for i, grad, part in zip(numbers, grads, parts, strict=True):
+                grad.copy_((part / (2.0 ** self._exponent[i] * self._targets)).view_as(grad))
+            return buffer
+
+        return reduced.then(divide)
+
+    def finish(self) -> float | None:
+        """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
+        slots = self._world.all_reduce(self._slots)
+        largest = slots[:, 1:].amax(0).tolist()  # NaN where there is one
+        self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]
+        if all(map(math.isfinite, largest)) and not self._fits(largest):
+            self._start(self._next)
+            return None
+        return math.fsum(slots[:, 0].tolist())
+
+    def _fits(self, largest: Sequence[float]) -> bool:
+        grids = zip(largest, self._exponent, self._next, strict=True)
+        return all(
+            exponent == best or 2**self._least <= most * 2.0**exponent <= 2**self._bits
+            for most, exponent, best in grids
+        )
+
+    def _fitting(self, most: float, exponent: int) -> int:
+        """The exponent for a tensor whose largest gradient is `most`; its own where none is."""
+        if not most or not math.isfinite(most):
+            return exponent
+        return max(-_RANGE, min(_RANGE, self._bits - _ROOM - math.frexp(most)[1]))
+
+    def settle(self) -> None:
+        """The step has changed the model: its grids are those of the next."""
+        self._exponents.copy_(torch.tensor(self._next, dtype=torch.int32))
+
+
+def _device(ddp: DDP) -> torch.device:
+    return next(ddp.parameters()).device
+
+
+Sums = FastSums | ExactSums
+
+
+def build(ddp: DDP, c: Config, world: World) -> Sums:
+    """The sums that the run's `reduce` says."""
+    return (ExactSums if c.reduce == "exact" else FastSums)(ddp, c.lanes, world)

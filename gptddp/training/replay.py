@@ -1,0 +1,207 @@
+"""A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.config import Config
+from gptddp.data.loader import Batch
+from gptddp.distributed.connect import World
+from gptddp.errors import AuditError, GptddpError
+from gptddp.model.evaluate import Evaluation
+from gptddp.run.directory import LEDGER
+from gptddp.run.lines import as_json
+from gptddp.run.origin import Origin
+from gptddp.training.agree import Agreed
+from gptddp.training.choose import NewestState
+from gptddp.training.life import Life
+from gptddp.training.metrics import PhaseClock
+from gptddp.training.stop import StopFlag
+
+# What a line says of a step that follows from the state before it, causes first. Not its times and
+# speeds, and not how many ranks there were.
+FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
+DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The first step that is not what was logged or saved."""
+
+    step: int
+    field: str
+    logged: Any
+    found: Any
+    where: str = "the log"
+    found_where: str = "recomputed"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state after a step: tensors by name, and `Progress` as a checkpoint has it.
+
+    None and {}: as the seed makes them. wrong: why a checkpoint is not what it says itself.
+    """
+
+    step: int
+    name: str
+    tensors: Mapping[str, Tensor] | None
+    meta: dict[str, Any]
+    wrong: Wrong | None = None
+
+
+@dataclass
+class Span:
+    """Steps of one configuration, from a state on.
+
+    `lines`: of the log, by step. `prints`: of the ledger, by step. `quarantine`: decisions to leave
+    row groups out, by step. `after`: the state at the end, when it has been recomputed.
+    """
+
+    config: Config
+    begin: State
+    end: int
+    lines: Mapping[int, Mapping[str, Any]]
+    prints: Mapping[int, Mapping[str, int]]
+    quarantine: dict[int, list[int]]
+    after: State | None = None
+
+    @property
+    def step(self) -> int:
+        return self.begin.step
+
+
+class Replay(Life):
+    """A life that writes nothing: it compares its lines with those of the log."""
+
+    def __init__(self, span: Span, world: World, stop: StopFlag, run_id: str) -> None:
+        state = NewestState(_origin(run_id, span), 0, span.begin.tensors, [], [], None, None, None)
+        super().__init__(state, world, stop, PhaseClock())
+        self._span = span
+        self.wrong: Wrong | None = None
+        if stop.asked:  # since the last step of the span before
+            self.cause = "stopped"
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there another step to compare?"""
+        stopped = self.cause == "stopped"
+        return not stopped and self.wrong is None and self.step < self._span.end
+
+    def agree(self, batch: Batch) -> Agreed:
+        """What this step is; the time that decided its rate is taken from its line."""
+        line = self._span.lines.get(self.step + 1, {})
+        seconds = line.get("train_s", self.progress.train_s)
+        if type(seconds) in (int, float) and 0 <= seconds < math.inf:
+            self.progress.train_s = seconds
+        else:
+            self.wrong = Wrong(self.step + 1, "train_s", seconds, "no number of seconds can be")
+        return super().agree(batch)
+
+    def quarantine(self, batch: Batch) -> None:
+        """As the run has decided; what is damaged here alone tells nothing of the run."""
+        if batch.bad not in self.origin.quarantine.get(self.step, ()):
+            group = self._rows.loader.groups[batch.bad]
+            raise AuditError(
+                f"{group.path}, row group {group.index}, cannot be read here, and the run has read "
+                f"it for step {self.step + 1}: put the file back, or give --data with a whole copy"
+            )
+        super().quarantine(batch)
+
+    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+        """No line is missing anything: see `record`."""
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """As in the run, or where the log says that it was."""
+        return super().is_evaluation_due or not self._line.keys().isdisjoint(DUE[:2])
+
+    @property
+    def is_check_due(self) -> bool:
+        """As in the run, where log or ledger have a fingerprint of the state, and at the end."""
+        known = "state_fp" in self._line or "state_fp" in self._prints
+        return super().is_check_due or known or self.step == self._span.end
+
+    @property
+    def _line(self) -> Mapping[str, Any]:
+        return self._span.lines.get(self.step, {})
+
+    @property
+    def _prints(self) -> Mapping[str, int]:
+        return self._span.prints.get(self.step, {})
+
+    def record(self) -> None:
+        """Compare the step with its line, and with what the ledger has of it."""
+        if not self._line:
+            self.wrong = Wrong(self.step, "step", None, self.step)
+            return
+        due = [name for name in DUE if name in self.line and not self._may_lack(name)]
+        for name in (*FIELDS, *due):
+            there, here = self._line.get(name), as_json(self.line[name])
+            if (type(there), there) != (type(here), here):
+                self.wrong = Wrong(self.step, name, there, here)
+                return
+        self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
+
+    def _may_lack(self, name: str) -> bool:
+        """Is this of no step that must have it? It is computed at the end of the span anyway."""
+        due = super().is_check_due if name == "state_fp" else super().is_evaluation_due
+        return name not in self._line and not due
+
+    def end(self) -> None:
+        """There is nothing to save."""
+
+    def _count_failure(self, error: Exception) -> GptddpError | None:
+        """No life of the run has failed."""
+        return None
+
+    def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
+        """The state that the span begins with into these tensors; it is not held any longer."""
+        super().restore(tensors, n_params)
+        self._span.begin = replace(self._span.begin, tensors=None)
+        self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
+
+    def state(self) -> State:
+        """The live state, after the last step that was recomputed."""
+        return State(self.step, "the log", self._tensors, self.progress.to_meta())
+
+
+def unlike(
+    step: int,
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    where: str,
+    found_where: str = "recomputed",
+) -> Wrong | None:
+    """The first of these fields of a step that is another one in its state; the ledger's are int.
+
+    What the state does not have is not compared.
+    """
+    for name in (it for it in there if here.get(it) is not None):
+        value = f"{there[name]:016x}" if where == LEDGER else there[name]
+        if value != here[name]:
+            return Wrong(step, name, value, here[name], where, found_where)
+    return None
+
+
+def _origin(run_id: str, span: Span) -> Origin:
+    step = span.step
+    return Origin(
+        config=span.config,
+        changes=[],
+        generation=0,
+        step=step,
+        meta=span.begin.meta,
+        source=span.begin.name,
+        redo=0,
+        last_line=None,
+        line=None,
+        run_id=run_id,
+        parent=None,
+        snapshot_rank=None,
+        late=None,
+        quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
+    )

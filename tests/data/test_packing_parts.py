@@ -1,0 +1,84 @@
+"""Packing parts of huge documents: what goes on elsewhere is not closed, nothing is lost."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gptddp.data.packing import Packed, documents_of, pack
+
+BOS = 2**31
+HOW = ["best-fit", "concat"]
+
+
+def documents_with_ids(lengths) -> list[np.ndarray]:
+    """Documents whose tokens rise by one, and no token of one is next to one of another."""
+    documents, start = [], 0
+    for n in lengths:
+        documents.append(np.arange(start, start + n, dtype=np.uint32))
+        start += n + 1
+    return documents
+
+
+def packed_parts(how: str, seq_len: int, seed: int) -> tuple[Packed, list[np.ndarray], list[bool]]:
+    rng = random.Random(seed)
+    lengths = [rng.choice([0, 1, 2, seq_len, seq_len + 1, rng.randint(1, 200)]) for _ in range(60)]
+    documents, goes_on = documents_with_ids(lengths), [rng.random() < 0.5 for _ in lengths]
+    return pack(documents, BOS, seq_len, np.uint32, how, goes_on), documents, goes_on
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 7, 16, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_token_is_a_target_once_and_what_goes_on_is_not_closed(how, seq_len, seed):
+    """Every token follows the one before it in its part, once; BOS follows closed parts alone."""
+    packed, documents, goes_on = packed_parts(how, seq_len, seed)
+    inputs, targets = packed.tokens[:, :-1], packed.tokens[:, 1:]
+    pairs = Counter(zip(inputs[packed.valid].tolist(), targets[packed.valid].tolist(), strict=True))
+    expected: Counter = Counter()
+    for document, mark in zip(documents, goes_on, strict=True):
+        if len(document):
+            text = [BOS, *document.tolist(), *[BOS] * (not mark)]
+            expected.update(zip(text, text[1:], strict=False))
+    assert pairs == expected
+    assert packed.valid.any(axis=1).all()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("seq_len", [1, 2, 5, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_target_sees_no_other_part_under_the_mask(how, seq_len, seed):
+    """From the begin of its segment to itself, a target is one run of one part's tokens."""
+    packed, _, _ = packed_parts(how, seq_len, seed)
+    segments, positions = documents_of(packed.tokens, packed.valid, BOS)
+    for row, valid, segment, position in zip(
+        packed.tokens.astype(np.int64), packed.valid, segments, positions, strict=True
+    ):
+        for at in np.flatnonzero(valid):
+            run = row[at - position[at] : at + 2]
+            assert segment[at] >= 0 and (segment[at - position[at] : at + 1] == segment[at]).all()
+            run = run[1:] if run[0] == BOS else run
+            run = run[:-1] if len(run) and run[-1] == BOS else run
+            assert (np.diff(run) == 1).all()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("seq_len", [1024, 2048])
+def test_rows_of_parts_are_full(how, seq_len):
+    """A row group of sixteen parts of one document: 99.5 % of the places are targets."""
+    rng = np.random.default_rng(1)
+    documents = [np.zeros(n, np.uint32) for n in rng.integers(50_000, 65_536, 16)]
+    packed = pack(documents, BOS, seq_len, np.uint32, how, [True] * 15 + [False])
+    assert packed.valid.sum() == sum(map(len, documents)) + 1
+    assert packed.valid.mean() >= 0.995
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_without_marks_the_rows_are_the_same(how):
+    """No mark, and marks that are all false, are one."""
+    documents = documents_with_ids([3, 0, 9, 4, 17])
+    plain = pack(documents, BOS, 4, np.uint32, how)
+    marked = pack(documents, BOS, 4, np.uint32, how, [False] * 5)
+    assert np.array_equal(plain.tokens, marked.tokens)
+    assert np.array_equal(plain.valid, marked.valid)

@@ -1,0 +1,72 @@
+"""Rows on their way to the model: in slots, and hashed again in one step of ten."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from support.loaders import LANES, SEQ_LEN, corpus, open_loader
+
+from gptddp.config import Config, with_preset
+from gptddp.data.lanes import key
+from gptddp.model.micro_batches import LOOK_EVERY, of_step
+
+C = with_preset(
+    Config(seq_len=SEQ_LEN, lanes=LANES, batch=3 * LANES, micro_batch=2, seed=1), accelerator=False
+)
+
+
+@pytest.fixture
+def batch():
+    with open_loader(corpus(), batch=C.batch) as loader:
+        return loader.next()
+
+
+def parts(batch, step=LOOK_EVERY):
+    return list(of_step(batch, step, 0, C, torch.device("cpu")))
+
+
+def test_a_slot_is_the_rows_of_a_lane_in_parts_of_a_fixed_shape(batch):
+    """Three rows are two and one, and every slot and the step have an end."""
+    found = parts(batch)
+    assert [(it.slot, it.number, len(it.x)) for it in found] == [
+        (slot, number, size) for slot in range(LANES) for number, size in ((0, 2), (1, 1))
+    ]
+    assert [it.ends_slot for it in found] == [False, True] * LANES
+    assert [it.ends_step for it in found] == [False] * (2 * LANES - 1) + [True]
+
+
+def test_no_two_parts_of_a_run_have_the_same_dropout(batch):
+    """Its seed is that of the step, the slot and the part, whoever computes them."""
+    seeds = [it.seed(C, step) for step in range(20) for it in parts(batch, step)]
+    assert len(set(seeds)) == len(seeds)
+    later = of_step(batch, 3, 5, C, torch.device("cpu"))  # as a rank whose first slot is 5
+    mine = [it for it in parts(batch, 3) if it.slot == 5]
+    assert [next(later).seed(C, 3) for _ in mine] == [it.seed(C, 3) for it in mine]
+
+
+def test_a_run_of_0_1_0_has_its_parts_and_dropout_as_before(batch):
+    """A rank's rows are one, whose parts may have rows of two lanes; the seed is of the first."""
+    c = dataclasses.replace(C, pack="best-fit-0.1", reduce="fast", micro_batch=5)
+    found = list(of_step(batch, 10, 2, c, torch.device("cpu")))  # whose first lane is 2
+    assert [len(it.x) for it in found] == [5] * (3 * LANES // 5) + [3 * LANES % 5]
+    assert [it.ends_step for it in found] == [False] * (len(found) - 1) + [True]
+    seeds = [key(1, 10, 2 + 5 * i // 3) for i in range(len(found))]
+    assert [it.seed(c, 10) for it in found] == seeds
+
+
+@pytest.mark.parametrize("what", ["input", "target", "order"])
+def test_rows_that_are_not_those_that_were_packed_end_the_life(batch, what):
+    """One token, one target that counts no more, two rows that change places: in a step that looks
+    at them; in others nothing is seen."""
+    parts(batch)
+    if what == "input":
+        batch.tokens[7, 3] += 1
+    elif what == "target":
+        column = int(np.flatnonzero(batch.valid[7])[0])
+        batch.valid[7, column] = False
+    else:
+        batch.tokens[[6, 7]] = batch.tokens[[7, 6]]
+    parts(batch, LOOK_EVERY + 1)
+    with pytest.raises(RuntimeError, match="the rows that the model was given"):
+        parts(batch)

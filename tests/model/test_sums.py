@@ -1,0 +1,174 @@
+"""Exact sums of gradients: grids that fit, numbers that are none, and how exact they are."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gptddp.distributed.connect import connect
+from gptddp.model.sums import ExactSums, FastSums
+
+SLOTS = 12
+
+
+@pytest.fixture
+def world(train_here):
+    with connect("cpu") as world:
+        yield world
+
+
+def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=False):
+    """(gradient of the step, passes, the sums), of slots with these gradients, (slots, n).
+
+    bias: a second tensor, whose gradient is 1 in each slot.
+    """
+    net = nn.Linear(gradients.shape[1], 1, bias=bias)
+    ddp = DDP(net, gradient_as_bucket_view=True)
+    sums = kind(ddp, len(gradients), world)
+    if exponents is not None:
+        sums.tensors()["sums.exponents"].copy_(torch.tensor(exponents))
+    factor, passes, done = sums.begin(targets), 0, None
+    while done is None:
+        passes += 1
+        assert passes <= 2
+        for slot, gradient in enumerate(gradients):
+            last = slot == len(gradients) - 1
+            if last:
+                loss = ddp(gradient[None]).sum()
+            else:
+                with ddp.no_sync():
+                    loss = ddp(gradient[None]).sum()
+            sums.took(slot, torch.tensor(0.5))
+            if last:
+                (loss * factor).backward()
+            else:
+                with ddp.no_sync():
+                    (loss * factor).backward()
+                sums.close(slot)
+        done = sums.finish()
+    assert done == pytest.approx(0.5 * len(gradients), nan_ok=True)
+    return net.weight.grad.flatten().clone(), passes, sums
+
+
+def normal(n=1000, scale=1.0):
+    return scale * torch.randn(SLOTS, n, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_order_of_the_slots_changes_no_bit(world):
+    """Nor where the sum is much smaller than what is summed: of float64 too the last bits would
+    come to depend on the order. Fast sums differ."""
+    gradients = normal(scale=2.0**-36)
+    gradients[1] = normal()[0]
+    gradients[0] = -gradients[1]
+    other = gradients[torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))]
+    one, two = (summed(world, it)[0] for it in (gradients, other))
+    assert one.numpy().tobytes() == two.numpy().tobytes()
+    fast = [summed(world, it, kind=FastSums)[0] for it in (gradients, other)]
+    assert not torch.equal(*fast)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
+def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
+    """Against the sum in float64, divided by the number of targets once, whatever the magnitude."""
+    gradients = normal(scale=scale)
+    exact = gradients.double().sum(0) / 777
+    errors = [
+        float((summed(world, gradients, kind=kind, targets=777)[0].double() - exact).norm())
+        for kind in (ExactSums, FastSums)
+    ]
+    assert errors[0] <= errors[1]
+    assert errors[0] <= 2**-24 * float(exact.norm())
+
+
+def test_no_grid_that_is_kept_is_too_coarse(world):
+    """Where one number is much larger than the others, and all were larger in the step before."""
+    gradients = normal()
+    gradients[:, 0] *= 1000
+    exact = gradients.double().sum(0)
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    exponent, passes, kept = int(sums.tensors()["sums.exponents"]), 1, []
+    while passes == 1:
+        found, passes, _ = summed(world, gradients, exponent - len(kept))
+        kept.append(float((found.double() - exact).norm()))
+    fast = float((summed(world, gradients, kind=FastSums)[0].double() - exact).norm())
+    assert len(kept) > 6 and max(kept) <= fast
+
+
+def test_no_grid_that_is_kept_is_too_fine(world):
+    """Where all were smaller in the step before, and the large ones of this cancel each other: no
+    sum on the way is beyond 2**53."""
+    large, small = torch.ones(5, 1000), normal(scale=2.0**-45)[:2]
+    gradients, other = torch.cat([large, small, -large]), torch.cat([large, -large, small])
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    exponent, kept = int(sums.tensors()["sums.exponents"]), 0
+    while (found := summed(world, gradients, exponent + kept))[1] == 1:
+        assert torch.equal(found[0], summed(world, other, exponent + kept)[0])
+        kept += 1
+    assert kept == 8
+
+
+def test_a_tensor_for_which_no_grid_is_fine_enough_has_no_step_done_again(world):
+    """Its grid is the finest that there is: it does not matter that another tensor's changes."""
+    gradients = normal(scale=2.0**-90)
+    _, passes, sums = summed(world, gradients, bias=True)
+    sums.settle()
+    finest, other = sums.tensors()["sums.exponents"].tolist()
+    assert passes == 2 and finest == 100
+    _, passes, _ = summed(world, gradients, [finest, other - 1], bias=True)
+    assert passes == 1
+
+
+@pytest.mark.parametrize("exponents", [0, -60, 20, 60, 90])
+def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
+    """Too coarse or too fine: the step is done twice, and the sum is that of a grid that fits."""
+    gradients = normal()
+    wanted, _, sums = summed(world, gradients)
+    sums.settle()
+    fitting = int(sums.tensors()["sums.exponents"])
+    again, passes, lost = summed(world, gradients, exponents)
+    assert passes == 2 and torch.equal(again, wanted)
+    assert int(lost.tensors()["sums.exponents"]) == exponents  # whoever is lost now hands these on
+    same, passes, _ = summed(world, gradients, fitting)
+    assert passes == 1 and torch.equal(same, wanted)
+
+
+def test_gradients_that_grow_at_once_stay_exact(world):
+    """A hundred thousand times the largest of the step before: no whole number is beyond 2**53."""
+    gradients = normal()
+    _, _, sums = summed(world, gradients)
+    sums.settle()
+    large = 1e5 * gradients
+    found, passes, _ = summed(world, large, int(sums.tensors()["sums.exponents"]))
+    assert passes == 2 and torch.equal(found, summed(world, large)[0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_no_number_reaches_the_sum(world, value):
+    """It is not done again, the grids stay as they were, and the step can be skipped."""
+    gradients = normal()
+    gradients[5, 7] = value
+    found, passes, sums = summed(world, gradients, 30)
+    assert passes == 1 and not math.isfinite(found[7])
+    sums.settle()
+    assert int(sums.tensors()["sums.exponents"]) == 30
+
+
+def test_a_tensor_without_gradients_is_no_reason_to_do_a_step_again_for_ever(world):
+    """All zeros fit every grid."""
+    found, passes, _ = summed(world, torch.zeros(SLOTS, 5))
+    assert passes == 1 and not found.any()
+
+
+def test_a_reduction_that_fails_ends_the_step(world, monkeypatch):
+    """What has come of it so far is no gradient."""
+    failed = torch.futures.Future()
+    failed.set_exception(RuntimeError("Connection closed by peer"))
+    work = SimpleNamespace(get_future=lambda: failed)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, async_op: work)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        summed(world, normal(), 30)

@@ -1,0 +1,34 @@
+"""Are two runs the same to the last bit? What every fault test ends with."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint.load import load_newest
+from gptddp.run.history import history
+
+# Of a line all but times, speeds and the number of ranks.
+FIELDS = ("step", "loss", "grad_norm", "lr", "tokens", "batch_fp", "chain_fp")
+SOME = ("val_loss", "val_bpb", "state_fp")  # of some steps
+
+
+Line = Mapping[str, Any]
+
+
+def check_same_lines(lines: Sequence[Line], wanted: Sequence[Line]) -> None:
+    """Every step is there once, of the same rows and numbers."""
+    assert [line["step"] for line in lines] == list(range(1, len(wanted) + 1))
+    for line, other in zip(lines, wanted, strict=True):
+        keys = [*FIELDS, *(key for key in SOME if key in line and key in other)]
+        assert {key: line[key] for key in keys} == {key: other[key] for key in keys}
+
+
+def check_same_bits(run: Path, undisturbed: Path) -> None:
+    """The lines of the log are the same, and the last state has the same bytes."""
+    wanted = list(history(undisturbed))
+    check_same_lines(list(history(run)), wanted)
+    newest, last = (load_newest(it, set_aside=False) for it in (run, undisturbed))
+    assert newest and last and newest.step == len(wanted)
+    assert newest.tensors.keys() == last.tensors.keys()
+    for name, tensor in newest.tensors.items():
+        assert bytes(tensor.numpy()) == bytes(last.tensors[name].numpy()), name

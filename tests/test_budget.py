@@ -1,0 +1,135 @@
+"""How much of a run is done, and the learning rate that follows it."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gptddp import budget
+from gptddp.config import Config, with_preset
+from gptddp.data.loader import Batch
+from gptddp.flags import from_saved
+from gptddp.model.optim import lr_at
+from gptddp.training.agree import Agreed, agree
+
+
+def closed(**fields) -> Config:
+    base = {"lr": 1.0, "steps": 1000, "warmup_steps": 10, "final_lr": 0.1}
+    return with_preset(Config(**base | fields), accelerator=False)
+
+
+def test_a_budget_of_tokens_or_time_has_the_rates_of_the_steps_that_fit_into_it():
+    """Where all steps are alike: those of a run of so many steps, from the first to the end."""
+    steps, tokens, seconds = closed(steps=100), closed(max_tokens=6400), closed(max_time=50.0)
+    for step in range(101):
+        wanted = pytest.approx(lr_at(step, steps), rel=1e-12)
+        assert lr_at(step, tokens, 64 * step, 9.0 * step) == wanted
+        assert lr_at(step, seconds, 64 * step, 0.5 * step) == wanted
+    assert lr_at(100, tokens, 6400) == lr_at(100, seconds, 0, 50.0) == pytest.approx(0.1)
+
+
+def test_the_budget_that_has_come_farthest_decides():
+    """Of half the steps, three quarters of the time and a fifth of the tokens: the time."""
+    done = (50, 2000, 7.5)
+    steps, tokens, seconds = {"steps": 100}, {"max_tokens": 10000}, {"max_time": 10.0}
+    assert lr_at(50, closed(**steps, **tokens, **seconds), *done[1:]) == lr_at(
+        50, closed(**seconds), *done[1:]
+    )
+    rates = [lr_at(50, closed(**only), *done[1:]) for only in (seconds, steps, tokens, {})]
+    assert rates == sorted(rates) and len(set(rates)) == 4
+    assert budget.last_step(closed(**steps, **tokens, **seconds), *done) == pytest.approx(50 / 0.75)
+
+
+def test_the_rate_never_rises_however_long_steps_take():
+    """After the warm-up; and it has come to its end when the run has."""
+    draw = random.Random(1)
+    for _ in range(20):
+        c = closed(steps=500, max_tokens=draw.randint(5000, 90000), max_time=draw.uniform(50, 900))
+        step, tokens, train_s, last = 0, 0, 0.0, 1.0
+        while not budget.used_up(c, step, tokens, train_s):
+            rate = lr_at(step, c, tokens, train_s)
+            assert step < 10 or rate <= last * (1 + 1e-12)
+            last = rate if step >= 10 else 1.0
+            step, tokens = step + 1, tokens + draw.randint(1, 256)
+            train_s += draw.expovariate(1.0)
+        assert lr_at(step, c, tokens, train_s) == pytest.approx(0.1)
+
+
+def test_a_run_ends_with_the_first_budget_that_is_used_up():
+    """None of them counts where it is 0; of steps there is always one."""
+    c = closed(steps=9, max_tokens=100, max_time=2.0)
+    assert budget.used_up(c, 8, 99, 1.9) == ""
+    assert budget.used_up(c, 9, 100, 2.0) == "steps"
+    assert budget.used_up(c, 8, 100, 2.0) == "max_tokens"
+    assert budget.used_up(c, 8, 99, 2.0) == "max_time"
+    assert budget.used_up(closed(steps=9), 8, 10**9, 1e9) == ""
+
+
+def test_a_reader_sees_when_the_run_will_end():
+    """An end that is an estimate looks like one, and none lies behind the step that is done."""
+    assert budget.shown(closed(steps=400), 12, 99, 9.0) == "12/400"
+    c = closed(steps=400, max_tokens=1000)
+    assert [budget.shown(c, 12, tokens) for tokens in (0, 140, 1000, 9999)] == [
+        *("12/400", "12/~86", "12/~12", "12/~12")
+    ]
+
+
+def test_a_run_of_version_0_1_0_keeps_the_schedule_that_it_was_begun_with():
+    """There a budget of time ended a run, and the rate followed the steps alone."""
+    fields = {"lr": 1.0, "steps": 100, "warmup_steps": 10, "final_lr": 0.1}
+    saved = fields | {"pack": "best-fit", "max_time": 10.0}
+    old = with_preset(from_saved("config.json", saved), accelerator=False)
+    new = closed(**fields | {"max_time": 10.0})
+    for step in range(10, 40):
+        assert lr_at(step, old, 64, 9.0) == lr_at(step, closed(**fields))
+    assert lr_at(40, new, 64, 9.0) < lr_at(40, old, 64, 9.0)
+    assert budget.used_up(old, 40, 64, 10.0) == "max_time"
+
+
+# -- the same on all ranks -----------------------------------------------------------------------
+
+
+def on_all_ranks(*train_s: float) -> list[Agreed]:
+    """What each rank makes of the all-reduce, one after the other: the sum of what all bring."""
+    row = np.zeros((1, 2), dtype=np.int64)
+    cursors = np.ones((2, 3), dtype=np.int64)
+    batch = Batch(row, row.astype(bool), targets=1, fp=2**64 - 1, cursors=cursors, wait_s=0.0)
+    sent: list[torch.Tensor] = []
+
+    def send(mine: torch.Tensor) -> torch.Tensor:
+        sent.append(mine.clone())
+        return mine
+
+    def each(all_reduce) -> list[Agreed]:
+        ranks = [SimpleNamespace(rank=i, all_reduce=all_reduce) for i in range(len(train_s))]
+        return [
+            agree(batch, False, s, True, False, 7, w) for s, w in zip(train_s, ranks, strict=True)
+        ]
+
+    each(send)
+    total = torch.stack(sent).sum(0)
+    return each(lambda mine: total.clone())
+
+
+def test_all_ranks_take_the_rate_of_rank_0s_clock():
+    """Each has its own seconds; all have rank 0's after the all-reduce, and the very same float."""
+    c, draw = closed(max_time=3600.0), random.Random(2)
+    for _ in range(200):
+        clocks = [draw.uniform(0, 3600) for _ in range(5)]
+        agreed = on_all_ranks(*clocks)
+        (train_s,) = {it.train_s for it in agreed}
+        assert train_s == round(clocks[0], 6) and json.loads(json.dumps(train_s)) == train_s
+        assert len({lr_at(99, c, 0, it.train_s) for it in agreed}) == 1
+        again = on_all_ranks(train_s, 0.0)  # a step that is tried once more
+        assert {it.train_s for it in again} == {train_s}
+    assert {(it.targets, it.logged, it.save, it.stop, it.bad) for it in agreed} == {
+        (5, 7, True, False, False)
+    }
+
+
+def test_seconds_that_nobody_can_have_trained_are_no_overflow():
+    """A state that was written by hand may have any number."""
+    assert on_all_ranks(1e300, 0.0)[1].train_s == 2.0**40

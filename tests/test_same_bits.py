@@ -1,0 +1,129 @@
+"""The comparison of bits that fault tests end with: it sees what a tolerance would pass."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.same_bits import check_same_bits
+from support.toy import SMALL, training_here
+
+from gptddp import train
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.writer import Writer
+from gptddp.model.sums import ExactSums
+from gptddp.run.history import history
+from gptddp.training import life
+
+pytestmark = pytest.mark.usefixtures("train_here")
+FLAGS = ["--steps", "6", "--final-lr", "1"]  # the rate does not depend on the number of steps
+
+
+@pytest.fixture(scope="module")
+def here(corpus):
+    """here(folder, *flags): train six steps in this process."""
+
+    def go(folder: Path, *flags: str) -> Path:
+        fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(folder), *FLAGS]
+        with training_here():
+            assert train.main([*fixed, *flags]) == 0
+        return folder
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here, tmp_path_factory):
+    return here(tmp_path_factory.mktemp("same_bits") / "run")
+
+
+def test_two_runs_are_the_same_bits(here, undisturbed, tmp_path):
+    """The same flags, twice."""
+    check_same_bits(here(tmp_path / "run"), undisturbed)
+
+
+def test_one_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
+    """The last one too, behind which no loss is."""
+    for number in (3, 6):
+        step, calls = torch.optim.AdamW.step, []
+
+        def skipping(self, step=step, calls=calls, number=number):
+            calls.append(1)
+            return None if len(calls) == number else step(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", skipping)
+            run = here(tmp_path / str(number))
+        with pytest.raises(AssertionError):
+            check_same_bits(run, undisturbed)
+
+
+def test_one_slot_is_added_twice(here, undisturbed, tmp_path, monkeypatch):
+    """In one step, of eight slots."""
+    close, calls = ExactSums.close, []
+
+    def twice(self, slot):
+        calls.append(1)
+        if len(calls) == 30:
+            kept = [p.grad.clone() for p in self._params]
+            close(self, slot)
+            for p, grad in zip(self._params, kept, strict=True):
+                p.grad.copy_(grad)
+        close(self, slot)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactSums, "close", twice)
+        run = here(tmp_path / "run")
+    with pytest.raises(AssertionError):
+        check_same_bits(run, undisturbed)
+
+
+def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch):
+    """Its grids too, of the tensors whose gradients are numbers; one slot of one step has a NaN."""
+    add, calls = ExactSums._add, []
+
+    def spoilt(self, numbers):
+        calls.append(1)
+        if len(calls) == 30:
+            self._params[0].grad[0, 0] = float("nan")
+        add(self, numbers)
+
+    monkeypatch.setattr(ExactSums, "_add", spoilt)
+    monkeypatch.setattr(life, "CHECK_EVERY", 1)
+    lines = list(history(here(tmp_path / "run")))
+    (skipped,) = (line["step"] for line in lines if line["loss"] is None or not line["grad_norm"])
+    states = [line["state_fp"] for line in lines]
+    assert 1 < skipped < 6 and states[skipped - 1] == states[skipped - 2]
+    assert len(set(states)) == len(states) - 1
+
+
+def test_a_state_one_step_behind_is_handed_on(here, undisturbed, tmp_path):
+    """The tensors of step 3 with the position of step 4. With those of step 4 all is well."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    before, after = (here(tmp_path / n, "--steps", n) for n in ("3", "4"))
+    shutil.copytree(after, run)
+    check_same_bits(here(Path(shutil.copytree(after, whole))), undisturbed)
+    old, new = load_newest(before), load_newest(run)
+    shutil.rmtree(new.path)
+    run_id = json.loads((run / "config.json").read_text())["run_id"]
+    meta = {key: value for key, value in new.meta.items() if key != "state_fp"}
+    assert Writer(run, 1, keep=9, run_id=run_id).save(4, old.tensors, meta).error is None
+    with pytest.raises(AssertionError):
+        check_same_bits(here(run), undisturbed)
+
+
+def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(
+    here, corpus, tmp_path, capfd
+):
+    """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
+    run = here(tmp_path / "run", "--steps", "4")
+    loaded = load_newest(run)
+    shutil.rmtree(loaded.path)
+    tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
+    tensors["model.wte.weight"][3, 3] += 1
+    run_id = json.loads((run / "config.json").read_text())["run_id"]
+    assert Writer(run, 1, keep=9, run_id=run_id).save(4, tensors, loaded.meta).error is None
+    fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
+    assert train.main([*fixed, *FLAGS]) == 4
+    assert "and was saved with" in capfd.readouterr().err

@@ -1,0 +1,208 @@
+"""A run that its tokens or its time end, with the trainer: its last step, its rates, its marker."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gptddp import train
+from gptddp.errors import LifeLost
+from gptddp.model.optim import lr_at
+from gptddp.run.directory import config_of
+from gptddp.run.history import history, logged, read_ledger
+from gptddp.run.in_force import why_finished
+from gptddp.training import life, quarantine
+
+TIME = ("--steps", "1000", "--max-time", "7.5", "--eval-every", "100000")  # of 10 steps
+TOKENS = ("--steps", "1000", "--max-tokens", "2000", "--eval-every", "100000")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each step takes 0.5 s, and its rows are waited for 0.25 s before."""
+    ticks, next_batch = itertools.count(), quarantine.next_batch
+    fake = SimpleNamespace(monotonic=lambda: 0.5 * next(ticks), time=time.time)
+    monkeypatch.setattr(life, "time", fake)
+
+    def waited_for(*args):
+        return dataclasses.replace(next_batch(*args), wait_s=0.25)
+
+    monkeypatch.setattr(quarantine, "next_batch", waited_for)
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    return list(history(folder / "run"))
+
+
+def rates(folder: Path) -> list[float]:
+    """Of every step, from the log and the configuration alone."""
+    config, lines = config_of(folder / "run"), log(folder)
+    tokens = [0, *(line["tokens"] for line in lines)]
+    return [
+        lr_at(line["step"] - 1, config, used, line.get("train_s", 0.0))
+        for line, used in zip(lines, tokens, strict=False)
+    ]
+
+
+def check_ended(folder: Path, cause: str, step: int) -> None:
+    """The last step is evaluated, checked, saved and marked like the last of `steps`."""
+    lines = log(folder)
+    assert [line["step"] for line in lines] == list(range(1, step + 1))
+    assert {"val_loss", "val_bpb", "state_fp"} <= lines[-1].keys()
+    marker = json.loads((folder / "run/finished.json").read_text())
+    assert (marker["cause"], marker["step"], marker["tokens"]) == (cause, step, lines[-1]["tokens"])
+    (manifest,) = (folder / "run/checkpoints").glob(f"step-{step:012}.*/manifest.json")
+    assert json.loads(manifest.read_text())["meta"]["state_fp"] == lines[-1]["state_fp"]
+    config = config_of(folder / "run")
+    assert cause in why_finished(dataclasses.replace(config, run_dir=str(folder / "run")))
+
+
+def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
+    """The rate comes to its end with the time, waits for data included, and the log has what it was
+    made of; the last step is evaluated, checked and saved; the same command does no more."""
+    assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 10)
+    lines = log(tmp_path)
+    assert [line["train_s"] for line in lines] == [0.75 * n for n in range(10)]
+    assert ["val_loss" in line for line in lines] == [False] * 9 + [True]
+    assert [line["lr"] for line in lines] == rates(tmp_path)
+    peak = config_of(tmp_path / "run").lr
+    assert lines[2]["lr"] == peak and 0.1 * peak < lines[-1]["lr"] < 0.15 * peak
+    assert run(*TIME) == 0 and log(tmp_path) == lines
+
+
+def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplog):
+    """The step that is expected to be the last, and the seconds that are left; and each evaluation
+    once, where the last step was evaluated before it was known to be the last."""
+    caplog.set_level(logging.INFO)
+    assert run(*TIME, "--log-every", "4", "--eval-every", "5") == 0
+    check_ended(tmp_path, "max_time", 10)
+    assert caplog.text.count("step 10: validation loss") == 1
+    told = [it.getMessage() for it in caplog.records if " tok/s " in it.getMessage()]
+    assert [line.split()[1] for line in told] == ["4/~10", "8/~10"]
+    assert [line.split("  ")[-1] for line in told] == ["0:04 left", "0:01 left"]
+
+
+def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_path, monkeypatch):
+    """Both its rates and its end: here rank 0 says that each step takes half a second."""
+    agree, said = life.agree, itertools.count()
+
+    def from_rank_0(*args):
+        return dataclasses.replace(agree(*args), train_s=0.5 * next(said))
+
+    monkeypatch.setattr(life, "agree", from_rank_0)
+    assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 15)
+    assert [line["lr"] for line in log(tmp_path)] == rates(tmp_path)
+
+
+def test_more_time_computes_the_schedule_anew(run, tmp_path, clock, caplog):
+    """The rate of the next step rises, and both are told; then the run ends as one that had all of
+    the time from the start."""
+    assert run(*TIME) == 0
+    assert run(*TIME, "--max-time", "15") == 0
+    check_ended(tmp_path, "max_time", 20)
+    found, wanted = [line["lr"] for line in log(tmp_path)], rates(tmp_path)
+    assert found[10:] == wanted[10:] and found[3:10] != wanted[3:10]
+    peak = config_of(tmp_path / "run").lr
+    told = f"the learning rate of step 11 is {found[10]:.1e} instead of {0.1 * peak:.1e}"
+    assert found[10] > found[9] and told in caplog.text
+
+
+def test_tokens_end_a_run_as_steps_would(run, tmp_path, caplog):
+    """With the first step that has trained as many, and the rate follows them; more go on."""
+    assert run(*TOKENS) == 0
+    lines = log(tmp_path)
+    check_ended(tmp_path, "max_tokens", len(lines))
+    assert lines[-2]["tokens"] < 2000 <= lines[-1]["tokens"]
+    assert "train_s" not in lines[-1]  # the rate is a function of step and tokens
+    assert [line["lr"] for line in lines] == rates(tmp_path)
+    assert lines[-1]["lr"] < 0.2 * config_of(tmp_path / "run").lr
+    assert run(*TOKENS) == 0 and log(tmp_path) == lines
+    assert run(*TOKENS, "--max-tokens", "3000") == 0
+    check_ended(tmp_path, "max_tokens", len(log(tmp_path)))
+    assert f"the learning rate of step {len(lines) + 1} is " in caplog.text
+
+
+@pytest.mark.parametrize("what", ["evaluate", "check_replicas"])
+def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_next(
+    run, tmp_path, clock, monkeypatch, what
+):
+    """Killed after that was agreed on, in the evaluation or the check of the last step: the next
+    life does no other step, and makes up for both."""
+    module = train if what == "evaluate" else life
+    working, over = getattr(module, what), []
+    agree = life.agree
+
+    def noting(*args):
+        agreed = agree(*args)
+        over.append(agreed.train_s >= 7.5)
+        return agreed
+
+    def lost(*args):
+        if over and over[-1]:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return working(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life, "agree", noting)
+        patch.setattr(module, what, lost)
+        assert run(*TIME) == LifeLost.exit_code
+    assert not {"val_loss", "state_fp"} & log(tmp_path)[-1].keys()
+    assert not (tmp_path / "run/finished.json").exists()
+    assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 10)
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"], start["redo"]) == ("memory", 10, 0)
+
+
+def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(
+    run, tmp_path, clock, monkeypatch
+):
+    """The second life comes to step 8, and all that it had is lost. The third goes on from step 4,
+    and time is used up after step 6: the log ends there, and goes on from there."""
+    assert run(*TIME, "--steps", "4") == 0
+    begun, next_batch = [], quarantine.next_batch
+
+    def lost(*args):
+        begun.append(1)
+        if len(begun) > 4:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return next_batch(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine, "next_batch", lost)
+        assert run(*TIME) == LifeLost.exit_code
+    assert [line["step"] for line in log(tmp_path)] == list(range(1, 9))
+    for left in (tmp_path / "memory").iterdir():
+        left.unlink()
+    with monkeypatch.context() as patch:
+        slower = lambda *args: dataclasses.replace(next_batch(*args), wait_s=2.0)  # noqa: E731
+        patch.setattr(quarantine, "next_batch", slower)
+        assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 6)
+    assert run(*TIME, "--max-time", "9.5") == 0
+    check_ended(tmp_path, "max_time", 8)
+    lives = {line["step"]: life for life, line in logged(tmp_path / "run")}
+    assert list(lives.values()) == [1] * 4 + [3] * 2 + [4] * 2
+
+
+def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
+    run, tmp_path, clock, monkeypatch
+):
+    """The run is not finished then; what was trained is in a checkpoint, and no step is added."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", lambda *args: None)
+        assert run(*TIME) == 143
+    assert "val_loss" not in log(tmp_path)[-1]
+    assert not (tmp_path / "run/finished.json").exists()
+    assert run(*TIME) == 0
+    check_ended(tmp_path, "max_time", 10)
+    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
+    assert (start["source"], start["step"]) == ("step-000000000010.1", 10)
