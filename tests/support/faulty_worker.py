@@ -47,12 +47,12 @@ def stick(ddp: Any) -> None:
 
 
 def flip(ddp: Any) -> None:
-    """Flip the lowest bit of one parameter."""
-    next(ddp.parameters()).data.view(torch.int32).view(-1)[5] ^= 1
+    """Flip a bit of one parameter: the lowest might be rounded away by the step that follows."""
+    next(ddp.parameters()).data.view(torch.int32).view(-1)[5] ^= 1 << 20
 
 
 def rot(ddp: Any) -> None:
-    """Flip a bit of one number of the optimizer's state: the lowest might be rounded away."""
+    """Flip a bit of one number of the optimizer's state."""
     optimizer = train_state["optimizer"]
     state = optimizer.state[next(ddp.parameters())]
     state["exp_avg"].view(torch.int32).view(-1)[5] ^= 1 << 20
