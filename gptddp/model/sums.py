@@ -14,7 +14,7 @@ grid that fits it. The first step of a run is always done twice.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as td
@@ -28,6 +28,7 @@ _WHOLE = 53  # float64 has all whole numbers below 2**53
 _ROOM = 6  # a gradient may become 2**6 times as large in a step
 _LEAST = 32  # bits that the largest gradient of a tensor keeps: so one of 1/256 has a float32's
 _RANGE = 100  # of exponents: a gradient on a grid stays a float32
+_CHUNK = 1 << 17  # numbers that are worked on at a time: they stay in the cache
 
 
 class FastSums:
@@ -75,8 +76,10 @@ class ExactSums:
         self._number = {p: i for i, p in enumerate(self._params)}
         n, device = len(self._params), _device(ddp)
         self._totals = [
-            torch.zeros(p.shape, dtype=torch.float64, device=device) for p in self._params
+            torch.zeros(p.numel(), dtype=torch.float64, device=device) for p in self._params
         ]
+        # The totals of each bucket's tensors, side by side, of which `_totals` has the parts.
+        self._flat: dict[tuple[int, ...], Tensor] = {}
         # The spacing of a tensor's grid is 2**-exponent; 0 before the first step.
         self._exponents = torch.zeros(n, dtype=torch.int32, device=device)
         # For each slot its nats and the largest gradient of each tensor; another rank's has zeros.
@@ -115,15 +118,21 @@ class ExactSums:
         self._add(range(len(self._params)))
 
     def _add(self, numbers: Sequence[int]) -> None:
-        largest = self._slots[self._slot, 1:]
+        tensors, lows, highs = [], [], []
         for i in numbers:
             grad = self._params[i].grad
             assert grad is not None
-            low, high = torch.aminmax(grad)
-            largest[i] = torch.maximum(-low, high)
-            # exact in float32, but for the rounding: the factor is a power of two
-            self._totals[i].add_(grad.mul_(2.0 ** self._exponent[i]).round_())
-            grad.zero_()
+            for part, total in _chunks(grad, self._totals[i]):
+                low, high = torch.aminmax(part)
+                tensors.append(i)
+                lows.append(low)
+                highs.append(high)
+                # exact in float32, but for the rounding: the factor is a power of two
+                total.add_(part.mul_(2.0 ** self._exponent[i]).round_())
+                part.zero_()
+        most = torch.maximum(-torch.stack(lows), torch.stack(highs)).double()
+        of = torch.tensor(tensors, device=most.device)
+        self._slots[self._slot, 1:].scatter_reduce_(0, of, most, "amax")  # NaN where there is one
 
     def _reduce(
         self,
@@ -131,9 +140,9 @@ class ExactSums:
         bucket: td.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
         """All ranks: these gradients of the last slot are whole; their sum over ranks begins."""
-        numbers = [self._number[p] for p in bucket.parameters()]
+        numbers = tuple(self._number[p] for p in bucket.parameters())
         self._add(numbers)
-        flat = torch.cat([self._totals[i].flatten() for i in numbers])
+        flat = self._side_by_side(numbers)
         reduced: torch.futures.Future[list[Tensor]] = td.all_reduce(
             flat, async_op=True
         ).get_future()
@@ -142,12 +151,24 @@ class ExactSums:
 
         def divide(done: torch.futures.Future[list[Tensor]]) -> Tensor:
             done.wait()  # raises what the collective has raised
-            parts = torch.split(flat, [grad.numel() for grad in grads])
-            for i, grad, part in zip(numbers, grads, parts, strict=True):
-                grad.copy_((part / (2.0 ** self._exponent[i] * self._targets)).view_as(grad))
+            for i, grad in zip(numbers, grads, strict=True):
+                divisor = 2.0 ** self._exponent[i] * self._targets
+                for part, total in _chunks(grad, self._totals[i]):
+                    part.copy_(total.div_(divisor))
             return buffer
 
         return reduced.then(divide)
+
+    def _side_by_side(self, numbers: tuple[int, ...]) -> Tensor:
+        """The totals of a bucket's tensors, in one; DDP makes its buckets anew after a step."""
+        if numbers not in self._flat:
+            for other in [it for it in self._flat if set(it) & set(numbers)]:
+                del self._flat[other]
+            flat = self._flat[numbers] = torch.cat([self._totals[i] for i in numbers])
+            parts = torch.split(flat, [len(self._totals[i]) for i in numbers])
+            for i, part in zip(numbers, parts, strict=True):
+                self._totals[i] = part
+        return self._flat[numbers]
 
     def finish(self) -> float | None:
         """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
@@ -175,6 +196,14 @@ class ExactSums:
     def settle(self) -> None:
         """The step has changed the model: its grids are those of the next."""
         self._exponents.copy_(torch.tensor(self._next, dtype=torch.int32))
+
+
+def _chunks(grad: Tensor, total: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Both, flat, in parts of which each stays in the cache while it is worked on."""
+    flat = grad.view(-1)
+    if len(flat) <= _CHUNK:
+        return [(flat, total)]
+    return zip(torch.split(flat, _CHUNK), torch.split(total, _CHUNK), strict=True)
 
 
 def _device(ddp: DDP) -> torch.device:

@@ -70,6 +70,20 @@ def test_the_order_of_the_slots_changes_no_bit(world):
     assert not torch.equal(*fast)
 
 
+@pytest.mark.parametrize("place", [3, 50, 999])
+def test_a_tensor_that_is_summed_in_parts_has_the_bits_of_a_whole_one(world, monkeypatch, place):
+    """And its grid follows from its largest gradient, in whichever part that is."""
+    gradients = normal()
+    gradients[4, place] = -100
+    wanted, _, whole = summed(world, gradients)
+    monkeypatch.setattr("gptddp.model.sums._CHUNK", 48)
+    found, passes, parts = summed(world, gradients)
+    assert passes == 2 and torch.equal(found, wanted)
+    for sums in (whole, parts):
+        sums.settle()
+    assert torch.equal(parts.tensors()["sums.exponents"], whole.tensors()["sums.exponents"])
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
 def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
     """Against the sum in float64, divided by the number of targets once, whatever the magnitude."""
