@@ -38,6 +38,7 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 #   AMX                            42.2 k                   31.0 k        24.2 k
 #   AVX512-BF16, no AMX            10.3 k                    9.6 k        15.7 k
 #   AVX512-BF16 of AMD (Zen 5)     13.5 k        15.5 k     11.3 k         8.4 k
+#   AVX512-BF16 of AMD (Zen 4)      7.4 k         8.5 k      6.0 k         6.3 k
 _WITH_AMX = {"precision": "bf16", "matmul": "onednn"}
 _AMD = {"precision": "bf16", "matmul": "mkl"}
 _WITHOUT = {"precision": "fp32", "matmul": "mkl"}

@@ -87,7 +87,7 @@ class ExactSums:
         self._bits = _WHOLE - 1 - math.ceil(math.log2(slots))  # of a slot's largest number
         self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
         self._exponent = self._next = [0] * n
-        self._slot, self._targets = 0, 1
+        self._slot, self._targets, self._is_first = 0, 1, True  # first: of this rank, in the step
         ddp.register_comm_hook(None, self._reduce)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -103,10 +103,7 @@ class ExactSums:
     def _start(self, exponents: Sequence[int]) -> None:
         self._exponent = list(exponents)
         self._slots.zero_()
-        for parameter, total in zip(self._params, self._totals, strict=True):
-            total.zero_()
-            if parameter.grad is not None:  # of a sum on another grid
-                parameter.grad.zero_()
+        self._is_first = True
 
     def took(self, slot: int, nats: Tensor) -> None:
         """A micro-batch of the slot is about to go backward; nats: its loss."""
@@ -116,6 +113,7 @@ class ExactSums:
     def close(self, slot: int) -> None:
         """The slot is done, and it is not this rank's last one: add its gradients."""
         self._add(range(len(self._params)))
+        self._is_first = False
 
     def _add(self, numbers: Sequence[int]) -> None:
         tensors, lows, highs = [], [], []
@@ -128,7 +126,8 @@ class ExactSums:
                 lows.append(low)
                 highs.append(high)
                 # exact in float32, but for the rounding: the factor is a power of two
-                total.add_(part.mul_(2.0 ** self._exponent[i]).round_())
+                whole = part.mul_(2.0 ** self._exponent[i]).round_()
+                total.copy_(whole) if self._is_first else total.add_(whole)
                 part.zero_()
         most = torch.maximum(-torch.stack(lows), torch.stack(highs)).double()
         of = torch.tensor(tensors, device=most.device)
@@ -177,6 +176,9 @@ class ExactSums:
         self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]
         if all(map(math.isfinite, largest)) and not self._fits(largest):
             self._start(self._next)
+            for parameter in self._params:  # they have the sum on the other grid
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
             return None
         return math.fsum(slots[:, 0].tolist())
 
