@@ -27,6 +27,11 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 	$(if $(SHORT),,ALL_WAYS=1 $(BIN)/python -m pytest tests/k8s/test_failing_server.py)
 	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 
+# On Debian's Slurm, one node of four tasks on this machine, in a temporary folder: four minutes.
+test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it by apt-get if need be
+	tests/slurm/install
+	$(BIN)/python -m pytest tests/slurm
+
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -66,4 +71,4 @@ wheel: venv  ## build the wheel into dist/
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults lint bench image cluster cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm lint bench image cluster cluster-down test-cluster wheel clean

@@ -26,7 +26,8 @@ from gptddp.distributed.environment import (
     ranks,
     restarts,
     shared_memory,
-    slurm_step,
+    slurm_cpus,
+    slurm_life,
 )
 from gptddp.distributed.hardware import cpu_quota
 from gptddp.distributed.storage import Said
@@ -189,7 +190,8 @@ def connect(device: str | None) -> Iterator[World]:
     pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
     where = _device(device, local_rank)
-    torch.set_num_threads(max(1, cpu_quota() // cpu_sharers(local_world_size)))
+    threads = cpu_quota() // cpu_sharers(local_world_size)
+    torch.set_num_threads(max(1, min(threads, slurm_cpus(local_world_size) or threads)))
     with time_limit(FIRST_TIMEOUT_S + STORE_S):
         _join(rank, world_size, where)
         world = World(
@@ -208,7 +210,7 @@ def connect(device: str | None) -> Iterator[World]:
         mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted()]
         brought = world.gather(mine)  # all ranks
     pods, drawn, earlier = zip(*_introduced(brought), strict=True)
-    life = slurm_step() or drawn[0]
+    life = slurm_life() or drawn[0]
     lives.note(life)
     follows = frozenset([life, *itertools.chain(*earlier)])
     try:

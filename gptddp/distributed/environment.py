@@ -112,12 +112,33 @@ def job() -> str | None:
 
 
 def slurm_step() -> str | None:
-    """The Slurm step whose tasks are the ranks: Slurm runs it once. A shell in a step is none."""
+    """The Slurm step whose tasks are the ranks, or None. A shell in a step is none."""
     env = os.environ
     if not is_slurm_rank():
         return None
     cluster = f"{name}." if (name := env.get("SLURM_CLUSTER_NAME")) else ""
     return f"slurm-{cluster}{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+
+
+def slurm_life() -> str | None:
+    """The id of this life of the step: a requeued job has the numbers of its job and step again.
+
+    So the next start does not follow this one: a node that Slurm has lost may still run it.
+    """
+    step = slurm_step()
+    return step and f"{step} start {int(os.environ.get('SLURM_RESTART_COUNT') or 0)}"
+
+
+def slurm_cpus(local_world_size: int) -> int | None:
+    """The CPUs that Slurm gives this rank, by --cpus-per-task; None where nobody has said.
+
+    Without cgroups and binding its processes may run on all CPUs of the node, beside other jobs.
+    Workers of a launcher share those of its task.
+    """
+    count = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if "SLURM_PROCID" not in os.environ or not count.isdigit():
+        return None
+    return max(1, int(count) // (1 if is_slurm_rank() else local_world_size))
 
 
 def _namespace() -> str:

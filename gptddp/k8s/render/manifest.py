@@ -67,14 +67,23 @@ def to_json(documents: list[Object]) -> str:
 
 
 def trainer_args(spec: JobSpec) -> list[str]:
-    """The container's arguments: what was given, the paths in the pod, and the preset by name."""
+    """The container's arguments, with the paths in the pod."""
+    path = f"/{spec.data_path}" if spec.data_path else ""
+    run_dir = f"{RUNS}/{spec.name}"
+    return training_args(spec, data=DATA + path, run_dir=run_dir, metrics_port=METRICS_PORT)
+
+
+def training_args(spec: JobSpec, *, data: str, run_dir: str, metrics_port: int) -> list[str]:
+    """The trainer's arguments: what was given, the paths, and the preset by name.
+
+    `metrics_port`: where none is given; 0: none.
+    """
     default = config.Config()
     given = {n: v for n in config.FIELDS if (v := getattr(spec.train, n)) != getattr(default, n)}
-    path = f"/{spec.data_path}" if spec.data_path else ""
     # The preset by name: the same manifest is to mean the same model wherever it runs.
-    preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny", "metrics_port": METRICS_PORT}
-    paths = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.name}"}
-    return flags.to_args({**preset, **given, **paths})
+    preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny"}
+    port = {"metrics_port": metrics_port} if metrics_port else {}
+    return flags.to_args({**preset, **port, **given, "data": data, "run_dir": run_dir})
 
 
 def labels(name: str, component: str = "trainer") -> dict[str, str]:

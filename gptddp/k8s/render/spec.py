@@ -81,13 +81,21 @@ def kind(name: str) -> type:
 def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
     """The resolved job of a file, flags (None: not given) and the trainer's arguments.
 
+    As `given`, with every field filled that was left open.
+    """
+    return resolve(given(file, flags, train_args))
+
+
+def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
+    """The job as far as its user has stated it.
+
     Raises ConfigError for anything that cannot be read; `rules.check_spec` judges the values.
     """
     values = _job_table(file) if file else {}
     env = {**values.pop("env", {}), **dict(flags.get("env") or ())}
     values |= {k: v for k, v in flags.items() if v is not None and k != "env"}
     train = _train(file, train_args)
-    return resolve(JobSpec(**values, env=tuple(sorted(env.items())), train=train))
+    return JobSpec(**values, env=tuple(sorted(env.items())), train=train)
 
 
 def resolve(spec: JobSpec) -> JobSpec:

@@ -1,0 +1,141 @@
+"""Debian's Slurm on this machine: one node of four CPUs, in a folder of its own, on free ports.
+
+It needs no cgroups and no configuration of the machine: munged, slurmctld and slurmd run as the
+present user and are stopped by their process ids.
+"""
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
+SBIN = "/usr/sbin"  # not on the PATH of every user
+CONFIG = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
+SlurmdParameters=config_overrides
+KillWait=20
+MinJobAge=600
+ReturnToService=2
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=4 RealMemory=16000 State=UNKNOWN
+PartitionName=low Nodes=localhost Default=YES PriorityTier=1 GraceTime=20 MaxTime=INFINITE State=UP
+PartitionName=high Nodes=localhost PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE State=UP
+"""
+
+
+class OneNode:
+    """Three daemons; `environment` is for the programs that talk to them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start them, and wait until the node is idle. Raises RuntimeError with ends of logs."""
+        self.folder = folder
+        path = f"{os.environ['PATH']}:{SBIN}"
+        if missing := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
+            raise RuntimeError(f"no {', '.join(missing)}: apt-get install slurmctld slurmd munge")
+        conf = folder / "slurm.conf"
+        self.environment = {**os.environ, "PATH": path, "SLURM_CONF": str(conf)}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for name in ("state", "spool"):
+            (folder / name).mkdir()
+        conf.write_text(CONFIG.format(ports=free_ports(2), user=getpass.getuser(), folder=folder))
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        at = {f"--{name}-file": f"munge.{name}" for name in ("key", "pid", "seed", "log")}
+        munge = [f"{option}={self.folder / name}" for option, name in at.items()]
+        socket_file = self.folder / "munge.socket"
+        self._daemon("munged", "--foreground", "--force", f"--socket={socket_file}", *munge)
+        self._until(socket_file.exists, "munge.log")
+        self._daemon("slurmctld", "-D", "-c")
+        self._daemon("slurmd", "-D", "-c", "-N", "localhost")
+        self._until(lambda: "idle" in self.output("sinfo", "-h", "-o", "%t"), "slurmctld.log")
+
+    def _daemon(self, *command: str) -> None:
+        log = (self.folder / f"{command[0]}.out").open("wb")
+        with log:
+            started = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        self.processes.append(started)
+
+    def _until(self, holds, log: str) -> None:
+        end = time.monotonic() + 60.0
+        while not holds():
+            dead = any(process.poll() is not None for process in self.processes)
+            if dead or time.monotonic() > end:
+                files = [self.folder / log, *self.folder.glob("*.out")]
+                text = "\n".join(f.read_text()[-1500:] for f in files if f.exists())
+                raise RuntimeError(f"Slurm does not start:\n{text}")
+            time.sleep(0.2)
+
+    def output(self, *command: str) -> str:
+        """What a program prints; "" of one that fails."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
+
+    def stop(self) -> None:
+        """End the jobs, then the daemons, each by its own id."""
+        if len(self.processes) == 3:
+            self.output("scancel", "--full", "--signal=KILL", "--user", getpass.getuser())
+            self.output("scancel", "--user", getpass.getuser())
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody had a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+if __name__ == "__main__":  # one_node.py FOLDER: until Ctrl-C, to try things by hand
+    node = OneNode(Path(sys.argv[1]))
+    try:
+        print(f"export SLURM_CONF={node.environment['SLURM_CONF']}", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    finally:
+        node.stop()

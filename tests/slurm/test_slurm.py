@@ -1,0 +1,219 @@
+"""Real jobs on a real Slurm, of one node: `make test-slurm`.
+
+Whatever happens to a job, its run ends with the bits of one process that nobody has disturbed.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from slurm.one_node import OneNode
+from support.paths import ROOT
+from support.toy import SMALL
+
+from gptddp.cli import cli as gptddp
+from gptddp.k8s.cli.main import cli as gptddp_k8s
+from gptddp.run.history import last_step, read_ledger
+
+STEPS, MID = 300, 30  # of a run, and when it is disturbed
+FLAGS = [*SMALL, "--steps", str(STEPS), "--checkpoint-every", "1", "--eval-every", "100"]
+
+
+@pytest.fixture(scope="session")
+def node():
+    """A Slurm for all tests, in a folder with a short name, as sockets must have."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    one = OneNode(folder)
+    yield one
+    one.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(corpus, tmp_path_factory):
+    """The run of one process with one thread that nothing happens to."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    command = [sys.executable, "-m", "gptddp.train", *FLAGS, "--data", corpus, "--run-dir", run]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return run
+
+
+class Job:
+    """A job on the node, from what `gptddp-k8s render --api slurm` prints."""
+
+    def __init__(self, node: OneNode, folder: Path, corpus: Path, *options: str, submit=()) -> None:
+        where = ["--name", "run", "--memory", "3Gi", "--data", str(corpus), "--runs", str(folder)]
+        where += [] if "--python" in options else ["--python", sys.executable]
+        args = ["render", "--api", "slurm", *where, "--grace-s", "20", *options, "--", *FLAGS]
+        printed = CliRunner().invoke(gptddp_k8s, args)
+        assert printed.exit_code == 0, printed.stderr
+        (folder / "job.sbatch").write_text(printed.stdout)
+        self.node, self.folder, self.run = node, folder, folder / "run"
+        command = ["sbatch", "--parsable", f"--chdir={folder}", *submit, "job.sbatch"]
+        environment = {**node.environment, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, check=True
+        )
+        self.id = done.stdout.strip()
+
+    def facts(self) -> dict[str, str]:
+        """JobState, ExitCode, Restarts and more."""
+        text = self.node.output("scontrol", "--oneliner", "show", "job", self.id)
+        return dict(re.findall(r"(\w+)=(\S*)", text))
+
+    def log(self) -> str:
+        return "".join(file.read_text() for file in self.folder.glob("*.out"))
+
+    def reach(self, step: int) -> None:
+        """Wait until a step is logged."""
+        self._until(lambda: self.run.exists() and last_step(self.run) >= step)
+
+    def end(self) -> dict[str, str]:
+        """Wait for the end of the job, over its requeues."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self._until(lambda: self.facts()["JobState"] in ended)
+        return self.facts()
+
+    def _until(self, holds) -> None:
+        end = time.monotonic() + 90.0
+        while not holds():
+            assert time.monotonic() < end, f"{self.facts()}\n{self.log()}"
+            time.sleep(0.2)
+
+    def process(self, name: str, value: str, program: str) -> int:
+        """The process id of the job's process with this variable and word in its command.
+
+        The oldest one: its own children have both as well.
+        """
+        found = []
+        for proc in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                env = (proc / "environ").read_bytes().split(b"\0")
+                command = (proc / "cmdline").read_bytes().split(b"\0")
+                wanted = {f"SLURM_JOB_ID={self.id}".encode(), f"{name}={value}".encode()}
+                if wanted <= set(env) and program.encode() in command and command[0] != b"bash":
+                    found.append(int(proc.name))
+        return min(found)
+
+
+def children(pid: int) -> list[int]:
+    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def submit(node, corpus, tmp_path):
+    """submit(*options of render): a job; cancelled at the end of the test if it still is there."""
+    jobs = []
+
+    def begin(*options: str, **more) -> Job:
+        jobs.append(Job(node, tmp_path, corpus, *options, **more))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        node.output("scancel", job.id)
+
+
+def assert_same_bits(run: Path, undisturbed: Path) -> None:
+    """`gptddp fingerprints` finds every step of both, with the same rows, losses and states."""
+    said = CliRunner().invoke(gptddp, ["fingerprints", str(run), str(undisturbed)])
+    assert said.exit_code == 0, said.output
+    assert f"same: {STEPS} steps" in said.output and "state_fp" in said.output, said.output
+
+
+def stops(run: Path) -> list[dict]:
+    """The saved stops that the ledger has."""
+    return [event for event in read_ledger(run) if event.get("event") == "stop"]
+
+
+def test_a_rank_that_is_killed_costs_a_requeue_and_no_bit(submit, undisturbed):
+    """srun alone, four tasks: Slurm ends the other three, the script requeues the job."""
+    job = submit("--launcher", "srun", "--nproc-per-node", "4")
+    job.reach(MID)
+    os.kill(job.process("SLURM_PROCID", "2", "gptddp.train"), signal.SIGKILL)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
+    assert "task 2: Exited with exit code 241" in job.log()
+    assert_same_bits(job.run, undisturbed)
+
+
+def test_a_cancelled_job_has_saved_and_goes_on_with_other_ranks(submit, undisturbed):
+    """scancel ends the job for good, at a checkpoint; another, of two tasks, continues its run."""
+    job = submit("--launcher", "srun", "--nproc-per-node", "3")
+    job.reach(MID)
+    job.node.output("scancel", job.id)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), job.log()
+    (stop,) = stops(job.run)
+    assert stop["step"] == last_step(job.run) < STEPS
+    other = submit("--launcher", "srun", "--nproc-per-node", "2")
+    assert other.end()["JobState"] == "COMPLETED", other.log()
+    assert f"step {stop['step']}" in other.log()
+    assert_same_bits(other.run, undisturbed)
+
+
+def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit, undisturbed):
+    """torchrun, one task of three workers: `scontrol requeue`, then SIGKILL for a worker."""
+    job = submit("--nproc-per-node", "3", "--cpu", "3")
+    job.reach(MID)
+    job.node.output("scontrol", "requeue", job.id)
+    job.reach(last_step(job.run) + MID)
+    launcher = job.process("SLURM_PROCID", "0", "gptddp.launch")
+    worker = [child for server in children(launcher) for child in children(server)][-1]
+    os.kill(worker, signal.SIGKILL)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
+    assert_same_bits(job.run, undisturbed)
+    assert not Path(f"/dev/shm/gptddp-{job.id}").exists()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_preempted_job_saves_and_comes_back(submit, undisturbed, launcher):
+    """A job of a partition of higher priority takes the node, for a second."""
+    job = submit("--launcher", launcher, "--nproc-per-node", "2", "--cpu", "2")
+    job.reach(MID)
+    short = ["sbatch", "--partition=high", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 1"]
+    job.node.output(*short)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
+    (stop,) = stops(job.run)
+    assert 0 < stop["step"] < STEPS and "ended with 143; requeued" in job.log()
+    assert_same_bits(job.run, undisturbed)
+
+
+def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed):
+    """SIGTERM comes to the batch script, which has the ranks stop: sent here as Slurm sends it."""
+    job = submit("--launcher", "srun", "--nproc-per-node", "2")
+    job.reach(MID)
+    job.node.output("scancel", "--batch", "--signal=TERM", job.id)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
+    assert len(stops(job.run)) == 1
+    assert_same_bits(job.run, undisturbed)
+
+
+FINAL = """#!/bin/bash
+[ "$1" = - ] && exec {python} "$@"
+[ "$SLURM_PROCID" = 2 ] && sleep 1 && exit 3
+exec sleep 60
+"""
+
+
+def test_a_final_error_of_one_rank_is_the_end_of_the_job(submit, tmp_path):
+    """Its code is the job's, though Slurm ends the other ranks by a signal; no requeue."""
+    program = tmp_path / "python"
+    program.write_text(FINAL.format(python=sys.executable))
+    program.chmod(0o755)
+    job = submit("--launcher", "srun", "--nproc-per-node", "4", "--python", str(program))
+    facts = job.end()
+    assert [facts[key] for key in ("JobState", "ExitCode", "Restarts")] == ["FAILED", "3:0", "0"]
