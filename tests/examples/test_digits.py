@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from support.example_runs import (
-    AT_STEP,
+    AT_CALL,
     BEHIND_EPOCH,
     EXAMPLES,
     WHILE_WRITING,
@@ -33,7 +33,7 @@ def undisturbed(tmp_path_factory):
     ("harm", "goes_on"),
     [
         (BEHIND_EPOCH.format(n=1), "in epoch 1, behind 0 samples"),
-        (AT_STEP.format(optimizer="SGD", n=13), "in epoch 1, behind 720 samples"),
+        (AT_CALL.format(method="torch.optim.SGD.step", n=13), "in epoch 1, behind 720 samples"),
         (WHILE_WRITING.format(n=4), "in epoch 0, behind 1080 samples"),
     ],
     ids=["between epochs", "within an epoch", "while the snapshot is written"],
@@ -126,7 +126,7 @@ def test_batch_norm_on_cpus_is_told_once_and_rank_0_alone_tells(undisturbed):
 def test_a_run_goes_on_at_another_world_size(tmp_path):
     """Three ranks killed within an epoch; one goes on, and counts what all three have trained."""
     flags = (*SHORT, "--folder", str(tmp_path))
-    run(3, "digits", *flags, harm=AT_STEP.format(optimizer="SGD", n=5))
+    run(3, "digits", *flags, harm=AT_CALL.format(method="torch.optim.SGD.step", n=5))
     said = succeed(1, "digits", *flags)
     assert "from 3 ranks to 1" in said[0] and "behind 810 samples" in said[0]
     rows = state(tmp_path)["rows"]

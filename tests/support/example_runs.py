@@ -16,14 +16,14 @@ import io, os, signal, sys, torch
 sys.path.insert(0, {str(EXAMPLES)!r})
 import snapshot
 """
-# Only rank 1 dies at its n-th step: rank 0 has to notice.
-AT_STEP = """
-def dying(optimizer, *args, real=torch.optim.{optimizer}.step, count=[0], **kwargs):
+# Only rank 1 dies, in its n-th call of a method: rank 0 has to notice.
+AT_CALL = """
+def dying(self, *args, real={method}, count=[0], **kwargs):
     count[0] += 1
     if count[0] == {n} and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(optimizer, *args, **kwargs)
-torch.optim.{optimizer}.step = dying
+    return real(self, *args, **kwargs)
+{method} = dying
 """
 # All ranks die behind the first snapshot that stands at the beginning of epoch n.
 BEHIND_EPOCH = """
