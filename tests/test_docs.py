@@ -13,6 +13,7 @@ from gptddp.training.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "operator/README.md", ROOT / "k8s/jobs/README.md"]
+PAGES += [ROOT / "examples/README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 COMMANDS = [f"gptddp {name}" for name in cli.commands]

@@ -1,0 +1,168 @@
+"""Handwritten digits with a small CNN: the same script on one process, several, and several nodes.
+
+    python examples/digits.py
+    torchrun --standalone --nproc-per-node 2 examples/digits.py
+
+Run it again to go on: with a larger --epochs, or where it was killed.
+"""
+
+import argparse
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import snapshot
+import torch
+from ddp import TrainSampler, World, connected, log, run, sum_over_ranks, sync_batch_norm
+from digit_images import build, datasets, evaluate
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+COLUMNS = ("epoch", "lr", "train_loss", "test_loss", "test_accuracy", "tested", "samples_per_s")
+
+
+def parse(args: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small CNN on handwritten digits by DDP.")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of one process a step")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save-every", type=int, default=10, help="steps between two snapshots")
+    parser.add_argument("--folder", type=Path, default=Path("digits"), help="what a run leaves")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    found = parser.parse_args(args)
+    for name in ("epochs", "batch_size", "save_every"):
+        if getattr(found, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(found, name)}: it must be >= 1")
+    return found
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rank 0 only: all rows anew, so that an epoch that is done again is there once."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS)
+    table.writeheader()
+    table.writerows(rows)
+    part = path.with_suffix(".tmp")
+    part.write_text(text.getvalue())
+    part.replace(path)
+
+
+class Training:
+    """All that one run has: what is saved, and what goes on from there."""
+
+    def __init__(self, args: argparse.Namespace, world: World) -> None:
+        self.args, self.world = args, world
+        self.train, self.test = datasets(args.seed)
+        self.sampler = TrainSampler(self.train, world, args.seed)
+        pin = world.device.type == "cuda"
+        # A generator of its own: a new pass over the loader draws from the common one otherwise,
+        # and a run that goes on within an epoch makes one pass more.
+        own = torch.Generator().manual_seed(args.seed)
+        self.loader = DataLoader(
+            self.train, args.batch_size, sampler=self.sampler, pin_memory=pin, generator=own
+        )
+        torch.manual_seed(args.seed)  # the same weights on every rank
+        model = sync_batch_norm(build().to(world.device), world, args.batch_size)
+        torch.manual_seed(args.seed + 1 + world.rank)  # then random numbers of its own for each
+        on_gpu = [world.device.index] if pin else None
+        self.model = DistributedDataParallel(model, device_ids=on_gpu)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4
+        )
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [6, 8], gamma=0.1)
+        self.epoch, self.step = 0, 0
+        self.done = 0  # samples of this epoch, of all ranks
+        self.rows: list[dict[str, Any]] = []
+        self.best = -1.0
+        self.loss, self.samples = 0.0, 0  # of this rank, in this epoch
+        self.settings = {"seed": args.seed, "batch_size": args.batch_size, "lr": args.lr}
+
+    def save(self) -> None:
+        """All ranks. The model within DDP, whose names have no `module.` before them."""
+        state = {
+            "position": (self.epoch, self.done),
+            "step": self.step,
+            "settings": self.settings,
+            "model": self.model.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "rows": self.rows,
+            "best": self.best,
+        }
+        own = {"loss": self.loss, "samples": self.samples}
+        snapshot.save(self.args.folder / "snapshot.pt", state, own, self.world)
+
+    def go_on(self) -> None:
+        """All ranks: at the step behind the newest snapshot, if there is one."""
+        state = snapshot.load(self.args.folder / "snapshot.pt", self.settings, self.world)
+        if state is None:
+            return
+        self.epoch, self.done = state["position"]
+        self.step = state["step"]
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.rows, self.best = state["rows"], state["best"]
+        own = snapshot.own_of(state, self.world)
+        self.loss, self.samples = own["loss"], own["samples"]
+        log.info("goes on in epoch %d, behind %d samples", self.epoch, self.done)
+
+    def train_epoch(self) -> float:
+        """All ranks: the rest of the present epoch; samples a second of all ranks."""
+        self.sampler.begin(self.epoch, self.done)  # each epoch another order
+        began, before = time.monotonic(), self.done
+        for images, labels in self.loader:
+            images = images.to(self.world.device, non_blocking=True)
+            labels = labels.to(self.world.device, non_blocking=True)
+            loss = functional.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()  # DDP averages the gradients over all ranks meanwhile
+            self.optimizer.step()
+            self.loss += loss.item() * len(labels)
+            self.samples += len(labels)
+            self.done += len(labels) * self.world.world_size
+            self.step += 1
+            if self.step % self.args.save_every == 0:
+                self.save()  # all ranks
+        return (self.done - before) / (time.monotonic() - began)
+
+    def end_epoch(self, speed: float) -> None:
+        """All ranks: test, keep the best, and let the snapshot stand at the *next* epoch."""
+        lr = self.schedule.get_last_lr()[0]
+        self.schedule.step()
+        loss, samples = sum_over_ranks([self.loss, self.samples], self.world)  # all ranks
+        test_loss, accuracy, tested = evaluate(self.model.module, self.test, self.world)
+        values = (self.epoch, lr, loss / samples, test_loss, accuracy, tested, round(speed))
+        self.rows.append(dict(zip(COLUMNS, values, strict=True)))
+        log.info(
+            "epoch %d  loss %.4f  test loss %.4f  accuracy %.4f of %d  %.0f samples/s",
+            *(self.epoch, loss / samples, test_loss, accuracy, tested, speed),
+        )
+        self.epoch, self.done = self.epoch + 1, 0
+        self.loss, self.samples = 0.0, 0
+        better = accuracy > self.best  # of all ranks together, so all ranks agree
+        self.best = max(self.best, accuracy)
+        if self.world.rank == 0:  # rank 0 only; no collective in here
+            if better:
+                snapshot.write(self.args.folder / "best.pt", self.model.module.state_dict())
+            write_csv(self.args.folder / "results.csv", self.rows)
+        self.save()  # all ranks
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    with connected(args.device) as world:
+        job = Training(args, world)
+        job.go_on()
+        while job.epoch < args.epochs:
+            job.end_epoch(job.train_epoch())
+        loss, accuracy, tested = evaluate(job.model.module, job.test, world)
+        log.info("in the end  test loss %.4f  accuracy %.4f of %d", loss, accuracy, tested)
+
+
+if __name__ == "__main__":
+    run(main)

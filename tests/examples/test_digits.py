@@ -1,0 +1,190 @@
+"""examples/digits.py: killed where it hurts, on disks that are not shared, at any world size."""
+
+import csv
+import re
+import shutil
+
+import pytest
+import torch
+from support.example_runs import (
+    AT_CALL,
+    BEHIND_EPOCH,
+    EXAMPLES,
+    WHILE_WRITING,
+    bits,
+    run,
+    started,
+    state,
+    succeed,
+)
+
+FLAGS = ("--epochs", "3", "--batch-size", "90", "--save-every", "3")  # 8 steps an epoch
+SHORT = ("--epochs", "1", *FLAGS[2:])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(folder, what each rank said) of a run of two ranks that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("digits")
+    return folder, succeed(2, "digits", *FLAGS, "--folder", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("harm", "goes_on"),
+    [
+        (BEHIND_EPOCH.format(n=1), "in epoch 1, behind 0 samples"),
+        (AT_CALL.format(method="torch.optim.SGD.step", n=13), "in epoch 1, behind 720 samples"),
+        (WHILE_WRITING.format(n=4), "in epoch 0, behind 1080 samples"),
+    ],
+    ids=["between epochs", "within an epoch", "while the snapshot is written"],
+)
+def test_a_run_that_is_killed_goes_on_at_its_very_step(undisturbed, tmp_path, harm, goes_on):
+    """After a SIGKILL and a second start, all of the last snapshot is the same bits as without."""
+    flags = (*FLAGS, "--folder", str(tmp_path))
+    codes, _ = run(2, "digits", *flags, harm=harm)
+    assert -9 in codes and 0 not in codes  # the rank that was left has noticed, and ended
+    said = succeed(2, "digits", *flags)
+    assert f"goes on {goes_on}" in said[0]
+    assert bits(state(tmp_path)) == bits(state(undisturbed[0]))
+    with (tmp_path / "results.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["absent", "torn"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_path, rank, torn):
+    """On disks of their own, all ranks go on in the same epoch, whichever of them has the file."""
+    whole = undisturbed[0] / "snapshot.pt"
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if number != rank:
+            shutil.copy(whole, folder)
+        elif torn:
+            (folder / "snapshot.pt").write_bytes(whole.read_bytes()[:5000])
+    own = "sys.argv += ['--folder', os.environ['RANK']]\n"
+    harm = f"os.chdir({str(tmp_path)!r})\n" + own
+    with started(2, "digits", *FLAGS, harm=harm) as processes:
+        assert [process.wait(120) for process in processes] == [0, 0]
+        said = processes[0].stderr.read()
+    assert "goes on in epoch 3, behind 0 samples" in said and "epoch 0 " not in said
+    assert ("is damaged" in said) == torn
+
+
+def test_a_torn_snapshot_alone_is_refused_by_all_ranks(tmp_path):
+    """Nothing is trained over it: the message names the file and what to do."""
+    (tmp_path / "snapshot.pt").write_bytes(b"PK\3\4 torn")
+    codes, said = run(2, "digits", *SHORT, "--folder", str(tmp_path))
+    assert codes == [1, 1]
+    assert all("snapshot.pt is damaged" in text and "remove it" in text for text in said)
+
+
+def test_another_setting_is_refused(undisturbed, tmp_path):
+    """Another seed means another split: the model would be tested on what it was trained on."""
+    shutil.copytree(undisturbed[0], tmp_path / "run")
+    codes, said = run(1, "digits", "--folder", str(tmp_path / "run"), "--seed", "9")
+    assert codes == [1] and "seed is 9" in said[0] and "has 1" in said[0]
+
+
+def test_the_same_images_are_tested_once_by_any_number_of_ranks(undisturbed, tmp_path):
+    """1, 2 and 3 ranks count 359 images each, and measure one model the same to rounding."""
+    found = []
+    for world in (1, 2, 3):
+        folder = tmp_path / str(world)
+        shutil.copytree(undisturbed[0], folder)
+        (said, *_) = succeed(world, "digits", *FLAGS, "--folder", str(folder))
+        loss, accuracy, tested = re.search(
+            r"in the end  test loss (\S+)  accuracy (\S+) of (\d+)", said
+        ).groups()
+        found.append((float(loss), accuracy, tested))
+    assert {(accuracy, tested) for _, accuracy, tested in found} == {(found[0][1], "359")}
+    assert max(loss for loss, *_ in found) - min(loss for loss, *_ in found) < 2e-4
+
+
+def test_the_best_checkpoint_is_the_best_over_all_ranks(undisturbed, monkeypatch):
+    """Its tensors have no `module.` in their names; on one process it does as results.csv says."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from digit_images import build, datasets
+
+    model = build()
+    model.load_state_dict(torch.load(undisturbed[0] / "best.pt", weights_only=True))
+    images, labels = map(torch.stack, zip(*((i, y) for i, y in datasets(1)[1]), strict=True))
+    accuracy = (model.eval()(images).argmax(1) == labels).double().mean()
+    with (undisturbed[0] / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(accuracy) == max(float(row["test_accuracy"]) for row in rows) > 0.9
+    assert [row["lr"] for row in rows] == ["0.05"] * 3
+
+
+def test_batch_norm_on_cpus_is_told_once_and_rank_0_alone_tells(undisturbed):
+    """What it means for the run is said; the other rank is silent."""
+    said, silent = undisturbed[1]
+    assert said.count("SyncBatchNorm needs GPUs, so each rank normalises by its own 90") == 1
+    assert "epoch 2 " in said and silent == ""
+
+
+def test_a_run_goes_on_at_another_world_size(tmp_path):
+    """Three ranks killed within an epoch; one goes on, and counts what all three have trained."""
+    flags = (*SHORT, "--folder", str(tmp_path))
+    run(3, "digits", *flags, harm=AT_CALL.format(method="torch.optim.SGD.step", n=5))
+    said = succeed(1, "digits", *flags)
+    assert "from 3 ranks to 1" in said[0] and "behind 810 samples" in said[0]
+    rows = state(tmp_path)["rows"]
+    assert len(rows) == 1 and rows[0]["tested"] == 359
+
+
+@pytest.fixture
+def ddp(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import ddp
+
+    return ddp
+
+
+def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
+    """Of 100 samples on 3 ranks, 99 come once; from the middle on, those that are left come."""
+
+    def epoch(number, done=0):
+        found = []
+        for rank in range(3):
+            world = ddp.World(rank, rank, 3, torch.device("cpu"))
+            sampler = ddp.TrainSampler(range(100), world, seed=1)
+            sampler.begin(number, done)
+            found.append(list(sampler))
+            assert len(sampler) == len(found[-1])
+        return found
+
+    first, second = epoch(0), epoch(1)
+    assert len(set(sum(first, []))) == len(sum(first, [])) == 99
+    assert first != second
+    assert epoch(0, done=30) == [share[10:] for share in first]
+
+
+def test_the_process_group_is_left_after_an_error(ddp, monkeypatch):
+    """What fails within the block does not leave its group behind."""
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ZeroDivisionError), ddp.connected("cpu") as world:
+        assert (world.rank, world.world_size) == (0, 1) and torch.distributed.is_initialized()
+        _ = 1 / 0
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, (0, 0, 1)),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, (3, 1, 4)),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}, (3, 1, 4)),
+    ],
+    ids=["alone", "torchrun", "srun"],
+)
+def test_ranks_come_from_torchrun_or_srun(ddp, env, found):
+    """A command in a shell of Slurm's is one process; half of torchrun's variables are refused."""
+    meet = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert ddp.ranks(env | meet) == found
+    if "SLURM_PROCID" in env:
+        assert ddp.ranks(env) == (0, 0, 1)
+    elif env:
+        with pytest.raises(SystemExit, match="LOCAL_RANK"):
+            ddp.ranks({"RANK": "3"})
