@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -199,20 +200,36 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
 @click.option(
     "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
 )
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    metavar="F",
+    help="Of these the likeliest that come to this probability; 1: all.",
+)
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
-    """Print text from the newest valid checkpoint of RUN.
+    """Print text from the newest valid checkpoint of RUN, each token as soon as it is there.
 
     \b
     gptddp sample runs/first --prompt "def" --tokens 100
+    gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
-    from gptddp.sample import generate, load
+    from gptddp.inference.load import load
+    from gptddp.inference.sample import check, generate, text_of
 
+    check(options["temperature"], options["top_k"], options["top_p"])
     net, tokenizer, step = load(run, data)
     click.echo(f"step {step}, seed {options['seed']}", err=True)
-    ids = generate(net, tokenizer, prompt, **options)
-    click.echo(prompt + tokenizer.decode(list(ids)))
+    try:
+        for piece in chain(
+            [prompt], text_of(tokenizer, generate(net, tokenizer, prompt, **options))
+        ):
+            click.echo(piece, nl=False)  # and flush
+        click.echo()
+    except KeyboardInterrupt:  # enough of it: no word about that
+        click.get_current_context().exit(130)
 
 
 @cli.command()
@@ -254,7 +271,7 @@ def checkpoints(
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
     if out:
-        from gptddp.export import export
+        from gptddp.inference.export import export
 
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return

@@ -92,8 +92,12 @@ class Tokenizer(ABC):
         """
 
     @abstractmethod
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of these ids; special tokens have none."""
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids; special tokens are left out, broken UTF-8 becomes U+FFFD."""
+        return self.to_bytes(ids).decode("utf-8", "replace")
 
 
 class _Bytes(Tokenizer):
@@ -108,8 +112,8 @@ class _Bytes(Tokenizer):
     def encoder(self) -> Encoder:
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return bytes(i for i in ids if i < 256)
 
 
 class _Bpe(Tokenizer):
@@ -166,8 +170,8 @@ class _Bpe(Tokenizer):
 
         return encode
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self._raw[int(i)] for i in ids).decode("utf-8", "replace")
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self._raw[int(i)] for i in ids)
 
 
 # -- making and loading --------------------------------------------------------------------------

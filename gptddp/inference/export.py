@@ -15,11 +15,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gptddp import sample
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
+from gptddp.inference.load import load
 from gptddp.model.gpt import GPT
 from gptddp.run.directory import saved_config
 
@@ -39,7 +39,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
     run is left alone. Raises GptddpError for what cannot be exported or is there already.
     """
-    net, tokenizer, step = sample.load(run, data)
+    net, tokenizer, step = load(run, data)
     values = saved_config(run) or {}
     metadata = {
         "format": "pt",
