@@ -327,8 +327,14 @@ def log(ctx: click.Context, run: Path) -> None:
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
+@click.option(
+    "--init-from",
+    default="",
+    metavar="DIR",
+    help="The folder that the run was begun from; by default where it was.",
+)
 @click.pass_context
-def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
+def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
     Exit code 0 when all is the same, 1 at the first difference, 2 when that cannot be told here.
@@ -339,7 +345,10 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     from gptddp.audit import audit as recompute
     from gptddp.audit import describe
 
-    report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
+    def tell(what: str) -> None:
+        click.echo(what, err=True)
+
+    report = recompute(_run_dir(run), data, whole, tell, init_from)
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 

@@ -22,7 +22,7 @@ LEVELS = [
     {"advice", "budget", "flags"},
     {"distributed"},
     {"data", "run"},
-    {"checkpoint", "model"},
+    {"checkpoint", "model", "pretrained"},
     {"training"},
     {"train", "inference", "fingerprints", "prepare"},
     {"audit"},

@@ -228,6 +228,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         ) from error
 
 
+def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
+    """Do both give the same ids? The same file; or the same tokens, and on odd text the same ids.
+
+    A library that saves a tokenizer.json anew may write the same one otherwise.
+    """
+    if a.sha256 == b.sha256:
+        return True
+    tokens = [(t.vocab_size, t.bos, [t.to_bytes([i]) for i in range(t.vocab_size)]) for t in (a, b)]
+    return tokens[0] == tokens[1] and np.array_equal(a.encoder()(_PROBE), b.encoder()(_PROBE))
+
+
 _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"
 
 

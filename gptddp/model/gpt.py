@@ -80,8 +80,10 @@ class GPT(nn.Module):
         super().__init__()
         self.seq_len = c.seq_len
         # A multiple of 64 keeps the largest matrix multiplication on the fast path of every BLAS;
-        # the rows that are added are never a target.
-        self.wte = nn.Embedding(-(-vocab_size // 64) * 64, c.n_embd)
+        # the rows that are added are never a target. Trained weights have none to add: all logits
+        # of GPT-2 may lie far below 0, which is what a row of noise would have.
+        rows = vocab_size if c.init_sha256 else -(-vocab_size // 64) * 64
+        self.wte = nn.Embedding(rows, c.n_embd)
         self.wpe = nn.Embedding(c.seq_len, c.n_embd)
         self.dropout = nn.Dropout(c.dropout)
         blocks = [TransformerBlock(c) for _ in range(c.n_layer)]
@@ -158,6 +160,12 @@ def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
             f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
             f"there are {memory_bytes / 2**30:.1f}: lower one of them"
         )
+
+
+def shapes(c: Config, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Of the model's parameters, by name; without their memory."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in GPT(c, vocab_size).named_parameters()}
 
 
 def build(c: Config, vocab_size: int, device: torch.device) -> GPT:
