@@ -7,7 +7,7 @@ often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from gptddp.distributed.connect import World, connect
 from gptddp.distributed.environment import ranks
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
-from gptddp.errors import AuditError, CheckpointError, DataError, Unusable
+from gptddp.errors import AuditError, CheckpointError, ConfigError, DataError, Unusable
 from gptddp.files import exists
 from gptddp.run import books
 from gptddp.run.books import Books
 from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.train import live
+from gptddp.training.first_state import first_state
 from gptddp.training.opening import check_data
 from gptddp.training.quarantine import check
 from gptddp.training.replay import DUE, FIELDS, Replay, Span, State, Wrong, unlike
@@ -52,11 +53,16 @@ class Report:
 
 
 def audit(
-    run: Path, data: str, whole: bool, tell: Callable[[str], None] = lambda _: None
+    run: Path,
+    data: str,
+    whole: bool,
+    tell: Callable[[str], None] = lambda _: None,
+    init_from: str = "",
 ) -> Report:
     """Recompute the spans between the checkpoints of a run, or with `whole` all from the seed.
 
-    `data`: the dataset directory, "" for the run's own. Raises AuditError where it cannot be told:
+    `data`: the dataset directory, `init_from`: that of the weights which the run has begun with; ""
+    for the run's own. Raises AuditError where it cannot be told:
     another processor, another torch, sums that are not exact.
     """
     if ranks().world_size > 1:
@@ -68,7 +74,13 @@ def audit(
     _check_can_tell(found)
     aside = [found.left] if found.left else []
     audited = _Audit(
-        found, run_id, names, data, whole, Report(found.last, books=found.wrong, aside=aside)
+        found,
+        run_id,
+        names,
+        data,
+        init_from,
+        whole,
+        Report(found.last, books=found.wrong, aside=aside),
     )
     stop = StopFlag()
     stop.must_exit = lambda waited_s: False  # it says how far it came; a second Ctrl-C ends it
@@ -91,6 +103,7 @@ class _Audit:
     run_id: str
     names: Sequence[str]  # of checkpoints
     data: str
+    init_from: str
     whole: bool
     report: Report
 
@@ -154,7 +167,7 @@ class _Audit:
         state = None
         while state is None and saved and not self.whole:
             state = self._loaded(saved.pop(0))
-        state = state or State(0, "the seed", None, {})
+        state = state or self._first()
         report.wrong = state.wrong or self._unlike_its_line(state)
         for path in (*saved, None):
             end = _order(path)[1] if path else report.last
@@ -169,6 +182,18 @@ class _Audit:
                 state = span.after
             if path and report.wrong is None:
                 report.wrong = self._difference(path, state)
+
+    def _first(self) -> State:
+        """What the run has begun with: its seed, or the weights of a folder, read anew."""
+        config = self.books.config_at(1)
+        if not config.init_sha256:
+            return State(0, "the seed", None, {})
+        config = replace(config, init_from=self.init_from or self.books.init_from)
+        try:
+            first = first_state(config, self._dataset(config.on_bad))
+        except ConfigError as error:
+            raise AuditError(f"{error}. For an audit from the first step: --init-from") from error
+        return State(0, "the weights of --init-from", first.tensors, {})
 
     def _checkpoints(self) -> list[Path]:
         """Those of the run as it is now, of the first steps first; the others are told of."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -199,20 +200,36 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
 @click.option(
     "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
 )
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    metavar="F",
+    help="Of these the likeliest that come to this probability; 1: all.",
+)
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
-    """Print text from the newest valid checkpoint of RUN.
+    """Print text from the newest valid checkpoint of RUN, each token as soon as it is there.
 
     \b
     gptddp sample runs/first --prompt "def" --tokens 100
+    gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
-    from gptddp.sample import generate, load
+    from gptddp.inference.load import load
+    from gptddp.inference.sample import check, generate, text_of
 
+    check(options["temperature"], options["top_k"], options["top_p"])
     net, tokenizer, step = load(run, data)
     click.echo(f"step {step}, seed {options['seed']}", err=True)
-    ids = generate(net, tokenizer, prompt, **options)
-    click.echo(prompt + tokenizer.decode(list(ids)))
+    try:
+        for piece in chain(
+            [prompt], text_of(tokenizer, generate(net, tokenizer, prompt, **options))
+        ):
+            click.echo(piece, nl=False)  # and flush
+        click.echo()
+    except KeyboardInterrupt:  # enough of it: no word about that
+        click.get_current_context().exit(130)
 
 
 @cli.command()
@@ -254,7 +271,7 @@ def checkpoints(
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
     if out:
-        from gptddp.export import export
+        from gptddp.inference.export import export
 
         click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
         return
@@ -310,8 +327,14 @@ def log(ctx: click.Context, run: Path) -> None:
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
+@click.option(
+    "--init-from",
+    default="",
+    metavar="DIR",
+    help="The folder that the run was begun from; by default where it was.",
+)
 @click.pass_context
-def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
+def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
     Exit code 0 when all is the same, 1 at the first difference, 2 when that cannot be told here.
@@ -322,7 +345,10 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     from gptddp.audit import audit as recompute
     from gptddp.audit import describe
 
-    report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
+    def tell(what: str) -> None:
+        click.echo(what, err=True)
+
+    report = recompute(_run_dir(run), data, whole, tell, init_from)
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 

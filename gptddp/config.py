@@ -8,12 +8,17 @@ what was given and what is a default are never mixed up.
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
 from gptddp.presets import PRESETS
+
+# By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
+# et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
+FINE_TUNING = 10
 
 # What becomes of a field when a run is continued.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -26,6 +31,7 @@ NOT_OF_THE_RUN = {
     "run_dir": "a path, which may change; it is the run",
     "cache_dir": "a folder of the machine; it changes no row",
     "device": "what the machine has; what it computes with is fixed, as `precision`",
+    "init_from": "a path, which may change; the weights themselves are fixed, by their hash",
     "from_scratch": "a word for one start",
     "metrics_port": "a port of the machine, or of the pod",
 }
@@ -67,6 +73,12 @@ class Config:
         KEPT,
         "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)",
     )
+    init_from: str = _f(
+        "",
+        START,
+        "folder of Hugging Face's with a GPT-2 (config.json, model.safetensors), whose shape and "
+        "weights a new run begins with",
+    )
     # model
     preset: str = _f(
         None,
@@ -78,6 +90,12 @@ class Config:
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
     seq_len: int = _f(None, FIXED, "tokens a row (T)", least=1, most=2**20)
     dropout: float = _f(0.0, FIXED, "dropout probability")
+    init_sha256: str = _f(
+        "",
+        FIXED,
+        "hash of the weights of init_from, as the run's config.json has it; by default what is "
+        "found there",
+    )
     # batch
     lanes: int = _f(None, FIXED, "virtual ranks (V), the largest world size", least=1, most=2**16)
     batch: int = _f(
@@ -250,6 +268,8 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {shown(value)}: it must be at most {most or _MOST}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}: it must be a finite number")
+    if name == "init_sha256" and value and not re.fullmatch("[0-9a-f]{64}", value):
+        raise ConfigError(f"init_sha256 is {shown(value)}: it must be 64 hex digits, in lower case")
     if name == "dropout" and not 0 <= value < 1:
         raise ConfigError(f"dropout is {value}: it must be at least 0 and below 1")
     if name == "betas" and not all(0 <= beta < 1 for beta in value):
@@ -274,6 +294,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
     defaults["reduce"] = "fast" if accelerator else "exact"
+    if config.init_from or config.init_sha256:
+        defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
         values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes

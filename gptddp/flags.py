@@ -10,7 +10,7 @@ from gptddp.config import FIELDS, Config, shown
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass
 
-_METAVARS = {"data": "DIR", "run_dir": "DIR", "preset": "NAME", "betas": "A,B"}
+_METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:

@@ -22,10 +22,10 @@ LEVELS = [
     {"advice", "budget", "flags"},
     {"distributed"},
     {"data", "run"},
-    {"checkpoint", "model"},
+    {"checkpoint", "model", "pretrained"},
     {"training"},
-    {"train", "sample", "fingerprints", "prepare"},
-    {"export", "audit"},
+    {"train", "inference", "fingerprints", "prepare"},
+    {"audit"},
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
@@ -171,7 +171,11 @@ def test_no_modules_import_each_other_in_a_circle():
             "`run` may import advice, budget, config, distributed, errors",
         ),
         ("files", "def f(): from gptddp import config", "imports gptddp.config in a function:"),
-        ("export", "from gptddp.k8s.cluster import connect", "nothing outside of k8s imports it"),
+        (
+            "inference.export",
+            "from gptddp.k8s.cluster import connect",
+            "nothing outside of k8s imports it",
+        ),
         ("k8s.render.spec", "from gptddp.launch import launcher", "k8s takes no more than"),
         ("k8s.act.submit", "from gptddp.k8s.cli import command", "`act` may import cluster,"),
         ("k8s.cli.short_jobs", "import gptddp.cli", "short_jobs.py:1 imports gptddp.cli:"),

@@ -92,8 +92,12 @@ class Tokenizer(ABC):
         """
 
     @abstractmethod
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of these ids; special tokens have none."""
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids; special tokens are left out, broken UTF-8 becomes U+FFFD."""
+        return self.to_bytes(ids).decode("utf-8", "replace")
 
 
 class _Bytes(Tokenizer):
@@ -108,8 +112,8 @@ class _Bytes(Tokenizer):
     def encoder(self) -> Encoder:
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return bytes(i for i in ids if i < 256)
 
 
 class _Bpe(Tokenizer):
@@ -166,8 +170,8 @@ class _Bpe(Tokenizer):
 
         return encode
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self._raw[int(i)] for i in ids).decode("utf-8", "replace")
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self._raw[int(i)] for i in ids)
 
 
 # -- making and loading --------------------------------------------------------------------------
@@ -222,6 +226,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{path} is not a tokenizer.json that can be used ({type(error).__name__}: {error}); "
             f"give a file as {_FIX}"
         ) from error
+
+
+def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
+    """Do both give the same ids? The same file; or the same tokens, and on odd text the same ids.
+
+    A library that saves a tokenizer.json anew may write the same one otherwise.
+    """
+    if a.sha256 == b.sha256:
+        return True
+    tokens = [(t.vocab_size, t.bos, [t.to_bytes([i]) for i in range(t.vocab_size)]) for t in (a, b)]
+    return tokens[0] == tokens[1] and np.array_equal(a.encoder()(_PROBE), b.encoder()(_PROBE))
 
 
 _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"

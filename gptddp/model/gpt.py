@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.errors import ConfigError
+from gptddp.model.kv_cache import KVCache, LayerCache
 from gptddp.model.loss import linear_cross_entropy, nats_of_each
 
 
@@ -26,10 +27,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(c.n_embd, 3 * c.n_embd)
         self.proj = nn.Linear(c.n_embd, c.n_embd)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """x (rows, T, width) -> the same shape; mask bool (rows, 1, T, T): what each token sees.
 
-        Without a mask a token sees itself and all tokens before it.
+        Without a mask a token sees itself and all tokens before it, those of the cache included.
         """
         b, t, width = x.shape
         qkv = self.qkv(x)
@@ -38,9 +41,12 @@ class Attention(nn.Module):
         with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
             qkv = qkv.float() if on_cpu else qkv
             q, k, v = qkv.view(b, t, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+            if cache is not None:
+                k, v = cache.extend(k, v)
+            causal = mask is None and k.shape[2] == t  # else one token, which sees all in the cache
             dropout = self.dropout if self.training else 0.0
             y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout
+                q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
             )
         out: Tensor = self.proj(y.transpose(1, 2).reshape(b, t, width))
         return out
@@ -58,9 +64,11 @@ class TransformerBlock(nn.Module):
         self.proj = nn.Linear(4 * c.n_embd, c.n_embd)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (rows, T, width) -> the same shape; mask: see Attention."""
-        x = x + self.dropout(self.attn(self.ln_1(x), mask))
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (rows, T, width) -> the same shape; mask and cache: see Attention."""
+        x = x + self.dropout(self.attn(self.ln_1(x), mask, cache))
         x = x + self.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")))
         return x
 
@@ -72,8 +80,10 @@ class GPT(nn.Module):
         super().__init__()
         self.seq_len = c.seq_len
         # A multiple of 64 keeps the largest matrix multiplication on the fast path of every BLAS;
-        # the rows that are added are never a target.
-        self.wte = nn.Embedding(-(-vocab_size // 64) * 64, c.n_embd)
+        # the rows that are added are never a target. Trained weights have none to add: all logits
+        # of GPT-2 may lie far below 0, which is what a row of noise would have.
+        rows = vocab_size if c.init_sha256 else -(-vocab_size // 64) * 64
+        self.wte = nn.Embedding(rows, c.n_embd)
         self.wpe = nn.Embedding(c.seq_len, c.n_embd)
         self.dropout = nn.Dropout(c.dropout)
         blocks = [TransformerBlock(c) for _ in range(c.n_layer)]
@@ -104,13 +114,20 @@ class GPT(nn.Module):
             return F.linear(h, self.wte.weight)
         return linear_cross_entropy(h.flatten(0, 1), self.wte.weight, y.flatten())
 
-    def hidden(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What the output projection gets, (rows, T, width); x and positions as in `forward`."""
-        position = self.wpe.weight[: x.size(1)] if positions is None else self.wpe(positions)
+    def hidden(
+        self, x: Tensor, positions: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """What the output projection gets, (rows, T, width); x and positions as in `forward`.
+
+        cache: of the tokens before x, which it takes in; not with positions.
+        """
+        first = cache.length if cache else 0
+        rows = slice(first, first + x.size(1))
+        position = self.wpe.weight[rows] if positions is None else self.wpe(positions)
         mask = None if positions is None else within_documents(positions)
         h = self.dropout(self.wte(x) + position)
-        for block in self.blocks:
-            h = block(h, mask)
+        for i, block in enumerate(self.blocks):
+            h = block(h, mask, cache.layers[i] if cache else None)
         out: Tensor = self.ln_f(h)
         return out
 
@@ -143,6 +160,12 @@ def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
             f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
             f"there are {memory_bytes / 2**30:.1f}: lower one of them"
         )
+
+
+def shapes(c: Config, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Of the model's parameters, by name; without their memory."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in GPT(c, vocab_size).named_parameters()}
 
 
 def build(c: Config, vocab_size: int, device: torch.device) -> GPT:

@@ -50,6 +50,12 @@ class Books:
         """Where the newest life has read the data."""
         return self.configs[max(self.configs)].data
 
+    @property
+    def init_from(self) -> str:
+        """Where the newest life that was given one has had the weights of the first step."""
+        given = [it.init_from for _, it in sorted(self.configs.items()) if it.init_from]
+        return given[-1] if given else ""
+
     @cached_property
     def _steps(self) -> list[int]:
         return sorted(self.lines)

@@ -164,9 +164,11 @@ class Life:
         self.clock.enter("restore")
         state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
         assert state is not None
-        if state.tensors is not None:  # one rank only
-            copy_into(tensors, state.tensors)
-        if self.step:
+        if (saved := state.tensors) is not None:  # one rank only
+            # A run that begins with weights has the optimizer as it is made.
+            live = tensors if self.step else {n: t for n, t in tensors.items() if n in saved}
+            copy_into(live, saved)
+        if self.step or self.config.init_sha256:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)

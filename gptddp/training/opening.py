@@ -6,6 +6,7 @@ import os
 import stat
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ from gptddp.run.quarantine import decided
 from gptddp.run.summary import Summary
 from gptddp.training.changes import changes, write_config
 from gptddp.training.choose import Brought, of_this_run
+from gptddp.training.first_state import (
+    FirstState,
+    check_continued,
+    first_state,
+    with_fields_of_folder,
+)
 from gptddp.training.quarantine import check
 from gptddp.training.take_up import take_up
 
@@ -69,25 +76,33 @@ def open_run(
     brought: Sequence[Brought],
     saving: Sequence[str | None],
     tell: Tell,
-) -> tuple[Origin, Loaded | None]:
+) -> tuple[Origin, Loaded | FirstState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, or the snapshot that one of the ranks has (`brought`, by rank). `saving`:
-    the late saves in progress in the pods of this world, by rank. Whatever cannot be read is tried
-    again for a while. Raises ConfigError when the run directory belongs to another configuration,
-    DataError when it belongs to other data, CheckpointError when it has checkpoints and none is
-    valid; OSError for trouble of the volume that may pass.
+    That is a checkpoint, the snapshot that one of the ranks has (`brought`, by rank), or what a run
+    begins with. `saving`: the late saves in progress in the pods of this world, by rank. Whatever
+    cannot be read is tried again for a while. Raises ConfigError when the run directory belongs to
+    another configuration, DataError when it belongs to other data, CheckpointError when it has
+    checkpoints and none is valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
     ledger, highest, lost, run_id = _known(run, tell)
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
+    given = config
+    if generation == 1:
+        config = patiently(lambda: with_fields_of_folder(given))
     config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
+    if generation > 1:
+        patiently(lambda: check_continued(given.init_from, before.init_from, config, dataset))
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, dataset, config.on_bad))
     taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
-    step = taken.step
+    step, first = taken.step, None
+    if taken.source == "scratch" and (config.init_from or config.init_sha256):
+        first = patiently(lambda: first_state(config, dataset, tell))
+        config, before = (replace(it, init_sha256=first.sha256) for it in (config, before))
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, generation)
     redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
@@ -107,7 +122,7 @@ def open_run(
         late=taken.late,
         quarantine=quarantine,
     )
-    return origin, taken.loaded
+    return origin, taken.loaded or first
 
 
 def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:

@@ -13,6 +13,8 @@ BROKEN_SPECS = [
     ("world-size", {"max": 25, "nproc_per_node": 2}, [], "50 workers but only 12 lanes"),
     ("places", {}, ["--data", "/x"], "--data CLAIM/PATH"),
     ("places", {}, ["--run-dir", "/x"], "--name"),
+    ("init-from", {}, ["--init-from", "models/gpt2"], "as in /data/models/gpt2"),
+    ("init-from", {}, ["--init-from", "/data/../etc"], "the claim of --data at /data"),
     ("device", {}, ["--device", "cuda"], "--gpus 1"),
     ("gpus", {"gpus": -1}, [], "negative"),
     ("gpus", {"gpus": 1, "nproc_per_node": 2}, [], "--nproc-per-node 1"),

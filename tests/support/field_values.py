@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from support.hf_folder import SHA256
+
 # Of every field of the run: two values, neither of them the default of a run with a GPU or without.
 VALUES: dict[str, tuple[Any, Any]] = {
     "on_bad": ("quarantine", "fail"),
@@ -11,6 +13,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "n_embd": (16, 32),
     "seq_len": (16, 32),
     "dropout": (0.1, 0.2),
+    "init_sha256": (SHA256, "0" * 64),
     "lanes": (2, 4),
     "batch": (4, 8),
     "pack": ("concat", "best-fit"),

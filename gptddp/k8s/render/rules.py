@@ -96,6 +96,18 @@ def _places(spec: JobSpec) -> Iterator[Found]:
 
 
 @spec_rule
+def _init_from(spec: JobSpec) -> Iterator[Found]:
+    """The pods see the volumes of data and runs alone."""
+    path = spec.train.init_from
+    if path and not (path.startswith(("/data/", "/runs/")) and ".." not in path.split("/")):
+        yield (
+            f"--init-from {path} after --",
+            "the pods have the claim of --data at /data, and that of --runs at /runs",
+            "put the folder into one of them, and name it there, as in /data/models/gpt2",
+        )
+
+
+@spec_rule
 def _device(spec: JobSpec) -> Iterator[Found]:
     """A pod without a GPU has no CUDA."""
     if spec.train.device == "cuda" and spec.gpus < 1:

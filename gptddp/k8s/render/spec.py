@@ -128,8 +128,12 @@ def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
     vocabulary taken as GPT-2's. /dev/shm: the snapshot that a survivor leaves for its next life,
     and an older one that the launcher is saving. Memory: that, 1 GiB for the launcher, and for each
     process its libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state once more.
+    What a folder of `init_from` holds is not known here: the least of GPT-2, unless a preset says.
     """
-    c = config.with_preset(spec.train, accelerator=spec.gpus > 0)
+    train = spec.train
+    if train.init_from and train.preset is None:
+        train = dataclasses.replace(train, preset="gpt2")
+    c = config.with_preset(train, accelerator=spec.gpus > 0)
     assert c.n_layer and c.n_embd and c.seq_len
     parameters = 12 * c.n_layer * c.n_embd**2 + (50_257 + c.seq_len) * c.n_embd
     training_bytes = 12 * parameters

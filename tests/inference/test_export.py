@@ -11,9 +11,11 @@ from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from gptddp import export, sample, train
+from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
+from gptddp.inference import export
+from gptddp.inference.load import load
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     with safe_open(tmp_path / "model/model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    net, tokenizer, _ = sample.load(run)
+    net, tokenizer, _ = load(run)
     assert metadata["format"] == "pt" and metadata["step"] == "4"
     assert metadata["tokenizer_sha256"] == tokenizer.sha256
     assert json.loads(metadata["gptddp_config"])["n_embd"] == 32

@@ -1,4 +1,4 @@
-"""A run's model in the layout that Hugging Face's `GPT2LMHeadModel` reads.
+"""A run's model as Hugging Face's transformers reads it: as the kind that it is there.
 
 OUT/model.safetensors       weights in fp32; its metadata has configuration, step and tokenizer
 OUT/config.json
@@ -15,22 +15,16 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gptddp import sample
+from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
+from gptddp.inference.load import configuration, load
 from gptddp.model.gpt import GPT
+from gptddp.pretrained.folder import WEIGHTS
+from gptddp.pretrained.kinds import Kind, kind_for
 from gptddp.run.directory import saved_config
-
-WEIGHTS = "model.safetensors"
-# Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
-_LINEAR = {
-    "attn.qkv": "attn.c_attn",
-    "attn.proj": "attn.c_proj",
-    "fc": "mlp.c_fc",
-    "proj": "mlp.c_proj",
-}
 
 
 def export(run: Path, out: Path, data: str | None = None) -> int:
@@ -39,29 +33,29 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
     run is left alone. Raises GptddpError for what cannot be exported or is there already.
     """
-    net, tokenizer, step = sample.load(run, data)
-    values = saved_config(run) or {}
+    net, tokenizer, step = load(run, data)
+    c, kind = configuration(run), kind_for(configuration(run))
     metadata = {
         "format": "pt",
         "step": str(step),
         "tokenizer_sha256": tokenizer.sha256,
-        "gptddp_config": json.dumps(values),
+        "gptddp_config": json.dumps(saved_config(run)),
     }
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         if os.path.lexists(out):
             raise ConfigError(f"{out} exists: give another name to --export, or remove it")
         work.mkdir(parents=True)
-        save_file(weights(net, tokenizer.vocab_size), work / WEIGHTS, metadata)
+        save_file(weights(net, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
         fsync(work / WEIGHTS)
         if out.suffix == ".safetensors":
             os.rename(work / WEIGHTS, out)
         else:
-            write_json_atomic(work / "config.json", _config(values, tokenizer))
-            dataset = open_dataset(data or values["data"], "quarantine")
+            write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
+            dataset = open_dataset(data or c.data, "quarantine")
             if file := dataset.manifest["tokenizer"]["file"]:
                 shutil.copyfile(dataset.dir / file, work / "tokenizer.json")
-                about = _tokenizer_config(read_json(dataset.dir / file), tokenizer.bos, values)
+                about = _tokenizer_config(read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
                 write_json_atomic(work / "tokenizer_config.json", about)
             os.rename(work, out)
         fsync(out.parent)
@@ -72,47 +66,33 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     return step
 
 
-def weights(net: GPT, vocab_size: int) -> dict[str, Tensor]:
-    """The parameters by GPT-2's names; wte (vocab_size, width), without its padding."""
+def weights(net: GPT, kind: Kind, vocab_size: int) -> dict[str, Tensor]:
+    """The parameters by the kind's names; wte (vocab_size, width), without its padding."""
     named: dict[str, Tensor] = {}
-    for name, parameter in net.named_parameters():
-        tensor, (stem, _, kind) = parameter.detach(), name.rpartition(".")
-        if name == "wte.weight":
-            tensor = tensor[:vocab_size]
-        if stem.startswith("blocks."):
-            _, number, part = stem.split(".", 2)
-            if part in _LINEAR and kind == "weight":
-                tensor = tensor.t()
-            stem = f"h.{number}.{_LINEAR.get(part, part)}"
-        named[f"transformer.{stem}.{kind}"] = tensor.contiguous()
+    for ours, parameter in net.named_parameters():
+        theirs, transposed = kind.name(ours)
+        tensor = parameter.detach()[: vocab_size if ours == "wte.weight" else None]
+        named[kind.prefix + theirs] = (tensor.t() if transposed else tensor).contiguous()
     return named
 
 
-def _config(values: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), values["dropout"])
+def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
+        "architectures": [kind.architecture],
+        "model_type": kind.model_type,
         "torch_dtype": "float32",
         "vocab_size": tokenizer.vocab_size,
-        "n_positions": values["seq_len"],
-        "n_layer": values["n_layer"],
-        "n_head": values["n_head"],
-        "n_embd": values["n_embd"],
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        **dropout,
-        "tie_word_embeddings": True,
+        **kind.config(c),
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.bos,  # what opens the next document ends this one
     }
 
 
-def _tokenizer_config(definition: Any, bos: int, values: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer_config(definition: Any, bos: int, seq_len: int | None) -> dict[str, Any]:
     token = next(t["content"] for t in definition["added_tokens"] if t["id"] == bos)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token,
         "eos_token": token,
-        "model_max_length": values["seq_len"],
+        "model_max_length": seq_len,
     }

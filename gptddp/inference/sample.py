@@ -1,0 +1,87 @@
+"""Text from a model, a token at a time."""
+
+import codecs
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gptddp.data.tokenizer import Tokenizer
+from gptddp.errors import ConfigError
+from gptddp.model.gpt import GPT
+from gptddp.model.kv_cache import KVCache
+
+
+@torch.no_grad()
+def generate(
+    net: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float = 1.0,
+    seed: int,
+    cache: bool = True,
+) -> Iterator[int]:
+    """Yield up to `tokens` token ids after the prompt; ends where the document ends.
+
+    Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are forgotten: each
+    token has another position then, so all of them are computed anew for each. cache False: they
+    always are, for comparison.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
+    kept = KVCache(len(net.blocks), net.seq_len) if cache else None
+    for _ in range(tokens):
+        if kept is None or len(ids) > net.seq_len:
+            h = net.hidden(torch.tensor([ids[-net.seq_len :]]))
+        else:
+            h = net.hidden(torch.tensor([ids[kept.length :]]), cache=kept)
+        logits = F.linear(h[0, -1], net.wte.weight[: tokenizer.vocab_size]).float()
+        ids.append(_choose(logits, temperature, top_k, top_p, generator))
+        if ids[-1] == tokenizer.bos:
+            return
+        yield ids[-1]
+
+
+def check(temperature: float, top_k: int, top_p: float) -> None:
+    """Raise ConfigError for the first value that is none; NaN is none either."""
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"--temperature is {temperature}: use 0 for the likeliest token, or more")
+    if top_k < 0:
+        raise ConfigError(f"--top-k is {top_k}: use 0 for all tokens, or more")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p is {top_p}: use more than 0, and at most 1 for all tokens")
+
+
+def _choose(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator
+) -> int:
+    """The next token, by logits (vocab): of the `top_k` likeliest, those that come to `top_p`.
+
+    Nucleus sampling (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"): the
+    fewest of the likeliest whose probability is at least `top_p`; the likeliest is always one.
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    best, index = logits.topk(min(top_k or len(logits), len(logits)))  # likeliest first
+    chances = F.softmax(best / temperature, dim=-1)
+    if top_p < 1:
+        before = chances.cumsum(-1) - chances
+        chances = chances.where(before < top_p, 0)  # multinomial divides by their sum
+    return int(index[torch.multinomial(chances, 1, generator=generator)])
+
+
+def text_of(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """The text of these ids in pieces, as they come: together what `decode` gives for all.
+
+    A character whose bytes are in several tokens is in the piece of the last of them.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for i in ids:
+        yield decoder.decode(tokenizer.to_bytes([i]))
+    yield decoder.decode(b"", final=True)

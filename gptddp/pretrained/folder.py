@@ -1,0 +1,235 @@
+"""A model in a folder of Hugging Face's: config.json, safetensors, and perhaps a tokenizer.json."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.data.tokenizer import Tokenizer, load_tokenizer, same_ids
+from gptddp.errors import ConfigError, DataError
+from gptddp.files import exists, explain, is_inside, may_pass, read_json
+from gptddp.pretrained.kinds import Kind, kind_of
+from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLE = "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What config.json says; `fields`: of our configuration."""
+
+    path: Path
+    kind: Kind
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """By name of ours, in fp32 on the CPU. sha256: hex, over those of the folder, as it has them:
+    their names, shapes and values in fp32, however they are cut into files."""
+
+    tensors: dict[str, Tensor]
+    sha256: str
+
+
+def open_folder(path: Path) -> Folder:
+    """Read config.json. Raises ConfigError, naming file, rule and fix; OSError that may pass."""
+    file = path / "config.json"
+    try:
+        about = read_json(file)
+    except ValueError as error:
+        raise ConfigError(f"--init-from: {error}: copy it anew from where it came from") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(about, dict):
+        what = "is not there" if about is None else "is not an object"
+        raise ConfigError(
+            f"--init-from: {file} {what}: name a folder as transformers' save_pretrained writes "
+            "it, with config.json and model.safetensors"
+        )
+    try:
+        kind = kind_of(about)
+        return Folder(path, kind, kind.fields(about))
+    except ConfigError as error:
+        raise ConfigError(f"--init-from: {file}: {error}") from None
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    """The error for what cannot be read: itself, where it may pass."""
+    if may_pass(error):
+        return error
+    return ConfigError(f"--init-from {path} cannot be read: {explain(error)}")
+
+
+def read_weights(
+    folder: Folder,
+    shapes: Mapping[str, tuple[int, ...]],
+    tokenizer: Tokenizer,
+    dataset: Path,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Weights:
+    """All weights of the folder, for a model whose parameters have these shapes, by name of ours.
+
+    Of embeddings the rows of positions and tokens that the model does not have are left out.
+    `tell` is told which is being read. Raises ConfigError for a tensor that is missing, unknown,
+    damaged, not finite or of another shape, and for another tokenizer than that of the `dataset`;
+    OSError that may pass.
+    """
+    try:
+        known = _check_tokenizer(folder.path, tokenizer, dataset)
+        stored = _stored(folder)
+        names = {ours: folder.kind.name(ours) for ours in shapes}
+        _check_names(folder, stored, {theirs for theirs, _ in names.values()})
+        for ours, (theirs, transposed) in names.items():
+            _check_shape(theirs, stored[theirs], shapes[ours], transposed, tokenizer, known)
+        return _read(folder.kind, stored, shapes, names, tell)
+    except OSError as error:
+        raise _unreadable(folder.path, error) from error
+
+
+def _read(
+    kind: Kind,
+    stored: Mapping[str, Stored],
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, tuple[str, bool]],
+    tell: Callable[[str], None],
+) -> Weights:
+    digest, tensors = hashlib.sha256(), {}
+    for ours, (theirs, transposed) in sorted(names.items(), key=lambda it: it[1]):
+        tell(f"reading {stored[theirs].path}: {theirs}")
+        tensor = read_tensor(theirs, stored[theirs]).contiguous()
+        digest.update(f"{theirs} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().data)
+        if ours == "wte.weight" and kind.head in stored:
+            head = read_tensor(kind.head, stored[kind.head])
+            if not tensor.equal(head):
+                raise ConfigError(
+                    f"{stored[kind.head].path}: {kind.head} is not {theirs}, and our model has one "
+                    "matrix for both: use a folder of a model with tied embeddings"
+                )
+        tensor = tensor.t() if transposed else tensor
+        tensors[ours] = tensor[: shapes[ours][0]].contiguous()
+    return Weights(tensors, digest.hexdigest())
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
+    """Is the tokenizer of the folder, where it has one, known to be that of the dataset?"""
+    file = path / "tokenizer.json"
+    if not exists(file):
+        return False
+    try:
+        same = same_ids(load_tokenizer(file), tokenizer)
+    except DataError as error:
+        raise ConfigError(f"--init-from: {error}") from None
+    if not same:
+        raise ConfigError(
+            f"--init-from: {file} gives other tokens than the tokenizer of {dataset}, whose rows "
+            "would mean nothing to these weights: prepare the texts with it, by `gptddp prepare "
+            f"SOURCE --tokenizer {file} --out DIR`"
+        )
+    return True
+
+
+def _stored(folder: Folder) -> dict[str, Stored]:
+    """The tensors of all files by name, without the prefix and without what is no weight."""
+    found: dict[str, Stored] = {}
+    for name, stored in _in_files(folder.path).items():
+        name = name.removeprefix(folder.kind.prefix)
+        if not folder.kind.ignored.fullmatch(name):
+            found[name] = stored
+    return found
+
+
+def _in_files(path: Path) -> dict[str, Stored]:
+    if exists(path / WEIGHTS):
+        return tensors_in(path / WEIGHTS)
+    try:
+        index = read_json(path / INDEX)
+    except ValueError as error:
+        raise ConfigError(f"--init-from: {error}: copy it anew from where it came from") from None
+    if index is None:
+        raise ConfigError(f"--init-from: {path} has no {WEIGHTS}{_pickled(path)}")
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(map(is_inside, files.values())):
+        raise ConfigError(
+            f"--init-from: {path / INDEX} has no weight_map from tensors to files of the folder: "
+            "copy it anew from where it came from"
+        )
+    parts: dict[str, dict[str, Stored]] = {}
+    for file in sorted(set(files.values())):
+        if not exists(path / file):
+            raise ConfigError(
+                f"--init-from: {path / file} is not there, and {INDEX} names it: copy it as well"
+            )
+        parts[file] = tensors_in(path / file)
+    if lost := [name for name, file in files.items() if name not in parts[file]]:
+        raise ConfigError(
+            f"--init-from: {path / files[lost[0]]} has no tensor {lost[0]}, and {INDEX} says so: "
+            "copy both anew from where they came from"
+        )
+    return {name: parts[file][name] for name, file in files.items()}
+
+
+def _pickled(path: Path) -> str:
+    if not any(name.startswith("pytorch_model") for name in os.listdir(path)):
+        return ": name a folder with weights as safetensors"
+    return (
+        f", but {_PICKLE}: a pickle, which can run any code when it is read, so we read none. If "
+        'you trust it, have transformers write it as safetensors: `python -c "from transformers '
+        f"import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('OUT')\"`"
+    )
+
+
+def _check_names(folder: Folder, stored: Mapping[str, Stored], wanted: set[str]) -> None:
+    """Refuse a tensor that is missing, or that our model has no place for."""
+    path = folder.path
+    if missing := sorted(wanted - stored.keys()):
+        raise ConfigError(
+            f"--init-from: {path} has no tensor {_some(missing)}, which a {folder.kind.model_type} "
+            "of its config.json has: copy all of its files anew"
+        )
+    if unknown := sorted(stored.keys() - wanted - {folder.kind.head}):
+        raise ConfigError(
+            f"--init-from: {path} has the tensor {_some(unknown)}, which a plain "
+            f"{folder.kind.model_type} has not: use the folder of a model without additions"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+
+
+def _check_shape(
+    name: str,
+    stored: Stored,
+    ours: tuple[int, ...],
+    transposed: bool,
+    tokenizer: Tokenizer,
+    known: bool,
+) -> None:
+    """Refuse another shape than config.json and the tokenizer have; `known`: it is the folder's."""
+    there, wanted = stored.shape, ours[::-1] if transposed else ours
+    if there == wanted:
+        return
+    if name == "wte.weight" and there[1:] == wanted[1:]:
+        if there[0] > tokenizer.vocab_size and known:  # made longer, for speed: no text has these
+            return
+        raise ConfigError(
+            f"--init-from: {stored.path}: {name} has {there[0]} tokens, and the tokenizer of the "
+            f"dataset {tokenizer.vocab_size}: prepare the texts with the tokenizer.json of the "
+            "model, and put that into its folder too"
+        )
+    if name == "wpe.weight" and there[1:] == wanted[1:] and there[0] >= wanted[0]:
+        return
+    raise ConfigError(
+        f"--init-from: {stored.path}: {name} is of shape {list(there)}, and config.json makes it "
+        f"{list(wanted)}: the two are of different models; copy both anew"
+    )

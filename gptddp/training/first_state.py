@@ -1,0 +1,98 @@
+"""What a run begins with in place of its seed: the weights of a folder. Rank 0 only."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gptddp.config import Config
+from gptddp.data.dataset import Dataset
+from gptddp.errors import ConfigError
+from gptddp.files import exists
+from gptddp.flags import flag
+from gptddp.model.gpt import shapes
+from gptddp.pretrained.folder import open_folder, read_weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """In place of a checkpoint: the weights alone, the optimizer is as it is made."""
+
+    tensors: dict[str, Tensor]
+    sha256: str
+    meta: dict[str, Any] = field(default_factory=dict)  # nothing is done yet
+
+
+def with_fields_of_folder(config: Config) -> Config:
+    """The configuration of a new run, with what the folder `init_from` decides, if one is given.
+
+    Raises ConfigError where a field is given that contradicts it; OSError that may pass.
+    """
+    if not config.init_from:
+        if config.init_sha256:
+            raise ConfigError(
+                "init_sha256 is given without the weights: add --init-from, or leave it out"
+            )
+        return config
+    folder = open_folder(Path(config.init_from))
+    for name, there in folder.fields.items():
+        given = getattr(config, name)
+        fewer = name == "seq_len" and given is not None and given < there  # positions are left out
+        if given not in (None, there) and not fewer:
+            raise ConfigError(
+                f"{name} is {given}, and {folder.path / 'config.json'} has {there}: leave out "
+                f"{flag(name)} to train that model"
+            )
+    open_ = {name: it for name, it in folder.fields.items() if getattr(config, name) is None}
+    return dataclasses.replace(config, **open_)
+
+
+def check_continued(given: str, known: str, config: Config, dataset: Dataset) -> None:
+    """Refuse a folder (`given` for this start) that a run which goes on was not begun from.
+
+    One that is not there is not missed: the weights are needed only where the run has no state yet.
+    Nor is one read that the last life was given (`known`). Raises ConfigError, OSError.
+    """
+    if not given or given == known:
+        return
+    if not config.init_sha256:
+        raise ConfigError(
+            f"run {config.run_dir} was begun with the weights of its seed: leave out --init-from "
+            "to continue it, or give another --run-dir"
+        )
+    if exists(Path(given) / "config.json"):
+        first_state(config, dataset)
+
+
+def first_state(
+    config: Config, dataset: Dataset, tell: Callable[[str], None] = lambda _: None
+) -> FirstState:
+    """The weights that a run begins with, by the names of a checkpoint; `tell`: how far it is.
+
+    Raises ConfigError where they are not there, not usable, or others than `init_sha256` says;
+    OSError that may pass.
+    """
+    if not config.init_from:
+        raise ConfigError(
+            f"run {config.run_dir} has no state yet, and begins with the weights of "
+            f"sha256 {config.init_sha256[:12]}: give --init-from again"
+        )
+    tokenizer = dataset.tokenizer()
+    folder = open_folder(Path(config.init_from))
+    begun = dataclasses.replace(config, init_sha256=config.init_sha256 or "0" * 64)
+    wanted = shapes(begun, tokenizer.vocab_size)
+    weights = read_weights(folder, wanted, tokenizer, dataset.dir, tell)
+    if config.init_sha256 not in ("", weights.sha256):
+        raise ConfigError(
+            f"--init-from {folder.path} has other weights (sha256 {weights.sha256[:12]}...) than "
+            f"{config.init_sha256[:12]}..., with which run {config.run_dir} begins: put those "
+            "back, or give another --run-dir"
+        )
+    log.info("weights of %s (sha256 %s...)", folder.path, weights.sha256[:12])
+    return FirstState({f"model.{name}": it for name, it in weights.tensors.items()}, weights.sha256)

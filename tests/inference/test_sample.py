@@ -1,0 +1,177 @@
+"""Text from a model: what is cached and streamed is what would come without."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from support.paths import ROOT
+
+from gptddp.cli import cli
+from gptddp.config import Config, with_preset
+from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
+from gptddp.inference.sample import generate, text_of
+from gptddp.model import gpt
+from gptddp.model.kv_cache import KVCache, LayerCache
+
+CPU = torch.device("cpu")
+PLAIN = {"tokens": 24, "temperature": 1.0, "top_k": 0, "seed": 3}
+ODD = "naïve 漢字 🙂‍🔥 e\u0301 Ж"
+
+
+@pytest.fixture(scope="module")
+def net():
+    """A model of 16 positions, whose weights are large, so that each token matters."""
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "seq_len": 16, "precision": "fp32"}
+    made = gpt.build(with_preset(Config(**shape), accelerator=False), 257, CPU).eval()
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(0, 0.5, generator=random)
+    return made
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", "the quick", "the quick brown", "the quick brown fox jumps"]
+)
+def test_the_cache_changes_no_token(net, prompt):
+    """The same ids with and without it: up to seq_len, across it, and from a prompt beyond it."""
+    cached, plain = (
+        list(generate(net, byte_tokenizer(), prompt, **PLAIN, cache=it)) for it in (True, False)
+    )
+    assert cached == plain and len(set(cached)) > 4
+
+
+def test_the_cache_is_used(net, monkeypatch):
+    """Within seq_len each token but the first costs one token's work."""
+    seen = []
+    hidden = net.hidden
+    monkeypatch.setattr(
+        net, "hidden", lambda x, **kwargs: (seen.append(x.shape[1]), hidden(x, **kwargs))[1]
+    )
+    list(generate(net, byte_tokenizer(), "abc", **PLAIN | {"tokens": 16}))
+    assert seen == [4, *[1] * 12, *[16] * 3]
+
+
+def test_a_cache_takes_no_more_than_it_can(net):
+    """Beyond its capacity, and for several tokens behind others, there is an error and no guess."""
+    cache = LayerCache(4)
+    cache.extend(*torch.zeros(2, 1, 2, 3, 8))
+    for t in (2, 1):
+        if t == 1:
+            cache.extend(*torch.zeros(2, 1, 2, 1, 8))
+        with pytest.raises(ValueError, match="in a cache for 4"):
+            cache.extend(*torch.zeros(2, 1, 2, t, 8))
+    kept = KVCache(2, 16)
+    net.hidden(torch.zeros(1, 5, dtype=torch.long), cache=kept)
+    assert kept.length == 5 and [it.length for it in kept.layers] == [5, 5]
+
+
+class _Logits:
+    """A model whose next token always has these logits."""
+
+    def __init__(self, chances: list[float]) -> None:
+        self.seq_len, self.blocks = 1, [None]
+        self.wte = torch.nn.Embedding.from_pretrained(torch.tensor(chances)[:, None].log())
+
+    def hidden(self, x, cache=None):
+        return torch.ones(*x.shape, 1)
+
+
+def drawn(chances: list[float], **options) -> np.ndarray:
+    """How often each of the bytes 0, 1, ... comes, of 1000 tokens."""
+    chances = chances + [1e-30] * (257 - len(chances))
+    ids = generate(_Logits(chances), byte_tokenizer(), "", **PLAIN | {"tokens": 1000} | options)
+    return np.bincount(list(ids), minlength=257)[: len(chances)] / 1000
+
+
+def test_top_p_keeps_the_fewest_that_come_to_it():
+    """Each with its share of what is kept; the one that passes p is in, the next is not; after
+    temperature and top_k."""
+    chances = [0.5, 0.25, 0.15, 0.1]
+    for top_p, kept in ((0.4, 1), (0.55, 2), (0.76, 3), (0.95, 4), (1e-9, 1)):
+        found = drawn(chances, top_p=top_p)
+        expected = np.array(chances[:kept]) / sum(chances[:kept])
+        assert np.count_nonzero(found) == kept, top_p
+        assert np.allclose(found[:kept], expected, atol=0.06), top_p
+    assert np.count_nonzero(drawn(chances, top_p=0.8, temperature=0.5)) == 2
+    assert np.count_nonzero(drawn(chances, top_p=0.7, top_k=2)) == 2
+    assert np.count_nonzero(drawn(chances, top_p=0.6, top_k=2)) == 1
+
+
+def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
+    """One piece a token, no replacement character in any, together the text; a text that is cut
+    off in a character ends as `decode` says."""
+    (tmp_path / "tokenizer.json").write_text(train_bpe(["abc " * 9], 260))
+    for tokenizer in (byte_tokenizer(), load_tokenizer(tmp_path / "tokenizer.json")):
+        ids = tokenizer.encoder()(ODD).tolist()
+        pieces = list(text_of(tokenizer, iter(ids)))
+        assert "".join(pieces) == ODD and len(pieces) == len(ids) + 1
+        broken = [*ids[:9], tokenizer.bos, *ids[:9]]
+        assert "".join(text_of(tokenizer, broken)) == tokenizer.decode(broken)
+        assert "\ufffd" in tokenizer.decode(broken)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+# A model that makes a token each time that it is told to, by a line on its stdin.
+SLOW = """
+import sys
+from gptddp import main
+from gptddp.data.tokenizer import byte_tokenizer
+from gptddp.inference import load, sample
+
+def generate(*_args, **_options):
+    for i in "é".encode() * 1000:
+        sys.stdin.readline()
+        yield i
+
+load.load = lambda *_: (None, byte_tokenizer(), 7)
+sample.generate = generate
+sys.argv = ["gptddp", "sample", "run", "--prompt", "p"]
+main()
+"""
+
+
+@pytest.fixture
+def slow(spawn):
+    """The command on that model, with its pipes."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, **pipes)
+    assert process.stdout.read(1) == b"p"
+    return process
+
+
+def test_tokens_come_as_they_are_made_and_ctrl_c_ends_them_quietly(slow):
+    """Each character is in the pipe before the next token is asked for; then exit code 130, with
+    nothing on stderr but step and seed."""
+    for _ in range(3):
+        slow.stdin.write(b"\n\n")
+        assert os.read(slow.stdout.fileno(), 9) == "é".encode()
+    slow.send_signal(signal.SIGINT)
+    assert slow.wait(20) == 130
+    assert slow.stderr.read() == b"step 7, seed 0\n" and slow.stdout.read() == b""
+
+
+def test_a_reader_that_has_had_enough_is_no_error(slow):
+    """As with `| head`: no traceback, no message."""
+    slow.stdout.close()
+    slow.stdin.write(b"\n" * 8)
+    assert slow.wait(20) == 1
+    assert slow.stderr.read() == b"step 7, seed 0\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("top-p", "0.0"), ("top-p", "1.1"), ("top-p", "nan"), ("top-k", "-1")]
+    + [("temperature", "-0.1"), ("temperature", "nan"), ("temperature", "inf")],
+)
+def test_an_option_that_cannot_work_is_refused_first(tmp_path, flag, value):
+    """With its flag, the value and what it may be; nothing has been read or printed by then."""
+    result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert f"--{flag} is {value}: use" in result.stderr
