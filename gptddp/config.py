@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import PRESETS
+from gptddp.presets import OPTIMIZERS, PRESETS
 
 # What becomes of a field when a run is continued.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -102,6 +102,12 @@ class Config:
         "CPUs, else fast",
     )
     # optimization
+    optimizer: str = _f(
+        "adamw",
+        FIXED,
+        "adamw; muon: Muon for the matrices of the blocks, AdamW for the rest; autoresearch: the "
+        "same by that trainer's recipe, where lr is the rate of the matrices",
+    )
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
     max_tokens: int = _f(
         0,
@@ -124,10 +130,14 @@ class Config:
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
     )
-    warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
-    weight_decay: float = _f(
-        0.1, KEPT, "AdamW decay of the matrices; vectors are never decayed", least=0
+    schedule: str = _f(
+        "cosine",
+        KEPT,
+        "learning rate from the warm-up to the end: cosine, linear, or wsd (stable, then a line)",
     )
+    warmdown: float = _f(0.2, KEPT, "part of the run, at its end, in which wsd decays", least=0)
+    warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
+    weight_decay: float = _f(0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0)
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "largest gradient norm; 0: no clipping", least=0)
     max_skipped: int = _f(
@@ -194,6 +204,8 @@ _CHOICES = {
     "preset": tuple(PRESETS),
     "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
+    "optimizer": tuple(OPTIMIZERS),
+    "schedule": ("cosine", "linear", "wsd"),
     "precision": ("fp32", "bf16"),
     "matmul": ("mkl", "onednn", "tf32"),
     "reduce": ("exact", "fast"),
@@ -252,6 +264,8 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value}: it must be a finite number")
     if name == "dropout" and not 0 <= value < 1:
         raise ConfigError(f"dropout is {value}: it must be at least 0 and below 1")
+    if name == "warmdown" and value > 1:
+        raise ConfigError(f"warmdown is {value}: it must be a part of the run, at most 1")
     if name == "betas" and not all(0 <= beta < 1 for beta in value):
         raise ConfigError(f"betas are {value}: each must be at least 0 and below 1")
     if name == "metrics_port" and not 0 <= value < 65536:
@@ -273,6 +287,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
+    defaults |= OPTIMIZERS[config.optimizer or defaults["optimizer"]]
     defaults["reduce"] = "fast" if accelerator else "exact"
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
