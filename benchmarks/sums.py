@@ -59,7 +59,7 @@ class Side:
     def __init__(self, c: Config, world: World) -> None:
         self.c, self.world, self.targets = c, world, c.batch * c.seq_len
         self.net = build(c, VOCABULARY[c.preset], world.device)
-        self.optimizer = optim.build(self.net, c)
+        self.optimizer = optim.build(self.net, c, world)
         self.ddp = DDP(self.net, gradient_as_bucket_view=True)
         self.sums = sums.build(self.ddp, c, world)
         self.batch = random_batch(c, world)
@@ -70,9 +70,10 @@ class Side:
         """All ranks: one step."""
         self.sum()
         nn.utils.clip_grad_norm_(self.net.parameters(), self.c.grad_clip)
+        self.optimizer.prepare()
         self.optimizer.step()
         self.sums.settle()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
 
     def sum(self) -> None:
         """All ranks: the gradients of a step."""
@@ -84,7 +85,7 @@ class Side:
         params = list(self.net.parameters())
         found = [p.grad.clone() for p in params]
         wanted = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         factor = self.sums.begin(self.targets)
         with self.ddp.no_sync():
             for part in of_step(self.batch, STEP, 0, self.c, self.world.device):

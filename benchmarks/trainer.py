@@ -84,7 +84,7 @@ def plain(c: Config, world: World, laps: Laps) -> None:
 def bare(c: Config, world: World, laps: Laps) -> None:
     """Our model step and nothing around it."""
     net = build(c, VOCABULARY, world.device)
-    optimizer, ddp = optim.build(net, c), DDP(net, gradient_as_bucket_view=True)
+    optimizer, ddp = optim.build(net, c, world), DDP(net, gradient_as_bucket_view=True)
     rows = c.batch // world.world_size
     tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
     valid = np.ones((rows, c.seq_len), bool)
@@ -94,9 +94,10 @@ def bare(c: Config, world: World, laps: Laps) -> None:
         laps.begin_step()
         forward_backward(ddp, batch, valid.size * world.world_size, 1, c, world, made)
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
+        optimizer.prepare()
         optimizer.step()
         made.settle()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
 
 
 def ours(c: Config, world: World, laps: Laps) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import PRESETS
+from gptddp.presets import OPTIMIZERS, PRESETS
 
 # By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
 # et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
@@ -120,6 +120,12 @@ class Config:
         "CPUs, else fast",
     )
     # optimization
+    optimizer: str = _f(
+        "adamw",
+        FIXED,
+        "adamw; muon: Muon for the matrices of the blocks, AdamW for the rest; autoresearch: the "
+        "same by that trainer's recipe, where lr is the rate of the matrices",
+    )
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
     max_tokens: int = _f(
         0,
@@ -142,10 +148,14 @@ class Config:
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
     )
-    warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
-    weight_decay: float = _f(
-        0.1, KEPT, "AdamW decay of the matrices; vectors are never decayed", least=0
+    schedule: str = _f(
+        "cosine",
+        KEPT,
+        "learning rate from the warm-up to the end: cosine, linear, or wsd (stable, then a line)",
     )
+    warmdown: float = _f(0.2, KEPT, "part of the run, at its end, in which wsd decays", least=0)
+    warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
+    weight_decay: float = _f(0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0)
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "largest gradient norm; 0: no clipping", least=0)
     max_skipped: int = _f(
@@ -212,6 +222,8 @@ _CHOICES = {
     "preset": tuple(PRESETS),
     "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
+    "optimizer": tuple(OPTIMIZERS),
+    "schedule": ("cosine", "linear", "wsd"),
     "precision": ("fp32", "bf16"),
     "matmul": ("mkl", "onednn", "tf32"),
     "reduce": ("exact", "fast"),
@@ -272,6 +284,8 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError(f"init_sha256 is {shown(value)}: it must be 64 hex digits, in lower case")
     if name == "dropout" and not 0 <= value < 1:
         raise ConfigError(f"dropout is {value}: it must be at least 0 and below 1")
+    if name == "warmdown" and value > 1:
+        raise ConfigError(f"warmdown is {value}: it must be a part of the run, at most 1")
     if name == "betas" and not all(0 <= beta < 1 for beta in value):
         raise ConfigError(f"betas are {value}: each must be at least 0 and below 1")
     if name == "metrics_port" and not 0 <= value < 65536:
@@ -293,6 +307,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
+    defaults |= OPTIMIZERS[config.optimizer or defaults["optimizer"]]
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
         defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING

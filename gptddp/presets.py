@@ -1,4 +1,4 @@
-"""The models by name: the values that a preset gives to the fields of a configuration."""
+"""The models and the optimizers by name: the values that they give to fields of a configuration."""
 
 from typing import Any
 
@@ -21,4 +21,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": {**_GPT2, "n_layer": 24, "n_head": 16, "n_embd": 1024, "lr": 3e-4},
     "gpt2-large": {**_GPT2, "n_layer": 36, "n_head": 20, "n_embd": 1280, "lr": 2.5e-4},
     "gpt2-xl": {**_GPT2, "n_layer": 48, "n_head": 25, "n_embd": 1600, "lr": 2e-4},
+}  # fmt: skip
+
+# What an optimizer gives to fields instead of the preset, whose values are AdamW's. `autoresearch`:
+# the constants of that trainer; its groups are in gptddp/model/recipes.py.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "muon": {},
+    "autoresearch": dict(
+        lr=0.04, final_lr=0.0, warmup_steps=0, schedule="wsd", warmdown=0.5,
+        weight_decay=0.2, betas=(0.8, 0.95), grad_clip=0.0,
+    ),
 }  # fmt: skip

@@ -77,7 +77,7 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
         use(c, world.device)
         gpt.check_size(c, tokenizer.vocab_size, world.device)
         net = gpt.build(c, tokenizer.vocab_size, world.device)
-        optimizer = optim.build(net, c)
+        optimizer = optim.build(net, c, world)
         ddp = DDP(net, gradient_as_bucket_view=True)
         sums = sums_of(ddp, c, world)
         warm_up(ddp, c, world)  # all ranks
@@ -97,15 +97,16 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
             if agreed.bad:
                 life.quarantine(batch)  # all ranks; then the same step without those rows
                 continue
-            lr = optim.set_lr(optimizer, c, life.progress)
+            lr = optimizer.set_lr(c, life.progress)
             nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
+            optimizer.prepare()  # all ranks; it changes nothing that a life hands on
             with life.stepping(batch, agreed, loss=loss, grad_norm=norm, lr=lr) as finite:
                 if finite:
                     optimizer.step()
                     sums.settle()
-                optimizer.zero_grad(set_to_none=False)
+                optimizer.zero_grad()
             if life.is_evaluation_due:
                 life.evaluate(validate)  # all ranks
             if agreed.save or life.is_check_due:

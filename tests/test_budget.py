@@ -12,7 +12,7 @@ from gptddp import budget
 from gptddp.config import Config, with_preset
 from gptddp.data.loader import Batch
 from gptddp.flags import from_saved
-from gptddp.model.optim import lr_at
+from gptddp.model.schedule import lr_at
 from gptddp.training.agree import Agreed, agree
 
 
@@ -43,11 +43,13 @@ def test_the_budget_that_has_come_farthest_decides():
     assert budget.last_step(closed(**steps, **tokens, **seconds), *done) == pytest.approx(50 / 0.75)
 
 
-def test_the_rate_never_rises_however_long_steps_take():
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_the_rate_never_rises_however_long_steps_take(schedule):
     """After the warm-up; and it has come to its end when the run has."""
     draw = random.Random(1)
     for _ in range(20):
-        c = closed(steps=500, max_tokens=draw.randint(5000, 90000), max_time=draw.uniform(50, 900))
+        budgets = {"max_tokens": draw.randint(5000, 90000), "max_time": draw.uniform(50, 900)}
+        c = closed(steps=500, schedule=schedule, **budgets)
         step, tokens, train_s, last = 0, 0, 0.0, 1.0
         while not budget.used_up(c, step, tokens, train_s):
             rate = lr_at(step, c, tokens, train_s)
@@ -133,3 +135,29 @@ def test_all_ranks_take_the_rate_of_rank_0s_clock():
 def test_seconds_that_nobody_can_have_trained_are_no_overflow():
     """A state that was written by hand may have any number."""
     assert on_all_ranks(1e300, 0.0)[1].train_s == 2.0**40
+
+
+def test_linear_goes_down_in_a_line_and_wsd_at_the_end_of_the_run():
+    """Both after the warm-up; warmdown 0 never goes down, 1 at once."""
+    fields = dict(lr=1.0, steps=100, warmup_steps=10, final_lr=0.1)
+    line = closed(**fields, schedule="linear")
+    assert [lr_at(step, line) for step in (9, 10, 55, 100)] == pytest.approx([1, 1, 0.55, 0.1])
+    wsd = closed(**fields, schedule="wsd", warmdown=0.4)
+    found = [lr_at(step, wsd) for step in (4, 10, 60, 80, 100, 200)]
+    assert found == pytest.approx([0.5, 1, 1, 0.55, 0.1, 0.1])
+    assert lr_at(99, closed(**fields, schedule="wsd", warmdown=0.0)) == 1.0
+    assert lr_at(50, closed(**fields, schedule="wsd", warmdown=1.0)) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "wsd"])
+def test_every_schedule_ends_with_whichever_budget_ends_the_run(schedule):
+    """The rate of a part of the run is the same by steps, tokens or time."""
+    fields = dict(lr=1.0, warmup_steps=0, schedule=schedule, warmdown=0.5)
+    steps = closed(**fields, steps=100)
+    tokens = closed(**fields, steps=1000, max_tokens=6400)
+    seconds = closed(**fields, steps=1000, max_time=50.0)
+    for step in range(0, 101, 5):
+        wanted = pytest.approx(lr_at(step, steps), rel=1e-12)
+        assert lr_at(step, tokens, 64 * step, 9.0 * step) == wanted
+        assert lr_at(step, seconds, 64 * step, 0.5 * step) == wanted
+    assert lr_at(100, tokens, 6400) == lr_at(100, seconds, 0, 50.0) == pytest.approx(0.1)

@@ -90,6 +90,22 @@ def numerics(device: torch.device) -> dict[str, Any]:
     return {**found, "threads": torch.get_num_threads()}
 
 
+# FLOP/s of products in bf16 with sums in fp32, without sparsity, by a part of the name that torch
+# has for a GPU: NVIDIA's data sheets.
+_PEAKS = {
+    "A100": 312e12,
+    "H100 80GB HBM3": 989.5e12,
+    "H100 PCIe": 756e12,
+    "H200": 989.5e12,
+}
+
+
+def peak_flops(gpu: str, c: Config) -> float | None:
+    """What a GPU of this name can compute at most in the run's precision; None: not known."""
+    found = [peak for name, peak in _PEAKS.items() if name in gpu and c.precision == "bf16"]
+    return found[0] if found else None
+
+
 def use(c: Config, device: torch.device) -> None:
     """Compute as the run does: its threads, and its products of matrices, decide the bits.
 

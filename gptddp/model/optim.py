@@ -1,28 +1,104 @@
-"""AdamW over two parameter groups, and the learning rate: a pure function of what is done."""
+"""The optimizer of a run: AdamW, and with it Muon where the run's `optimizer` has it."""
 
-import math
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gptddp.budget import last_step
 from gptddp.config import Config
+from gptddp.distributed.connect import World
+from gptddp.model.muon import Muon
+from gptddp.model.recipes import RECIPES, Adam, role
+from gptddp.model.schedule import left_at, lr_at
 from gptddp.run.progress import Progress
 
 
-def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused; only matrices and embeddings decay.
+class Optimizer:
+    """AdamW for some parameters and Muon for the others, if any, as one.
+
+    A step is `prepare` and then `step`. Only the second changes the state, and it has no
+    collective: so a step is done whole, or not at all.
+    """
+
+    def __init__(self, adamw: torch.optim.AdamW, muon: Muon | None) -> None:
+        self._adamw, self._muon = adamw, muon
+        self.param_groups: list[dict[str, Any]] = [*adamw.param_groups]
+        self.param_groups += [muon.group] if muon else []
+        self.state: Mapping[Any, dict[str, Tensor]] = ChainMap(
+            muon.state if muon else {},
+            adamw.state,  # last: it has an empty dict for whatever it is asked for
+        )
+
+    def set_lr(self, c: Config, progress: Progress) -> float:
+        """Give each group the rate of the next step; return the one that the log has.
+
+        The same on all ranks, as `progress` is: its train_s has been agreed on, see
+        training/agree.py.
+        """
+        done = progress.step, c, progress.tokens, progress.train_s
+        lr = lr_at(*done)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr * group["rate"]
+        if self._muon:
+            self._muon.schedule(lr, progress.step, c.weight_decay, left_at(*done))
+        return lr
+
+    def prepare(self) -> None:
+        """All ranks: what a step needs of other ranks. The gradients must stay until `step`."""
+        if self._muon:
+            self._muon.prepare()
+
+    def step(self) -> None:
+        """Change parameters and state."""
+        self._adamw.step()
+        if self._muon:
+            self._muon.step()
+
+    def zero_grad(self) -> None:
+        """Every gradient becomes zeros, and stays where it is."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.zero_()
+
+
+def build(model: nn.Module, c: Config, world: World | None = None) -> Optimizer:
+    """The optimizer that `c.optimizer` names; every parameter is in one group.
 
     Its moments exist from the start, all zeros, so that a checkpoint of any step, 0 included, has
-    the same tensors and is restored by copying into them.
+    the same tensors and is restored by copying into them. `world`: None for a process alone.
     """
-    params = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in params if p.dim() >= 2], "weight_decay": c.weight_decay},
-        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+    recipe, named = RECIPES[str(c.optimizer)], dict(model.named_parameters())
+    named = {name: p for name, p in named.items() if p.requires_grad}
+    tied = not any(name.startswith("head.") for name in named)
+    roles = {name: role(name, p.dim(), tied) for name, p in named.items()}
+    matrices = {n: p for n, p in named.items() if recipe.muon and roles[n] == "matrix"}
+    kinds: dict[Adam, list[nn.Parameter]] = {}
+    for name, p in named.items():
+        if name not in matrices:
+            kind = recipe.adam.get(roles[name], recipe.adam["head"])
+            kinds.setdefault(kind, []).append(p)
+    adamw = _adamw(kinds, c)
+    muon = Muon(matrices, recipe.muon, c, world) if recipe.muon and matrices else None
+    return Optimizer(adamw, muon)
+
+
+def _adamw(kinds: Mapping[Adam, list[nn.Parameter]], c: Config) -> torch.optim.AdamW:
+    """AdamW, fused, with a group for each kind."""
+    groups: list[dict[str, Any]] = [
+        {
+            "params": params,
+            "rate": kind.rate * ((768 / c.n_embd) ** 0.5 if kind.by_width else 1.0),
+            "betas": kind.betas or c.betas,
+            "eps": kind.eps,
+            "weight_decay": c.weight_decay if kind.decays else 0.0,
+        }
+        for kind, params in kinds.items()
     ]
     optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=c.betas, fused=True)
-    for p in params:
+    for p in (p for group in groups for p in group["params"]):
         optimizer.state[p] = {
             "step": torch.zeros((), dtype=torch.float32, device=p.device),
             "exp_avg": torch.zeros_like(p),
@@ -31,33 +107,7 @@ def build(model: nn.Module, c: Config) -> torch.optim.AdamW:
     return optimizer
 
 
-def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
-    """Learning rate of step `step` (from 0): linear warm-up, then a cosine to final_lr * lr.
-
-    The warm-up is counted in steps. The cosine ends where the run does: with `steps`, or before,
-    as the targets and the seconds that the steps so far have used let expect. It is at its end when
-    a budget is used up, and never rises, as neither a step nor what is done can take it back.
-    """
-    if step < c.warmup_steps:
-        return c.lr * (step + 1) / c.warmup_steps
-    by_steps_alone = c.as_0_1  # a run of version 0.1.0 goes on as it was begun
-    end = c.steps if by_steps_alone else last_step(c, step, tokens, train_s)
-    part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
-    return c.lr * (c.final_lr + (1 - c.final_lr) * 0.5 * (1 + math.cos(math.pi * part)))
-
-
-def set_lr(optimizer: torch.optim.Optimizer, c: Config, progress: Progress) -> float:
-    """Give every group of the optimizer the learning rate of the next step, and return it.
-
-    The same on all ranks, as `progress` is: its train_s has been agreed on, see training/agree.py.
-    """
-    lr = lr_at(progress.step, c, progress.tokens, progress.train_s)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
-
-
-def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Every tensor of model and optimizer by the name that a checkpoint gives it: no copies."""
     tensors: dict[str, Tensor] = {}
     for name, p in model.named_parameters():

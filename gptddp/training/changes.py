@@ -17,7 +17,7 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
-from gptddp.model.optim import lr_at
+from gptddp.model.schedule import lr_at
 from gptddp.run.directory import CONFIG, save_config, unknown_fields
 from gptddp.run.history import Ledger
 from gptddp.run.origin import Origin

@@ -81,6 +81,11 @@ class Console:
         if cause in ("max_tokens", "max_time") or (cause == "steps" and step == self.origin.step):
             log.info("%s", why_ended(self.config, cause, step))
 
+    def results(self, lines: Sequence[str]) -> None:
+        """What has come out of the run, a line each: for grep."""
+        for line in lines:
+            log.info("%s", line)
+
 
 def _ranks(number: int) -> str:
     return f"{number} rank{'s' * (number != 1)}"

@@ -101,6 +101,8 @@ class Ending(threading.Thread):
             error = self._insist(self._finish) or error
             recorder.lease.release()
             recorder.console.ended(step, self._cause, where)
+            if self._cause != "stopped":
+                recorder.results(self._progress)
         self.done = error is None
 
     def _save(self) -> None:

@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gptddp import __version__
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import Diverged
 from gptddp.files import patiently
 from gptddp.run import crash_loop, log_check, summary
@@ -23,6 +25,7 @@ from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
 from gptddp.run.tidy import Tidier
+from gptddp.training import results
 from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
 from gptddp.training.console import Console
@@ -47,7 +50,8 @@ class Recorder:
         self.console = Console(origin)
         self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
-        self._batch_fp: str | None = None  # of the last step
+        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
+        self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._ready = 0.0  # unix seconds at which the first step began
         if c.metrics_port:
@@ -69,6 +73,9 @@ class Recorder:
         origin, world = self.origin, self.world
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
+        self._params, self._flops = params, results.flops_per_token(self.config, tensors)
+        self._before = progress.tokens, progress.train_s
+        self._run_began = ledger.began_time or self.clock.began
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 ledger.add(event)
@@ -144,7 +151,7 @@ class Recorder:
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
         self.log.append(line)
-        self._batch_fp = line["batch_fp"]
+        self._line, self._batch_fp = line, line["batch_fp"]
         if self._last:  # this was the first step of a life that is not the first
             parts = seconds(self._last, self.clock.began, self._ready, line["time"])
             self.event("recovered", step=line["step"], world_size=line["world_size"], **parts)
@@ -158,6 +165,7 @@ class Recorder:
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
         self.log.append(line)
+        self._line = line
         if evaluated:
             self.metrics.evaluated(line)
             self.console.evaluated(line)
@@ -188,6 +196,26 @@ class Recorder:
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
         return {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
+
+    def results(self, progress: Progress) -> None:
+        """Say what has come out of the run; the MFU is that of this life, as is its world."""
+        c, world, device = self.config, self.world, self.world.device
+        tokens, train_s = self._before
+        on_gpu = device.type == "cuda"
+        done = progress.tokens - tokens, progress.train_s - train_s
+        peak = peak_flops(torch.cuda.get_device_name(device), c) if on_gpu else None
+        ended = time.time() if done[0] else self._line.get("time", time.time())
+        self.console.results(
+            results.lines(
+                c,
+                self._line,
+                progress,
+                params=self._params,
+                total_s=ended - self._run_began,
+                peak_vram_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else 0,
+                mfu=results.mfu(self._flops, *done, world.world_size, peak),
+            )
+        )
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""

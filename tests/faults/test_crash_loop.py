@@ -38,8 +38,8 @@ _build = optim.build
 class Optim:
     def __getattr__(self, name):
         return getattr(_optim, name)
-    def build(self, net, c):
-        optimizer = _build(net, c)
+    def build(self, *args):
+        optimizer = _build(*args)
         _step, first = optimizer.step, []
         def step():
             if broken(int(PROGRESS[-1].step), int(os.environ["RANK"])):

@@ -11,6 +11,7 @@ from gptddp.config import Config, with_preset
 from gptddp.model import optim
 from gptddp.model.gpt import GPT, build
 from gptddp.model.loss import IGNORE, linear_cross_entropy
+from gptddp.model.schedule import lr_at
 
 CPU = torch.device("cpu")
 TINY = with_preset(Config(n_layer=2, n_embd=32, seq_len=16, precision="fp32"), accelerator=False)
@@ -107,9 +108,9 @@ def test_the_state_is_complete_before_the_first_step():
 def test_the_learning_rate_warms_up_and_decays():
     """Linear up to the peak, cosine down to final_lr of it, and flat beyond the end."""
     c = with_preset(Config(lr=1.0, steps=100, warmup_steps=10, final_lr=0.1), accelerator=False)
-    assert optim.lr_at(0, c) == pytest.approx(0.1)
-    assert optim.lr_at(9, c) == pytest.approx(1.0)
-    assert optim.lr_at(55, c) == pytest.approx(0.55)
-    assert optim.lr_at(100, c) == optim.lr_at(500, c) == pytest.approx(0.1)
-    rates = [optim.lr_at(s, c) for s in range(10, 100)]
+    assert lr_at(0, c) == pytest.approx(0.1)
+    assert lr_at(9, c) == pytest.approx(1.0)
+    assert lr_at(55, c) == pytest.approx(0.55)
+    assert lr_at(100, c) == lr_at(500, c) == pytest.approx(0.1)
+    rates = [lr_at(s, c) for s in range(10, 100)]
     assert rates == sorted(rates, reverse=True) and all(math.isfinite(r) for r in rates)

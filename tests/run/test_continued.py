@@ -23,7 +23,7 @@ from gptddp.config import FIELDS, FIXED, KEPT, NOT_OF_THE_RUN, START, Config, wi
 from gptddp.errors import ConfigError
 from gptddp.files import write_json_atomic
 from gptddp.flags import flag, from_args, to_args
-from gptddp.model.optim import lr_at
+from gptddp.model.schedule import lr_at
 from gptddp.run.directory import resolve
 from gptddp.run.history import history, read_ledger
 from gptddp.run.in_force import config_in_force, is_finished

@@ -13,7 +13,7 @@ import pytest
 
 from gptddp import train
 from gptddp.errors import LifeLost
-from gptddp.model.optim import lr_at
+from gptddp.model.schedule import lr_at
 from gptddp.run.directory import config_of
 from gptddp.run.history import history, logged, read_ledger
 from gptddp.run.in_force import why_finished
@@ -206,3 +206,17 @@ def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
     check_ended(tmp_path, "max_time", 10)
     start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
     assert (start["source"], start["step"]) == ("step-000000000010.1", 10)
+
+
+def test_what_comes_before_the_first_step_uses_no_time_up(run, tmp_path, monkeypatch):
+    """The backward pass that is thrown away, here of two seconds, of a budget of one."""
+    warm_up = train.warm_up
+
+    def slow(*args):
+        time.sleep(2)
+        warm_up(*args)
+
+    monkeypatch.setattr(train, "warm_up", slow)
+    assert run("--steps", "3", "--max-time", "1") == 0
+    marker = json.loads((tmp_path / "run/finished.json").read_text())
+    assert (marker["cause"], marker["step"]) == ("steps", 3) and marker["train_s"] < 1

@@ -1,0 +1,39 @@
+"""The learning rate, a pure function of how much of the run is done: the same on all ranks."""
+
+import math
+
+from gptddp.budget import last_step
+from gptddp.config import Config
+
+
+def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
+    """Learning rate of step `step` (from 0): linear warm-up, then down to final_lr * lr.
+
+    The warm-up is counted in steps. The schedule ends where the run does: with `steps`, or before,
+    as the targets and the seconds that the steps so far have used let expect. It is at its end when
+    a budget is used up, and never rises, as neither a step nor what is done can take it back.
+    """
+    if step < c.warmup_steps:
+        return c.lr * (step + 1) / c.warmup_steps
+    by_steps_alone = c.as_0_1  # a run of version 0.1.0 goes on as it was begun
+    end = c.steps if by_steps_alone else last_step(c, step, tokens, train_s)
+    part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
+    if c.schedule == "cosine":  # Loshchilov & Hutter 2017, without restarts
+        left = 0.5 * (1 + math.cos(math.pi * part))
+    elif c.schedule == "linear":
+        left = 1 - part
+    else:
+        left = _of_wsd(step / max(1, end), c.warmdown)
+    return c.lr * (c.final_lr + (1 - c.final_lr) * left)
+
+
+def _of_wsd(done: float, warmdown: float) -> float:
+    """Warm-up, stable, decay (Hu et al. 2024, "MiniCPM"): the peak until the last part of the run,
+    then a line.
+    """
+    return min(1.0, max(0.0, 1 - done) / warmdown) if warmdown else 1.0
+
+
+def left_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
+    """How much of the run is left before step `step`, from 1 to 0."""
+    return max(0.0, 1 - step / max(1.0, last_step(c, step, tokens, train_s)))

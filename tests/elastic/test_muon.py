@@ -1,0 +1,102 @@
+"""Muon in real processes: the bits of one process in any world, and no step that is half done."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support import forked
+from support.audits import audit
+from support.same_bits import check_same_bits
+from support.toy import SMALL
+
+from gptddp.run.history import history, read_ledger
+
+STEPS = 10
+EVERY_STATE = "from gptddp.training import life; life.CHECK_EVERY = 1\n"
+
+# In its seventh step rank 1 of the first life ends while the others are in the gather: rank 0 has
+# the part of rank 2 by then, and none of rank 1.
+KILLED = """
+import os, signal, time
+from gptddp.distributed.connect import World
+
+gather, calls, FILE = World.gather_parts, [], os.environ["KILLED"]
+
+def killed(self, mine, parts):
+    calls.append(1)
+    if self.rank == 1 and len(calls) == 7 and not os.path.exists(FILE):
+        open(FILE, "w").close()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    gather(self, mine, parts)
+
+World.gather_parts = killed
+"""
+
+
+def flags(data: Path, run: Path, kind: str) -> list[str]:
+    places = ["--data", str(data), "--run-dir", str(run), "--checkpoint-every", "3600"]
+    return [*SMALL, *places, "--optimizer", kind, "--lr", "0.01", "--steps", str(STEPS)]
+
+
+def trained(world: int, *args: str) -> None:
+    processes = forked.ranks(world, *args, code=EVERY_STATE + forked.TRAIN)
+    try:
+        for process in processes:
+            assert process.wait(120) == 0, process.stderr.read()
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory):
+    """undisturbed(kind): the run of one process, with the fingerprint of each state."""
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("muon") / kind
+            trained(1, *flags(corpus, made[kind], kind))
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.parametrize(("world", "kind"), [(2, "muon"), (3, "autoresearch"), (5, "muon")])
+def test_every_world_has_the_bits_of_one_process(corpus, undisturbed, tmp_path, world, kind):
+    """Every loss, every state, and the bytes of the last: with 2, 3 and 5 ranks."""
+    trained(world, *flags(corpus, tmp_path / "run", kind))
+    check_same_bits(tmp_path / "run", undisturbed(kind))
+    assert all("state_fp" in line for line in history(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", ["muon", "autoresearch"])
+def test_a_peer_that_is_lost_in_the_middle_of_the_gather(corpus, undisturbed, tmp_path, kind):
+    """The survivors have the step before, whole: parameters, momentum and moments are those of an
+    undisturbed process, no step is done twice, and the run ends with the same bits."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
+    env = {"PET_NPROC_PER_NODE": "3", "OMP_NUM_THREADS": "1", "GPTDDP_MEMORY": str(memory)}
+    env |= {"KILLED": str(tmp_path / "killed")}
+    code = EVERY_STATE + KILLED + forked.LAUNCH
+    log = tmp_path / "log"
+    pod = forked.fork(code, *flags(corpus, run, kind), env=os.environ | env, stderr=log)
+    try:
+        assert pod.wait(120) == 0, log.read_text()
+    finally:
+        pod.kill()
+    events = read_ledger(run)
+    (end,) = [event for event in events if event["event"] == "end"]
+    assert "in prepare (muon.py:" in end["cause"]
+    first, second = [event for event in events if event["event"] == "start"]
+    assert (first["world_size"], second["source"], second["redo"]) == (3, "memory", 0)
+    sixth = list(history(undisturbed(kind)))[5]
+    assert (second["step"], second["state_fp"]) == (6, sixth["state_fp"])
+    check_same_bits(run, undisturbed(kind))
+
+
+def test_an_audit_computes_such_a_run_again(undisturbed):
+    """Rates, momenta and decays of every step come from the log and the configuration."""
+    code, text = audit(undisturbed("autoresearch"), "--whole")
+    assert code == 0 and f"same bits: steps 1 to {STEPS} of {STEPS}" in text

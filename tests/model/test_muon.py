@@ -1,0 +1,199 @@
+"""Muon: its updates, which parameters get it, and who makes what in a world of any size."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from gptddp.config import Config, with_preset
+from gptddp.model import optim
+from gptddp.model.gpt import build
+from gptddp.model.muon import shared_out
+from gptddp.model.orthogonal import cost, orthogonal
+from gptddp.model.recipes import role
+from gptddp.run.progress import Progress
+
+CPU = torch.device("cpu")
+SMALL = Config(n_layer=2, n_embd=32, n_head=2, seq_len=16, precision="fp32", optimizer="muon")
+MUON = with_preset(SMALL, accelerator=False)
+RECIPE = with_preset(dataclasses.replace(SMALL, optimizer="autoresearch"), accelerator=False)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 96), (1, 7), (7, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_is_the_polar_factor_as_near_as_the_iterations_come(shape, dtype):
+    """Against float64 SVD: the same singular vectors, and values of 0.86 to 1.14 where those of the
+    matrix are at least 1/1000 of its norm, here over three decades."""
+    torch.manual_seed(sum(shape))
+    u, _, v = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    values = torch.logspace(0, -2.5, min(shape), dtype=torch.float64)
+    for scale in (1e-8, 1.0, 1e8):
+        found = orthogonal((scale * (u * values) @ v).float(), dtype).double()
+        within = u.T @ found @ v.T  # diagonal, if the singular vectors are the same
+        noise = 1e-3 if dtype == torch.float32 else 0.05
+        assert (within - within.diag().diag()).abs().max() < noise
+        assert within.diag().min() > 0.85 - noise and within.diag().max() < 1.142 + noise
+
+
+def test_no_gradient_is_no_update():
+    """Zeros, and not NaN: the first gradients of a matrix behind one of zeros."""
+    assert orthogonal(torch.zeros(4, 6), torch.float32).abs().max() == 0
+
+
+def test_one_step_by_its_definition():
+    """Momentum, Nesterov, an orthogonal matrix for each of queries, keys and values, of the size of
+    AdamW's updates, and the decay: in float64 with an SVD, to the accuracy of the iterations."""
+    net = build(MUON, 100, CPU)
+    optimizer = optim.build(net, MUON)
+    lr = optimizer.set_lr(dataclasses.replace(MUON, warmup_steps=0), Progress())
+    weights = {name: p.detach().clone().double() for name, p in net.named_parameters()}
+    torch.manual_seed(1)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.prepare()
+    optimizer.step()
+    for name in ("blocks.0.attn.qkv.weight", "blocks.1.proj.weight"):
+        p = net.get_parameter(name)
+        momentum = 0.05 * p.grad.double()
+        assert torch.allclose(optimizer.state[p]["momentum_buffer"].double(), momentum)
+        ahead = 0.05 * p.grad.double() + 0.95 * momentum
+        before = weights[name].split(32)
+        for was, now, of in zip(before, p.detach().split(32), ahead.split(32), strict=True):
+            u, _, v = torch.linalg.svd(of, full_matrices=False)
+            size = 0.2 * math.sqrt(max(of.shape)) * lr
+            wanted = -size * u @ v
+            found = now.double() - was * (1 - lr * MUON.weight_decay)
+            assert (found - wanted).norm() < 0.2 * wanted.norm()
+            assert found.square().mean().sqrt() == pytest.approx(0.2 * lr, rel=0.2)
+
+
+@pytest.mark.parametrize("c", [MUON, RECIPE], ids=["muon", "autoresearch"])
+def test_every_parameter_is_in_one_group(c):
+    """The matrices of the blocks are Muon's, and all others AdamW's."""
+    net = build(c, 100, CPU)
+    *adamw, muon = optim.build(net, c).param_groups
+    every = [p for group in (*adamw, muon) for p in group["params"]]
+    assert len(every) == len(set(every)) and set(every) == set(net.parameters())
+    blocks = {p for name, p in net.named_parameters() if name.startswith("blocks.")}
+    assert set(muon["params"]) == {p for p in blocks if p.dim() == 2}
+    plain = [p for group in adamw if not group["weight_decay"] for p in group["params"]]
+    assert {p for p in every if p.dim() < 2} <= set(plain)
+
+
+def test_the_rates_of_autoresearch_are_those_of_its_table():
+    """0.6 for embeddings, 0.004 for the head, 0.005 and 0.5 for the two lambdas, 0.04 for matrices;
+    of the first two times sqrt(768 / width). All of them follow the one rate of the log."""
+    net = nn.Module()
+    for name, shape in {
+        "wte.weight": (9, 32),
+        "value_embeds.1.weight": (9, 32),
+        "head.weight": (9, 32),
+        "resid_lambdas": (2,),
+        "x0_lambdas": (2,),
+        "blocks.0.fc.weight": (32, 32),
+    }.items():
+        parent, last = net, name.split(".")
+        for part in last[:-1]:
+            parent.add_module(part, getattr(parent, part, nn.Module()))
+            parent = getattr(parent, part)
+        parent.register_parameter(last[-1], nn.Parameter(torch.ones(shape)))
+    optimizer = optim.build(net, RECIPE)
+    names = {p: name for name, p in net.named_parameters()}
+    for step, part in ((0, 1.0), (300, 0.5)):  # of 400 steps, in whose second half it goes down
+        assert optimizer.set_lr(RECIPE, Progress(step=step)) == pytest.approx(0.04 * part)
+        rates = {names[p]: g["lr"] for g in optimizer.param_groups for p in g["params"]}
+        wide = math.sqrt(768 / 32)
+        wanted = {"wte.weight": 0.6 * wide, "value_embeds.1.weight": 0.6 * wide}
+        wanted |= {"head.weight": 0.004 * wide, "resid_lambdas": 0.005, "x0_lambdas": 0.5}
+        wanted |= {"blocks.0.fc.weight": 0.04}
+        assert rates == pytest.approx({name: rate * part for name, rate in wanted.items()})
+    betas = {names[p]: g["betas"] for g in optimizer.param_groups[:-1] for p in g["params"]}
+    assert betas.pop("x0_lambdas") == (0.96, 0.95) and set(betas.values()) == {(0.8, 0.95)}
+
+
+def test_a_head_that_is_the_embeddings_too_is_treated_as_a_head():
+    """The rate of embeddings that a norm follows would blow it up."""
+    assert role("wte.weight", 2, tied=True) == "head"
+    assert (
+        role("wte.weight", 2, tied=False) == role("value_embeds.3.weight", 2, False) == "embedding"
+    )
+    assert role("wpe.weight", 2, tied=False) == "head"
+    assert role("blocks.0.ln_1.weight", 1, tied=True) == "vector"
+
+
+def test_momentum_rises_and_decay_ends_in_autoresearch():
+    """0.85 to 0.95 over 300 steps, 0.2 to 0 over the run; in muon both stay."""
+    for c, momenta in ((RECIPE, [0.85, 0.9, 0.95, 0.95]), (MUON, [0.95] * 4)):
+        optimizer = optim.build(build(c, 100, CPU), c)
+        group, found, decays = optimizer.param_groups[-1], [], []
+        for step in (0, 150, 300, 400):
+            optimizer.set_lr(c, Progress(step=step))
+            found.append(group["momentum"])
+            decays.append(group["weight_decay"])
+        assert found == pytest.approx(momenta)
+        wanted = [0.2, 0.2 * 250 / 400, 0.05, 0.0] if c is RECIPE else [0.1] * 4
+        assert decays == pytest.approx(wanted)
+
+
+def test_one_step_of_autoresearch_by_its_definition():
+    """NorMuon and the cautious decay, in float64 from the update that the iterations have made."""
+    net = build(RECIPE, 100, CPU)
+    optimizer = optim.build(net, RECIPE)
+    lr = optimizer.set_lr(RECIPE, Progress())
+    tall, wide = (net.get_parameter(f"blocks.0.{name}.weight") for name in ("fc", "proj"))
+    torch.manual_seed(2)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p) * torch.rand(p.size(0)).view(-1, *[1] * (p.dim() - 1))
+    for p, along, scale in ((tall, 1, 2.0), (wide, 0, 1.0)):  # 128 x 32, and 32 x 128
+        ahead = p.grad.lerp(0.15 * p.grad, 0.85)
+        update = orthogonal(ahead, torch.float32).bfloat16().double()
+        square = update.square().mean(along, keepdim=True)
+        even = update / (0.05 * square).sqrt()
+        even *= update.norm() / even.norm()
+        was = p.detach().double()
+        decay = torch.where(even * was >= 0, 0.2 * was, 0.0)
+        p.wanted = was - lr * scale * (even + decay)
+        p.square = 0.05 * square
+    optimizer.prepare()
+    optimizer.step()
+    for p in (tall, wide):
+        assert torch.allclose(p.detach().double(), p.wanted, rtol=1e-5, atol=1e-6)
+        found = optimizer.state[p]["second_momentum_buffer"]
+        assert torch.allclose(found.double(), p.square, rtol=1e-5, atol=0)
+
+
+def test_prepare_changes_nothing_that_a_run_keeps():
+    """Neither parameters nor momentum nor moments; only `step` does."""
+    for c in (MUON, RECIPE):
+        net = build(c, 100, CPU)
+        optimizer = optim.build(net, c)
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        tensors = optim.state_tensors(net, optimizer)
+        before = {name: t.clone() for name, t in tensors.items()}
+        optimizer.prepare()
+        assert all(torch.equal(t, before[name]) for name, t in tensors.items())
+        optimizer.step()
+        assert not any(torch.equal(t, before[name]) for name, t in tensors.items())
+
+
+def test_the_work_is_shared_out_evenly_and_by_the_world_size_alone():
+    """No rank has more than twice its part; of the matrices of `tiny`, a third more at most."""
+    rng = random.Random(3)
+    for world_size in range(1, 20):
+        costs = [cost(rng.choice((64, 128, 512)), 128) for _ in range(rng.randint(1, 40))]
+        owner = shared_out(costs, world_size)
+        assert owner == shared_out(list(costs), world_size) and len(owner) == len(costs)
+        loads = [0] * world_size
+        for it, rank in zip(costs, owner, strict=True):
+            loads[rank] += it
+        best = max(max(costs), sum(costs) / world_size)
+        assert sum(loads) == sum(costs) and max(loads) <= 2 * best
+    tiny = [cost(128, 128)] * 16 + [cost(512, 128)] * 8  # of `tiny`: within a third of the mean
+    loads = [0] * 5
+    for it, rank in zip(tiny, shared_out(tiny, 5), strict=True):
+        loads[rank] += it
+    assert max(loads) < 4 / 3 * sum(tiny) / 5

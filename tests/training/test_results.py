@@ -1,0 +1,78 @@
+"""The block at a run's end: its keys and its figures."""
+
+import logging
+import re
+
+import pytest
+import torch
+
+from gptddp.config import Config, with_preset
+from gptddp.distributed.hardware import peak_flops
+from gptddp.model import optim
+from gptddp.model.gpt import build
+from gptddp.run.history import history
+from gptddp.training.results import flops_per_token, mfu
+
+KEYS = [
+    *("val_bpb", "training_seconds", "total_seconds", "peak_vram_mb", "mfu_percent"),
+    *("total_tokens_M", "num_steps", "num_params_M", "depth"),
+]
+
+
+def block(text: str) -> dict[str, str]:
+    """What grep "^key:" finds of the last block of a log."""
+    found = text.rpartition("\n---\n")[2]
+    return dict(re.findall(r"^(\w+): +(\S+)$", found, re.MULTILINE))
+
+
+def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
+    """The keys of karpathy/autoresearch in its order, once, of the whole run: a life that is
+    stopped has none, and one that finds the run finished says the same again."""
+    caplog.set_level(logging.INFO)
+    assert run("--steps", "3") == 0
+    assert run("--steps", "6") == 0
+    text = "\n".join(it.getMessage() for it in caplog.records)
+    found, lines = block(text), list(history(tmp_path / "run"))
+    assert list(found) == KEYS and text.count("\n---\n") == 2
+    assert found["val_bpb"] == f"{lines[-1]['val_bpb']:.6f}"
+    assert (found["num_steps"], found["depth"]) == ("6", "2")
+    assert found["total_tokens_M"] == f"{lines[-1]['tokens'] / 1e6:.1f}"
+    assert 0 <= float(found["training_seconds"]) <= float(found["total_seconds"]) < 120
+    # a CPU has no video memory, and nobody knows what it could compute at most
+    assert (found["peak_vram_mb"], found["mfu_percent"]) == ("0.0", "n/a")
+    caplog.clear()
+    assert run("--steps", "6") == 0
+    again = block("\n".join(it.getMessage() for it in caplog.records))
+    assert {**again, "total_seconds": ""} == {**found, "total_seconds": ""}
+    assert float(again["total_seconds"]) <= float(found["total_seconds"]) + 0.1
+
+
+def test_a_life_that_is_stopped_has_no_block(run, caplog, monkeypatch):
+    """Its run goes on."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("gptddp.training.stop.StopFlag.asked", property(lambda self: True))
+    assert run("--steps", "3") == 143
+    assert "---" not in [it.getMessage() for it in caplog.records]
+
+
+def test_mfu_is_of_all_ranks_and_of_the_products_alone():
+    """Twice the ranks in the same time for the same tokens are half of it; `gpt2` has 0.857 GFLOP a
+    token (6 for each of 124 M parameters less the positions, and attention)."""
+    c = with_preset(Config(preset="gpt2"), accelerator=True)
+    with torch.device("meta"):
+        net = build(c, 50257, torch.device("meta"))
+    flops = flops_per_token(c, optim.state_tensors(net, optim.build(net, c)))
+    assert flops == pytest.approx(0.857e9, rel=0.01)
+    one = mfu(flops, 10**6, 2.0, 1, 1e15)
+    assert one == pytest.approx(flops * 1e6 / 2e15)
+    assert mfu(flops, 10**6, 2.0, 4, 1e15) == pytest.approx(one / 4)
+    assert mfu(flops, 0, 0.0, 1, 1e15) is None and mfu(flops, 5, 1.0, 1, None) is None
+
+
+def test_the_peak_of_a_gpu_is_told_only_where_it_is_known():
+    """By its name and for bf16; of tf32 and of other GPUs nothing is said."""
+    bf16, fp32 = Config(precision="bf16"), Config(precision="fp32")
+    assert peak_flops("NVIDIA H100 80GB HBM3", bf16) == 989.5e12
+    assert peak_flops("NVIDIA H100 PCIe", bf16) == 756e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", fp32) is None
+    assert peak_flops("NVIDIA GeForce RTX 4090", bf16) is None
