@@ -50,10 +50,26 @@ def start_server(folder: Path) -> None:
     torch_private.set_forkserver(address, alive_w, pid)
 
 
+def _outlive_signals() -> None:
+    """Only the end of the launcher ends the server: the workers would go with it, unsaved.
+
+    Slurm signals all processes of a task, a terminal all of its group. In a worker that has none
+    of its own yet, such a signal does what it does by default.
+    """
+    server = os.getpid()
+
+    def pass_over(number: int, frame: object) -> None:
+        if os.getpid() != server:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, pass_over)  # not the launcher's handlers, nor for its workers
+
+
 def _serve(listener_fd: int, alive_r: int) -> None:
     """Fork workers until the launcher is gone; never returns."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not the workers'
+    _outlive_signals()
     try:
         forkserver.main(listener_fd, alive_r, PRELOAD)
     except SystemExit:

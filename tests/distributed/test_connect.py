@@ -13,7 +13,7 @@ from gptddp.config import Config
 from gptddp.distributed import connect as connect_module
 from gptddp.distributed import hardware, peers
 from gptddp.distributed.connect import connect
-from gptddp.distributed.environment import cpu_sharers, ranks
+from gptddp.distributed.environment import cpu_sharers, ranks, slurm_cpus, slurm_life, slurm_step
 from gptddp.distributed.hardware import cpu_quota
 from gptddp.distributed.report import report
 from gptddp.errors import ConfigError
@@ -101,6 +101,31 @@ def test_tasks_that_slurm_binds_do_not_share_their_cpus(slurm, monkeypatch):
     assert cpu_sharers(4) == 1
     monkeypatch.setenv("SLURM_CPU_BIND_LIST", "0xF,0xF,0xF0,0xF0")
     assert cpu_sharers(4) == 2
+
+
+def test_the_cpus_of_a_task_count_where_slurm_binds_nothing(slurm, monkeypatch):
+    """Those of --cpus-per-task are a rank's own; workers of a launcher share their task's."""
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    assert slurm_cpus(4) is None
+    slurm()
+    assert slurm_cpus(4) is None
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
+    assert slurm_cpus(4) == 6
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert [slurm_cpus(workers) for workers in (1, 2, 4, 9)] == [6, 3, 1, 1]
+
+
+def test_a_requeued_step_is_another_life_of_the_same_job(slurm, monkeypatch):
+    """Its numbers are the same, and a node that Slurm has lost may still run the one before."""
+    slurm(JOB_ID="7", STEP_ID="0")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    first, name = slurm_life(), slurm_step()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert first and slurm_life() not in (None, first) and slurm_step() == name
+    monkeypatch.setenv("RANK", "0")
+    assert slurm_life() is None
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_a_killed_worker_is_replaced(job):
     survivors(job)
 
 
+def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
+    """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
+    (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
+    (server,) = [child for child in children(pod) if str(worker) in children(child, 1)]
+    os.kill(int(server), signal.SIGTERM)
+    job.goes_on(3)
+    assert alive(int(server)) and job.worker(1) == worker and job.log(1) == before
+    survivors(job)
+
+
 def test_a_worker_that_raises_is_started_again(job):
     """An exception is printed with its rank, once, and all three step on."""
     job.order(1, "raise")
@@ -224,7 +234,7 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
         ended.close()
 
 
-def children(pid: int) -> list[str]:
-    """More than one: the resource tracker and the warm server."""
+def children(pid: int | str, least: int = 2) -> list[str]:
+    """Of a launcher two at least: the resource tracker and the warm server."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return found if len(found) > 1 else []
+    return found if len(found) >= least else []

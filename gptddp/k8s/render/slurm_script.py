@@ -90,13 +90,13 @@ while [ -n "$asked" ]; do asked=; wait "$step"; code=$?; done
 
 _END = """
 # 2 to 5 are final, see docs/train.md; so are 6 and 7: no such program. All else goes on: 143 is
-# stopped and saved, 1 a lost rank, unless that happens again and again.
+# stopped and saved, 1 a lost rank, 137 a killed task; but not again and again.
 case $code in 0 | [2-7]) exit "$code" ;; esac
 state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
 [ "${state:-RUNNING}" = RUNNING ] || exit "$code"
-if [ "$code" -eq 1 ] && [ "$SECONDS" -lt 120 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ]; then
+if [ "$code" -ne 143 ] && [ "$SECONDS" -lt 120 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ]; then
   echo "gptddp: failed within two minutes, after $SLURM_RESTART_COUNT requeues" >&2
-  exit 1
+  exit "$code"
 fi
 echo "gptddp: ended with $code; requeued, to go on from the newest state" >&2
 scontrol requeue "$SLURM_JOB_ID"
