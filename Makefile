@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 export BASE_IMAGE TORCH IMAGE
 
 help:  ## print this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
 
 venv: $(VENV)/.done  ## build the virtual environment
 
@@ -31,6 +31,16 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it by apt-get if need be
 	tests/slurm/install
 	$(BIN)/python -m pytest tests/slurm
+
+# In a folder of its own, which nothing else sees.
+.transformers/.done: $(VENV)/.done image/constraints.txt
+	rm -rf .transformers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .transformers \
+	  --constraint image/constraints.txt transformers
+	@touch $@
+
+test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
+	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -69,6 +79,7 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" dist demo .bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" .transformers dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm lint bench image cluster cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm test-transformers lint bench image cluster cluster-down \
+  test-cluster wheel clean

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import MISPLACED, exists, explain, may_pass
+from gptddp.inference.commands import evaluate, sample
 
 
 class _Group(click.Group):
@@ -185,51 +185,8 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-@cli.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--prompt",
-    default="",
-    metavar="TEXT",
-    help="Text to go on from; a space at its end is a token that text rarely has there.",
-)
-@click.option("--tokens", default=200, show_default=True, metavar="N", help="Tokens to make.")
-@click.option(
-    "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
-)
-@click.option(
-    "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
-)
-@click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    metavar="F",
-    help="Of these the likeliest that come to this probability; 1: all.",
-)
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
-@click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
-def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
-    """Print text from the newest valid checkpoint of RUN, each token as soon as it is there.
-
-    \b
-    gptddp sample runs/first --prompt "def" --tokens 100
-    gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
-    """
-    from gptddp.inference.load import load
-    from gptddp.inference.sample import check, generate, text_of
-
-    check(options["temperature"], options["top_k"], options["top_p"])
-    net, tokenizer, step = load(run, data)
-    click.echo(f"step {step}, seed {options['seed']}", err=True)
-    try:
-        for piece in chain(
-            [prompt], text_of(tokenizer, generate(net, tokenizer, prompt, **options))
-        ):
-            click.echo(piece, nl=False)  # and flush
-        click.echo()
-    except KeyboardInterrupt:  # enough of it: no word about that
-        click.get_current_context().exit(130)
+cli.add_command(sample)
+cli.add_command(evaluate)
 
 
 @cli.command()

@@ -153,14 +153,14 @@ class Loader:
 
 
 def eval_rows(
-    dataset: Dataset, seq_len: int, max_tokens: int, pack: str = "best-fit"
+    dataset: Dataset, seq_len: int, max_tokens: int, pack: str = "best-fit", split: Split = "val"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the validation split: (tokens (n, T+1), valid (n, T)), as in Batch.
+    """Rows of the validation split, or another: (tokens (n, T+1), valid (n, T)), as in Batch.
 
     As many rows as hold about max_tokens tokens, at least one; always the same ones, the whole
     split at most. Raises DataError where the split has no text or cannot be read.
     """
-    source = _source(dataset, "val", seq_len, pack)
+    source = _source(dataset, split, seq_len, pack)
     lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
     encode = source.encoder()
     wanted = max(1, max_tokens // seq_len)

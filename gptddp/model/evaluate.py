@@ -21,6 +21,8 @@ class Evaluation:
 
     loss: float  # nats a token
     bpb: float | None  # bits a byte of the text; None where its bytes are not known by its tokens
+    targets: int  # tokens that were predicted
+    n_bytes: int  # of the text in them
 
 
 @torch.no_grad()
@@ -61,7 +63,7 @@ def evaluate(
     nats_all, targets, nats_text, n_bytes = map(math.fsum, table.t().tolist())
     known = n_bytes > 0 and tokenizer.changes is None
     bpb = nats_text / math.log(2) / n_bytes if known else None
-    return Evaluation(loss=nats_all / targets, bpb=bpb)
+    return Evaluation(nats_all / targets, bpb, int(targets), int(n_bytes))
 
 
 def _sums(nats: Tensor, y: Tensor, token_bytes: Tensor) -> Tensor:

@@ -37,6 +37,15 @@ class Weights:
     sha256: str
 
 
+def is_folder(path: Path) -> bool:
+    """Does it hold a model of Hugging Face's, of whatever kind? Raises OSError."""
+    try:
+        about = read_json(path / "config.json")
+    except (ValueError, NotADirectoryError):
+        return False
+    return isinstance(about, dict) and "model_type" in about
+
+
 def open_folder(path: Path) -> Folder:
     """Read config.json. Raises ConfigError, naming file, rule and fix; OSError that may pass."""
     file = path / "config.json"

@@ -165,9 +165,8 @@ class Life:
         state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
         assert state is not None
         if (saved := state.tensors) is not None:  # one rank only
-            # A run that begins with weights has the optimizer as it is made.
-            live = tensors if self.step else {n: t for n, t in tensors.items() if n in saved}
-            copy_into(live, saved)
+            # weights alone begin a run: the optimizer is as it is made
+            copy_into(tensors if self.step else {n: tensors[n] for n in saved}, saved)
         if self.step or self.config.init_sha256:
             self.world.broadcast(tensors.values(), state.source)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks

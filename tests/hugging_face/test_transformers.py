@@ -1,0 +1,108 @@
+"""Our models and those of transformers compute the same logits, in both directions.
+
+`make test-transformers`: it installs that library for these tests alone.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support.hf_folder import write_gpt2
+from support.toy import SMALL, training_here
+
+from gptddp import train
+from gptddp.config import Config, with_preset
+from gptddp.data.dataset import open_dataset
+from gptddp.inference.export import export
+from gptddp.inference.load import load, load_for
+from gptddp.inference.sample import generate
+from gptddp.training.first_state import first_state, with_fields_of_folder
+
+CPU = torch.device("cpu")
+TEXT = "import os\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n"
+
+
+@pytest.fixture(scope="module")
+def dataset(corpus):
+    return open_dataset(corpus)
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """Twenty steps with a large rate: no weight is what it began with."""
+    folder = tmp_path_factory.mktemp("hf") / "run"
+    where = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "20", "--lr", "0.02"]
+    with training_here():
+        assert train.main([*SMALL, *where]) == 0
+    return folder
+
+
+def logits_of(path: Path, ids: torch.Tensor) -> torch.Tensor:
+    """As transformers computes them, in fp32; the folder has nothing that it does not know."""
+    theirs, about = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(about[it] for it in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        return theirs.eval()(ids).logits[0]
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """The same but for the order of sums, and by far not all alike."""
+    assert ours.shape == theirs.shape and theirs.std() > 0.3
+    assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()))
+
+
+def test_an_exported_run_has_the_same_logits_there(run, dataset, tmp_path):
+    """And the same ids for a text, the same likeliest continuation, from the folder alone."""
+    export(run, tmp_path / "out")
+    net, tokenizer, _ = load(run)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer.encoder()(TEXT).tolist()
+    assert theirs(TEXT)["input_ids"] == ids and theirs.bos_token_id == tokenizer.bos
+    rows = torch.tensor([[tokenizer.bos, *ids]])[:, : net.seq_len]
+    with torch.no_grad():
+        close(net(rows)[0, :, : tokenizer.vocab_size], logits_of(tmp_path / "out", rows))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompt = torch.tensor([[tokenizer.bos, *ids[:4]]])
+    made = model.generate(prompt, max_new_tokens=9, do_sample=False, pad_token_id=tokenizer.bos)
+    text = tokenizer.decode(ids[:4])
+    options = {"tokens": 9, "temperature": 0.0, "top_k": 0, "seed": 0}
+    own = list(generate(net, tokenizer, text, **options))
+    assert made[0, 5:].tolist()[: len(own)] == own
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_of_transformers_has_the_same_logits_here(dataset, tmp_path, dtype, shards):
+    """Random weights, written by save_pretrained as one file or several, in each precision."""
+    vocab_size = dataset.tokenizer().vocab_size
+    about = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=64, n_positions=48, vocab_size=vocab_size, initializer_range=0.2
+    )
+    torch.manual_seed(0)
+    made = transformers.GPT2LMHeadModel(about).to(dtype)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("bias") or "ln_" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    size = made.num_parameters() * made.dtype.itemsize
+    made.save_pretrained(tmp_path / "gpt2", max_shard_size=f"{size // shards // 1000 + 1}KB")
+    files = list((tmp_path / "gpt2").glob("*.safetensors"))
+    assert (len(files) > 1) == (shards > 1)
+    net, _, _ = load_for(tmp_path / "gpt2", dataset, None, CPU)
+    rows = torch.randint(vocab_size, (1, 48))
+    with torch.no_grad():
+        close(net(rows)[0], logits_of(tmp_path / "gpt2", rows))
+
+
+def test_a_folder_of_our_tests_is_one_for_transformers(dataset, tmp_path):
+    """What the other tests begin from is what the library reads, too."""
+    made = write_gpt2(tmp_path / "gpt2", vocab_size=dataset.tokenizer().vocab_size)
+    config = with_preset(with_fields_of_folder(Config(init_from=str(made))), accelerator=False)
+    weights = first_state(config, dataset).tensors
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+    assert theirs.transformer.wte.weight.equal(weights["model.wte.weight"])
+    h = theirs.transformer.h[0].mlp.c_fc.weight
+    assert h.t().equal(weights["model.blocks.0.fc.weight"])
