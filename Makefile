@@ -27,6 +27,10 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 	$(if $(SHORT),,ALL_WAYS=1 $(BIN)/python -m pytest tests/k8s/test_failing_server.py)
 	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 
+# A minute or two: every command of the page in a shell, and the pods of its manifest.
+test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
+	$(BIN)/python -m pytest tests/examples tests/examples/walk --timeout 600
+
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -66,4 +70,4 @@ wheel: venv  ## build the wheel into dist/
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults lint bench image cluster cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-examples lint bench image cluster cluster-down test-cluster wheel clean
