@@ -38,6 +38,7 @@ ENV PATH=/opt/gptddp/bin:/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 COPY --from=code /opt/gptddp /opt/gptddp
+COPY examples /opt/examples
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title=gptddp \

@@ -42,6 +42,10 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
+# A minute or two: every command of the page in a shell, and the pods of its manifest.
+test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
+	$(BIN)/python -m pytest tests/examples tests/examples/walk --timeout 600
+
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -81,5 +85,5 @@ wheel: venv  ## build the wheel into dist/
 clean:  ## remove the virtual environment, caches and the demo
 	rm -rf "$(VENV)" .transformers dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm test-transformers lint bench image cluster cluster-down \
-  test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm test-transformers test-examples lint bench image cluster \
+  cluster-down test-cluster wheel clean

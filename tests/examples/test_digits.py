@@ -109,10 +109,14 @@ def test_the_best_checkpoint_is_the_best_over_all_ranks(undisturbed, monkeypatch
     model = build()
     model.load_state_dict(torch.load(undisturbed[0] / "best.pt", weights_only=True))
     images, labels = map(torch.stack, zip(*((i, y) for i, y in datasets(1)[1]), strict=True))
-    accuracy = (model.eval()(images).argmax(1) == labels).double().mean()
+    logits = model.eval()(images)
+    accuracy = (logits.argmax(1) == labels).double().mean()
+    loss = torch.nn.functional.cross_entropy(logits, labels)
     with (undisturbed[0] / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert float(accuracy) == max(float(row["test_accuracy"]) for row in rows) > 0.9
+    best = max(rows, key=lambda row: float(row["test_accuracy"]))
+    assert float(accuracy) == float(best["test_accuracy"]) > 0.9
+    assert float(loss.detach()) == pytest.approx(float(best["test_loss"]), rel=1e-5)
     assert [row["lr"] for row in rows] == ["0.05"] * 3
 
 
