@@ -14,7 +14,7 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
 from gptddp.run.history import history
-from gptddp.training import life
+from gptddp.training import changes, life, recorder
 
 pytestmark = pytest.mark.usefixtures("train_here")
 FLAGS = ["--steps", "6", "--final-lr", "1"]  # the rate does not depend on the number of steps
@@ -41,6 +41,23 @@ def undisturbed(here, tmp_path_factory):
 def test_two_runs_are_the_same_bits(here, undisturbed, tmp_path):
     """The same flags, twice."""
     check_same_bits(here(tmp_path / "run"), undisturbed)
+
+
+def test_a_run_from_before_there_was_a_choice_of_optimizers(
+    here, undisturbed, tmp_path, monkeypatch
+):
+    """Its config.json and its ledger do not have the fields: it goes on with AdamW, bit for bit."""
+    since = {"optimizer", "schedule", "warmdown"}
+
+    def older(config, fields_of=changes.fields_of):
+        return {name: it for name, it in fields_of(config).items() if name not in since}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(changes, "fields_of", older)
+        patch.setattr(recorder, "fields_of", older)
+        run = here(tmp_path / "run", "--steps", "3")
+    assert not since & json.loads((run / "config.json").read_text())["config"].keys()
+    check_same_bits(here(run), undisturbed)
 
 
 def test_one_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
