@@ -96,7 +96,8 @@ def test_one_slot_is_added_twice(here, undisturbed, tmp_path, monkeypatch):
         check_same_bits(run, undisturbed)
 
 
-def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch, optimizer):
     """Its grids too, of the tensors whose gradients are numbers; one slot of one step has a NaN."""
     add, calls = ExactSums._add, []
 
@@ -108,7 +109,7 @@ def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monke
 
     monkeypatch.setattr(ExactSums, "_add", spoilt)
     monkeypatch.setattr(life, "CHECK_EVERY", 1)
-    lines = list(history(here(tmp_path / "run")))
+    lines = list(history(here(tmp_path / "run", "--optimizer", optimizer)))
     (skipped,) = (line["step"] for line in lines if line["loss"] is None or not line["grad_norm"])
     states = [line["state_fp"] for line in lines]
     assert 1 < skipped < 6 and states[skipped - 1] == states[skipped - 2]
