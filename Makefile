@@ -50,11 +50,12 @@ lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 # Short rounds, a quarter of an hour in all: benchmarks/NAME.py alone takes its time, and flags.
-BENCHMARKS = checkpoint loader trainer sums recovery soak
+BENCHMARKS = checkpoint loader trainer sums optimizers recovery soak
 bench-checkpoint = --saves 3
 bench-loader = --seq-len 256 --lanes 8 --batch 48 --steps 50
 bench-trainer = --rounds 2
 bench-sums = --shapes tiny --worlds 1,4 --rounds 2
+bench-optimizers = --out .bench/optimizers-short --steps 20 --seeds 1 --rates 3e-3
 bench-recovery = --rounds 1
 bench-soak = --minutes 3 --every 45
 

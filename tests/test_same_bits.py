@@ -14,7 +14,7 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
 from gptddp.run.history import history
-from gptddp.training import life
+from gptddp.training import changes, life, recorder
 
 pytestmark = pytest.mark.usefixtures("train_here")
 FLAGS = ["--steps", "6", "--final-lr", "1"]  # the rate does not depend on the number of steps
@@ -41,6 +41,23 @@ def undisturbed(here, tmp_path_factory):
 def test_two_runs_are_the_same_bits(here, undisturbed, tmp_path):
     """The same flags, twice."""
     check_same_bits(here(tmp_path / "run"), undisturbed)
+
+
+def test_a_run_from_before_there_was_a_choice_of_optimizers(
+    here, undisturbed, tmp_path, monkeypatch
+):
+    """Its config.json and its ledger do not have the fields: it goes on with AdamW, bit for bit."""
+    since = {"optimizer", "schedule", "warmdown"}
+
+    def older(config, fields_of=changes.fields_of):
+        return {name: it for name, it in fields_of(config).items() if name not in since}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(changes, "fields_of", older)
+        patch.setattr(recorder, "fields_of", older)
+        run = here(tmp_path / "run", "--steps", "3")
+    assert not since & json.loads((run / "config.json").read_text())["config"].keys()
+    check_same_bits(here(run), undisturbed)
 
 
 def test_one_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
@@ -79,7 +96,8 @@ def test_one_slot_is_added_twice(here, undisturbed, tmp_path, monkeypatch):
         check_same_bits(run, undisturbed)
 
 
-def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monkeypatch, optimizer):
     """Its grids too, of the tensors whose gradients are numbers; one slot of one step has a NaN."""
     add, calls = ExactSums._add, []
 
@@ -91,7 +109,7 @@ def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monke
 
     monkeypatch.setattr(ExactSums, "_add", spoilt)
     monkeypatch.setattr(life, "CHECK_EVERY", 1)
-    lines = list(history(here(tmp_path / "run")))
+    lines = list(history(here(tmp_path / "run", "--optimizer", optimizer)))
     (skipped,) = (line["step"] for line in lines if line["loss"] is None or not line["grad_norm"])
     states = [line["state_fp"] for line in lines]
     assert 1 < skipped < 6 and states[skipped - 1] == states[skipped - 2]

@@ -81,8 +81,17 @@ def build(model: nn.Module, c: Config, world: World | None = None) -> Optimizer:
             kind = recipe.adam.get(roles[name], recipe.adam["head"])
             kinds.setdefault(kind, []).append(p)
     adamw = _adamw(kinds, c)
-    muon = Muon(matrices, recipe.muon, c, world) if recipe.muon and matrices else None
+    muon = None
+    if recipe.muon and matrices:
+        stacked = {name: _stacked(name, p, c) for name, p in matrices.items()}
+        muon = Muon(matrices, stacked, recipe.muon, c, world)
     return Optimizer(adamw, muon)
+
+
+def _stacked(name: str, p: nn.Parameter, c: Config) -> list[int]:
+    """The rows of each matrix of a parameter: queries, keys and values are in one."""
+    rows = p.size(0)
+    return [c.n_embd, *[(rows - c.n_embd) // 2] * 2] if name.endswith(".qkv.weight") else [rows]
 
 
 def _adamw(kinds: Mapping[Adam, list[nn.Parameter]], c: Config) -> torch.optim.AdamW:

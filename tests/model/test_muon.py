@@ -138,6 +138,15 @@ def test_momentum_rises_and_decay_ends_in_autoresearch():
         assert decays == pytest.approx(wanted)
 
 
+def test_decay_ends_with_whichever_budget_ends_the_run():
+    """Half of it is left after half of the tokens, or of the time."""
+    optimizer = optim.build(build(RECIPE, 100, CPU), RECIPE)
+    for budget in ({"max_tokens": 6400}, {"max_time": 50.0}):
+        c = dataclasses.replace(RECIPE, steps=10**6, **budget)
+        optimizer.set_lr(c, Progress(step=50, tokens=3200, train_s=25.0))
+        assert optimizer.param_groups[-1]["weight_decay"] == pytest.approx(0.1)
+
+
 def test_one_step_of_autoresearch_by_its_definition():
     """NorMuon and the cautious decay, in float64 from the update that the iterations have made."""
     net = build(RECIPE, 100, CPU)
