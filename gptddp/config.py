@@ -8,12 +8,11 @@ what was given and what is a default are never mixed up.
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS
+from gptddp.presets import OPTIMIZERS, PRESETS, check_shape
 
 # What becomes of a field when a run is continued.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -71,13 +70,35 @@ class Config:
     preset: str = _f(
         None,
         FIXED,
-        "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2",
+        f"{', '.join(PRESETS)}; by default tiny on CPUs, else gpt2",
     )
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
     seq_len: int = _f(None, FIXED, "tokens a row (T)", least=1, most=2**20)
     dropout: float = _f(0.0, FIXED, "dropout probability")
+    norm: str = _f(
+        "layernorm", FIXED, "layernorm, or rmsnorm: without weights, nor biases anywhere"
+    )
+    positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")
+    activation: str = _f("gelu", FIXED, "of the MLP: gelu, relu2 (squared ReLU) or swiglu")
+    kv_heads: int = _f(
+        None, FIXED, "heads of keys and values, a divisor of n_head; by default n_head", least=1
+    )
+    qk_norm: str = _f("none", FIXED, "norm of queries and keys: none or rmsnorm")
+    head: str = _f("tied", FIXED, "output weights: tied to the embedding, or untied")
+    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0)
+    windows: str = _f(
+        "L",
+        FIXED,
+        "what a layer sees before a token, repeated over the layers: S, half a row, or L, all of "
+        "it, as in SSSL; the last layer sees all",
+    )
+    extras: str = _f(
+        "none",
+        FIXED,
+        "none, or autoresearch: its value embeddings, residual and x0 lambdas, and first weights",
+    )
     # batch
     lanes: int = _f(None, FIXED, "virtual ranks (V), the largest world size", least=1, most=2**16)
     batch: int = _f(
@@ -202,6 +223,12 @@ class Config:
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
     "preset": tuple(PRESETS),
+    "norm": ("layernorm", "rmsnorm"),
+    "positions": ("learned", "rope"),
+    "activation": ("gelu", "relu2", "swiglu"),
+    "qk_norm": ("none", "rmsnorm"),
+    "head": ("tied", "untied"),
+    "extras": ("none", "autoresearch"),
     "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
     "optimizer": tuple(OPTIMIZERS),
@@ -229,12 +256,7 @@ def _check(c: Config) -> None:
     for name in FIELDS:
         if (value := getattr(c, name)) is not None:
             _check_value(name, value)
-    if c.n_embd and c.n_head and c.n_embd % c.n_head:
-        near = max(c.n_head, c.n_embd // c.n_head * c.n_head)
-        raise ConfigError(
-            f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
-            f"use {near} or {near + c.n_head}"
-        )
+    check_shape(c)
     if c.reduce == "exact" and c.as_0_1:
         raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
     if c.batch and c.lanes and c.batch % c.lanes:
@@ -289,6 +311,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
     defaults |= OPTIMIZERS[config.optimizer or defaults["optimizer"]]
     defaults["reduce"] = "fast" if accelerator else "exact"
+    if defaults["kv_heads"] is None:
+        defaults["kv_heads"] = config.n_head or defaults["n_head"]
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
         values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes
@@ -305,35 +329,6 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"{world_size} workers but only {config.lanes} lanes: every worker needs a lane; "
             f"use at most {config.lanes} workers, or start a new run with more lanes"
         )
-
-
-# -- a run that is continued -------------------------------------------------------------------
-
-
-def of_run(config: Config) -> dict[str, Any]:
-    """The fields of the run that are not open."""
-    fields = ((name, getattr(config, name)) for name in FIELDS if _of(name) != START)
-    return {name: value for name, value in fields if value is not None}
-
-
-def continued(config: Config, run: Config) -> Config:
-    """What a life has that is given `config` for this run: what is open is as the run has it."""
-    return dataclasses.replace(config, **of_run(run) | of_run(config))
-
-
-def changed(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
-    """The fields that both have, with different values; by default of those that are fixed."""
-    both = (name for name in FIELDS if _of(name) == of and name in old and name in new)
-    return [name for name in both if old[name] != new[name]]
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
-    """`field: old -> new` for each field that `changed` finds."""
-    return [f"{name}: {old[name]} -> {new[name]}" for name in changed(old, new, of)]
-
-
-def _of(name: str) -> str:
-    return str(FIELDS[name].metadata["of"])
 
 
 # -- the end of a grace period -----------------------------------------------------------------

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gptddp import sample
+from gptddp.config import FIELDS
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
@@ -24,6 +26,13 @@ from gptddp.model.gpt import GPT
 from gptddp.run.directory import saved_config
 
 WEIGHTS = "model.safetensors"
+# What a model of this layout is. A run of an older version lacks these fields, and is one.
+GPT2: dict[str, Any] = {
+    name: FIELDS[name].metadata["default"]
+    for name in (
+        "norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras",
+    )
+}  # fmt: skip
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",
@@ -39,8 +48,9 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
     run is left alone. Raises GptddpError for what cannot be exported or is there already.
     """
-    net, tokenizer, step = sample.load(run, data)
     values = saved_config(run) or {}
+    check_kind(values)
+    net, tokenizer, step = sample.load(run, data)
     metadata = {
         "format": "pt",
         "step": str(step),
@@ -70,6 +80,20 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return step
+
+
+def check_kind(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a run's saved fields are those of a GPT-2."""
+    others = {n: v for n, v in GPT2.items() if values.get(n, v) != v}
+    if values.get("kv_heads") not in (None, values.get("n_head")):
+        others["kv_heads"] = values["n_head"]
+    if others:
+        has = ", ".join(f"{name} {values[name]}" for name in others)
+        want = ", ".join(f"{name} {value}" for name, value in others.items())
+        raise ConfigError(
+            f"this model has {has}, which the layout of GPT-2 cannot say: to export a model, train "
+            f"one with {want}. `gptddp sample` works with every model"
+        )
 
 
 def weights(net: GPT, vocab_size: int) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def generate(
     ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
     for _ in range(tokens):
         last = net.hidden(torch.tensor([ids[-net.seq_len :]]))[0, -1]
-        logits = F.linear(last, net.wte.weight[: tokenizer.vocab_size]).float()
+        logits = net.logits(last)[: tokenizer.vocab_size].float()
         if temperature > 0:
             best, index = logits.topk(min(top_k or len(logits), len(logits)))
             chances = F.softmax(best / temperature, dim=-1)
