@@ -13,7 +13,6 @@ from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import load
-from gptddp.config import changed, of_run
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.environment import ranks
@@ -21,6 +20,7 @@ from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import AuditError, CheckpointError, ConfigError, DataError, Unusable
 from gptddp.files import exists
+from gptddp.flags import changed, of_run
 from gptddp.run import books
 from gptddp.run.books import Books
 from gptddp.run.directory import CHECKPOINTS, LEDGER

@@ -9,12 +9,11 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS
+from gptddp.presets import OPTIMIZERS, PRESETS, check_shape
 
 # By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
 # et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
@@ -83,7 +82,7 @@ class Config:
     preset: str = _f(
         None,
         FIXED,
-        "tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl; by default tiny on CPUs, else gpt2",
+        f"{', '.join(PRESETS)}; by default tiny on CPUs, else gpt2",
     )
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
@@ -95,6 +94,28 @@ class Config:
         FIXED,
         "hash of the weights of init_from, as the run's config.json has it; by default what is "
         "found there",
+    )
+    norm: str = _f(
+        "layernorm", FIXED, "layernorm, or rmsnorm: without weights, nor biases anywhere"
+    )
+    positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")
+    activation: str = _f("gelu", FIXED, "of the MLP: gelu, relu2 (squared ReLU) or swiglu")
+    kv_heads: int = _f(
+        None, FIXED, "heads of keys and values, a divisor of n_head; by default n_head", least=1
+    )
+    qk_norm: str = _f("none", FIXED, "norm of queries and keys: none or rmsnorm")
+    head: str = _f("tied", FIXED, "output weights: tied to the embedding, or untied")
+    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0)
+    windows: str = _f(
+        "L",
+        FIXED,
+        "what a layer sees before a token, repeated over the layers: S, half a row, or L, all of "
+        "it, as in SSSL; the last layer sees all",
+    )
+    extras: str = _f(
+        "none",
+        FIXED,
+        "none, or autoresearch: its value embeddings, residual and x0 lambdas, and first weights",
     )
     # batch
     lanes: int = _f(None, FIXED, "virtual ranks (V), the largest world size", least=1, most=2**16)
@@ -220,6 +241,12 @@ class Config:
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
     "preset": tuple(PRESETS),
+    "norm": ("layernorm", "rmsnorm"),
+    "positions": ("learned", "rope"),
+    "activation": ("gelu", "relu2", "swiglu"),
+    "qk_norm": ("none", "rmsnorm"),
+    "head": ("tied", "untied"),
+    "extras": ("none", "autoresearch"),
     "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
     "mask": ("none", "document"),
     "optimizer": tuple(OPTIMIZERS),
@@ -247,12 +274,7 @@ def _check(c: Config) -> None:
     for name in FIELDS:
         if (value := getattr(c, name)) is not None:
             _check_value(name, value)
-    if c.n_embd and c.n_head and c.n_embd % c.n_head:
-        near = max(c.n_head, c.n_embd // c.n_head * c.n_head)
-        raise ConfigError(
-            f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
-            f"use {near} or {near + c.n_head}"
-        )
+    check_shape(c)
     if c.reduce == "exact" and c.as_0_1:
         raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
     if c.batch and c.lanes and c.batch % c.lanes:
@@ -311,6 +333,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
         defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING
+    if defaults["kv_heads"] is None:
+        defaults["kv_heads"] = config.n_head or defaults["n_head"]
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
         values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes
@@ -327,35 +351,6 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"{world_size} workers but only {config.lanes} lanes: every worker needs a lane; "
             f"use at most {config.lanes} workers, or start a new run with more lanes"
         )
-
-
-# -- a run that is continued -------------------------------------------------------------------
-
-
-def of_run(config: Config) -> dict[str, Any]:
-    """The fields of the run that are not open."""
-    fields = ((name, getattr(config, name)) for name in FIELDS if _of(name) != START)
-    return {name: value for name, value in fields if value is not None}
-
-
-def continued(config: Config, run: Config) -> Config:
-    """What a life has that is given `config` for this run: what is open is as the run has it."""
-    return dataclasses.replace(config, **of_run(run) | of_run(config))
-
-
-def changed(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
-    """The fields that both have, with different values; by default of those that are fixed."""
-    both = (name for name in FIELDS if _of(name) == of and name in old and name in new)
-    return [name for name in both if old[name] != new[name]]
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
-    """`field: old -> new` for each field that `changed` finds."""
-    return [f"{name}: {old[name]} -> {new[name]}" for name in changed(old, new, of)]
-
-
-def _of(name: str) -> str:
-    return str(FIELDS[name].metadata["of"])
 
 
 # -- the end of a grace period -----------------------------------------------------------------

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.config import differences
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
+from gptddp.flags import differences
 from gptddp.run import summary
 from gptddp.run.directory import saved_config
 from gptddp.run.history import logged

@@ -1,12 +1,13 @@
 """A configuration from flags, from TOML and from what a run has saved; standard library only."""
 
 import argparse
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gptddp.config import FIELDS, Config, shown
+from gptddp.config import FIELDS, FIXED, START, Config, shown
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass
 
@@ -182,3 +183,32 @@ def to_args(values: Mapping[str, Any]) -> list[str]:
             text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
             args += [flag(name), text]
     return args
+
+
+# -- a run that is continued -------------------------------------------------------------------
+
+
+def of_run(config: Config) -> dict[str, Any]:
+    """The fields of the run that are not open."""
+    fields = ((name, getattr(config, name)) for name in FIELDS if _of(name) != START)
+    return {name: value for name, value in fields if value is not None}
+
+
+def continued(config: Config, run: Config) -> Config:
+    """What a life has that is given `config` for this run: what is open is as the run has it."""
+    return dataclasses.replace(config, **of_run(run) | of_run(config))
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
+    """The fields that both have, with different values; by default of those that are fixed."""
+    both = (name for name in FIELDS if _of(name) == of and name in old and name in new)
+    return [name for name in both if old[name] != new[name]]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
+    """`field: old -> new` for each field that `changed` finds."""
+    return [f"{name}: {old[name]} -> {new[name]}" for name in changed(old, new, of)]
+
+
+def _of(name: str) -> str:
+    return str(FIELDS[name].metadata["of"])

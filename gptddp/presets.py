@@ -1,26 +1,47 @@
-"""The models and the optimizers by name: the values that they give to fields of a configuration."""
+"""The models and the optimizers by name: the values that they give to fields of a configuration.
+
+And which values of these fields cannot be together.
+"""
 
 from typing import Any
 
+from gptddp.errors import ConfigError
+
 # Shapes of GPT-2 (Radford et al. 2019, table 2). Peak learning rates of GPT-3 at the same sizes
 # (Brown et al. 2020, table 2.1), which is also its batch of 0.5 M tokens. `tiny` is ours: a step
-# of 12 k tokens, a fraction of a second on two cores.
+# of 12 k tokens, a fraction of a second on two cores. `modern` and `modern-tiny` have the parts of
+# Qwen 3 (2025), but for weights of norms, in these two shapes. `autoresearch` is the model, context
+# and batch of github.com/karpathy/autoresearch at its depth of 8.
 _ROWS: dict[str, Any] = dict(pack="best-fit", mask="none")
 _GPT2: dict[str, Any] = dict(
     **_ROWS,
     n_layer=12, n_head=12, n_embd=768, seq_len=1024, lanes=48, batch=480, micro_batch=10,
     steps=20_000, lr=6e-4, warmup_steps=700, eval_every=250, eval_tokens=2**20,
 )  # fmt: skip
+_MODERN: dict[str, Any] = dict(
+    norm="rmsnorm", positions="rope", activation="swiglu", qk_norm="rmsnorm", head="tied",
+)  # fmt: skip
+_TINY: dict[str, Any] = dict(
+    **_ROWS,
+    n_layer=4, n_head=4, n_embd=128, seq_len=256, lanes=12, batch=48, micro_batch=4,
+    steps=400, lr=3e-3, warmup_steps=40, eval_every=100, eval_tokens=2**16,
+)  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(
-        **_ROWS,
-        n_layer=4, n_head=4, n_embd=128, seq_len=256, lanes=12, batch=48, micro_batch=4,
-        steps=400, lr=3e-3, warmup_steps=40, eval_every=100, eval_tokens=2**16,
-    ),
+    "tiny": _TINY,
     "gpt2": _GPT2,
     "gpt2-medium": {**_GPT2, "n_layer": 24, "n_head": 16, "n_embd": 1024, "lr": 3e-4},
     "gpt2-large": {**_GPT2, "n_layer": 36, "n_head": 20, "n_embd": 1280, "lr": 2.5e-4},
     "gpt2-xl": {**_GPT2, "n_layer": 48, "n_head": 25, "n_embd": 1600, "lr": 2e-4},
+    "modern-tiny": {**_TINY, **_MODERN, "kv_heads": 2},
+    "modern": {**_GPT2, **_MODERN, "kv_heads": 4},
+    "autoresearch": dict(
+        **_ROWS,
+        n_layer=8, n_head=4, n_embd=512, seq_len=2048, lanes=32, batch=256, micro_batch=8,
+        norm="rmsnorm", positions="rope", activation="relu2", qk_norm="rmsnorm",
+        head="untied", softcap=15.0, windows="SSSL", extras="autoresearch",
+        steps=1000, lr=1e-3, warmup_steps=0, eval_every=250, eval_tokens=40 * 2**19,
+        optimizer="autoresearch",
+    ),
 }  # fmt: skip
 
 # What an optimizer gives to fields instead of the preset, whose values are AdamW's. `autoresearch`:
@@ -33,3 +54,38 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
         weight_decay=0.2, betas=(0.8, 0.95), grad_clip=0.0,
     ),
 }  # fmt: skip
+
+
+def check_shape(c: Any) -> None:  # a Config, whose module imports this one
+    """Raise ConfigError for fields that cannot be together; those that are open are not looked at.
+
+    Each message names the field, the rule and a fix.
+    """
+    if c.n_embd and c.n_head and c.n_embd % c.n_head:
+        near = max(c.n_head, c.n_embd // c.n_head * c.n_head)
+        raise ConfigError(
+            f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
+            f"use {near} or {near + c.n_head}"
+        )
+    if c.kv_heads and c.n_head and c.n_head % c.kv_heads:
+        fix = max(n for n in range(1, min(c.kv_heads, c.n_head) + 1) if c.n_head % n == 0)
+        raise ConfigError(
+            f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each head of keys and "
+            f"values serves as many heads of queries; use --kv-heads {fix}"
+        )
+    if c.positions == "rope" and c.n_embd and c.n_head and c.n_embd // c.n_head % 2:
+        raise ConfigError(
+            "positions is rope, which turns pairs, and a head has "
+            f"{c.n_embd // c.n_head} channels: "
+            f"use --n-embd {c.n_embd + c.n_head}, or another n_head"
+        )
+    if c.windows is not None and (not c.windows or set(c.windows) - set("SL")):
+        raise ConfigError(
+            f"windows is {c.windows[:60]!r}: use a pattern of S (half a row) and L (all of it), "
+            "such as SSSL, or L"
+        )
+    if c.extras == "autoresearch" and c.head == "tied":
+        raise ConfigError(
+            "extras autoresearch begins with embeddings far too large for an output that is tied "
+            "to them: use --head untied"
+        )

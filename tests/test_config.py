@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from gptddp.config import FIELDS, Config, check_world_size, differences, with_preset
+from gptddp.config import FIELDS, Config, check_world_size, with_preset
 from gptddp.errors import ConfigError
-from gptddp.flags import flag, from_args, to_args
+from gptddp.flags import differences, flag, from_args, to_args
 from gptddp.presets import PRESETS
 
 
@@ -73,6 +73,13 @@ def test_lanes_and_batch_follow_each_other():
         (["--batch", "10", "--lanes", "4"], "use a batch of 8 or 12, or lanes that divide 10"),
         (["--batch", "3", "--lanes", "4"], "use a batch of 4"),
         (["--n-embd", "100", "--n-head", "3"], "use 99 or 102"),
+        (["--n-head", "6", "--kv-heads", "4"], "use --kv-heads 3"),
+        (["--positions", "rope", "--n-head", "4", "--n-embd", "12"], "use --n-embd 16"),
+        (["--windows", "SXL"], "a pattern of S (half a row) and L"),
+        (["--windows", ""], "a pattern of S (half a row) and L"),
+        (["--extras", "autoresearch", "--head", "tied"], "use --head untied"),
+        (["--softcap", "-1"], "softcap is -1.0: it must be at least 0"),
+        (["--norm", "batchnorm"], "use one of layernorm, rmsnorm"),
         (["--preset", "huge"], "use one of tiny, gpt2"),
         (["--dropout", "1"], "below 1"),
         (["--optimizer", "sgd"], "use one of adamw, muon, autoresearch"),

@@ -17,7 +17,8 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "errors", "presets"},
+    {"gptddp", "errors"},
+    {"presets"},
     {"config", "files"},
     {"advice", "budget", "flags"},
     {"distributed"},
@@ -36,7 +37,7 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
-K8S_TAKES = {"gptddp", "gptddp.launch.pod"} | {
+K8S_TAKES = {"gptddp", "gptddp.launch.pod", "gptddp.model.shape"} | {
     f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.

@@ -41,7 +41,7 @@ def generate(
             h = net.hidden(torch.tensor([ids[-net.seq_len :]]))
         else:
             h = net.hidden(torch.tensor([ids[kept.length :]]), cache=kept)
-        logits = F.linear(h[0, -1], net.wte.weight[: tokenizer.vocab_size]).float()
+        logits = net.logits(h[0, -1])[: tokenizer.vocab_size].float()
         ids.append(_choose(logits, temperature, top_k, top_p, generator))
         if ids[-1] == tokenizer.bos:
             return

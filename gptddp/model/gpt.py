@@ -1,12 +1,12 @@
-"""GPT-2 as published: learned positions, pre-LayerNorm blocks, GELU (tanh), tied embeddings.
+"""A GPT: as GPT-2 was published, or of the parts that models have today, by configuration.
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the initialisation
-(N(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer)) is in its section 2.3.
+GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"): learned
+positions, pre-LayerNorm blocks, GELU (tanh), tied embeddings. A modern one: rotary positions,
+RMSNorm, SwiGLU, fewer heads of keys and values, normed queries and keys.
 """
 
-import math
 import os
-from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,63 +14,12 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.errors import ConfigError
-from gptddp.model.kv_cache import KVCache, LayerCache
+from gptddp.model import shape
+from gptddp.model.attention import rotation_of, visible
+from gptddp.model.block import TransformerBlock, capped, norm, normed
+from gptddp.model.init import init
+from gptddp.model.kv_cache import KVCache
 from gptddp.model.loss import linear_cross_entropy, nats_of_each
-
-
-class Attention(nn.Module):
-    """Causal multi-head self-attention, through torch's fused kernel."""
-
-    def __init__(self, c: Config):
-        super().__init__()
-        self.n_head, self.dropout = c.n_head, c.dropout
-        self.qkv = nn.Linear(c.n_embd, 3 * c.n_embd)
-        self.proj = nn.Linear(c.n_embd, c.n_embd)
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """x (rows, T, width) -> the same shape; mask bool (rows, 1, T, T): what each token sees.
-
-        Without a mask a token sees itself and all tokens before it, those of the cache included.
-        """
-        b, t, width = x.shape
-        qkv = self.qkv(x)
-        # torch's fused kernel for CPUs runs backward 1.5 times faster in fp32 than in bf16.
-        on_cpu = x.device.type == "cpu"
-        with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
-            qkv = qkv.float() if on_cpu else qkv
-            q, k, v = qkv.view(b, t, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
-            if cache is not None:
-                k, v = cache.extend(k, v)
-            causal = mask is None and k.shape[2] == t  # else one token, which sees all in the cache
-            dropout = self.dropout if self.training else 0.0
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
-            )
-        out: Tensor = self.proj(y.transpose(1, 2).reshape(b, t, width))
-        return out
-
-
-class TransformerBlock(nn.Module):
-    """Attention and an MLP, each behind a LayerNorm and with a residual connection."""
-
-    def __init__(self, c: Config):
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(c.n_embd)
-        self.attn = Attention(c)
-        self.ln_2 = nn.LayerNorm(c.n_embd)
-        self.fc = nn.Linear(c.n_embd, 4 * c.n_embd)
-        self.proj = nn.Linear(4 * c.n_embd, c.n_embd)
-        self.dropout = nn.Dropout(c.dropout)
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """x (rows, T, width) -> the same shape; mask and cache: see Attention."""
-        x = x + self.dropout(self.attn(self.ln_1(x), mask, cache))
-        x = x + self.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")))
-        return x
 
 
 class GPT(nn.Module):
@@ -78,28 +27,27 @@ class GPT(nn.Module):
 
     def __init__(self, c: Config, vocab_size: int):
         super().__init__()
-        self.seq_len = c.seq_len
-        # A multiple of 64 keeps the largest matrix multiplication on the fast path of every BLAS;
-        # the rows that are added are never a target. Trained weights have none to add: all logits
-        # of GPT-2 may lie far below 0, which is what a row of noise would have.
-        rows = vocab_size if c.init_sha256 else -(-vocab_size // 64) * 64
+        self.seq_len, self.softcap, self.head_size = c.seq_len, c.softcap, shape.head_size(c)
+        self.windows = [shape.window(c, layer) for layer in range(c.n_layer)]
+        # Trained weights have no rows to add: all logits of GPT-2 may lie far below 0, which is
+        # what a row of noise would have.
+        rows = vocab_size if c.init_sha256 else shape.padded(vocab_size)
+        kv_width = c.kv_heads * self.head_size
         self.wte = nn.Embedding(rows, c.n_embd)
-        self.wpe = nn.Embedding(c.seq_len, c.n_embd)
+        self.wpe = nn.Embedding(c.seq_len, c.n_embd) if c.positions == "learned" else None
         self.dropout = nn.Dropout(c.dropout)
-        blocks = [TransformerBlock(c) for _ in range(c.n_layer)]
-        self.blocks = nn.ModuleList(blocks)
-        self.ln_f = nn.LayerNorm(c.n_embd)
-        self.apply(self._init)
-        for block in blocks:
-            for proj in (block.attn.proj, block.proj):
-                nn.init.normal_(proj.weight, std=0.02 / math.sqrt(2 * c.n_layer))
-
-    @staticmethod
-    def _init(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
+        self.blocks = nn.ModuleList(TransformerBlock(c, layer) for layer in range(c.n_layer))
+        self.ln_f = norm(c)
+        self.head = nn.Linear(c.n_embd, rows, bias=False) if c.head == "untied" else None
+        self.extras = c.extras == "autoresearch"
+        if self.extras:
+            layers = [i for i in range(c.n_layer) if shape.has_value_embedding(c, i)]
+            self.value_embeds = nn.ModuleDict(
+                {str(i): nn.Embedding(rows, kv_width) for i in layers}
+            )
+            self.resid_lambdas = nn.Parameter(torch.ones(c.n_layer))
+            self.x0_lambdas = nn.Parameter(torch.zeros(c.n_layer))
+        init(self, c)
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None
@@ -111,8 +59,8 @@ class GPT(nn.Module):
         """
         h = self.hidden(x, positions)
         if y is None:
-            return F.linear(h, self.wte.weight)
-        return linear_cross_entropy(h.flatten(0, 1), self.wte.weight, y.flatten())
+            return self.logits(h)
+        return linear_cross_entropy(h.flatten(0, 1), self.unembedding, y.flatten(), self.softcap)
 
     def hidden(
         self, x: Tensor, positions: Tensor | None = None, cache: KVCache | None = None
@@ -121,36 +69,79 @@ class GPT(nn.Module):
 
         cache: of the tokens before x, which it takes in; not with positions.
         """
-        first = cache.length if cache else 0
-        rows = slice(first, first + x.size(1))
-        position = self.wpe.weight[rows] if positions is None else self.wpe(positions)
-        mask = None if positions is None else within_documents(positions)
-        h = self.dropout(self.wte(x) + position)
+        h, rotation, before = self.wte(x), None, cache.length if cache else 0
+        if self.wpe is None:
+            places = torch.arange(before, before + x.size(1), device=x.device)
+            rotation = rotation_of(places if positions is None else positions, self.head_size)
+        elif positions is None:
+            h = h + self.wpe.weight[before : before + x.size(1)]
+        else:
+            h = h + self.wpe(positions)
+        masks = {window: visible(x, positions, window, before) for window in set(self.windows)}
+        h = first = self.dropout(normed(h) if self.extras else h)
         for i, block in enumerate(self.blocks):
-            h = block(h, mask, cache.layers[i] if cache else None)
+            values = None
+            if self.extras:
+                h = self.resid_lambdas[i] * h + self.x0_lambdas[i] * first
+                values = self.value_embeds[str(i)](x) if str(i) in self.value_embeds else None
+            layer = cache.layers[i] if cache else None
+            h = block(h, masks[self.windows[i]], rotation, values, layer)
         out: Tensor = self.ln_f(h)
         return out
+
+    @property
+    def unembedding(self) -> Tensor:
+        """The weight of the output projection (vocab, width): its own, or the embedding's."""
+        return self.wte.weight if self.head is None else self.head.weight
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Of what `hidden` gives: (..., width) -> (..., vocab)."""
+        return capped(F.linear(h, self.unembedding), self.softcap)
 
     def nats(self, x: Tensor, y: Tensor, positions: Tensor | None = None) -> Tensor:
         """The loss of each target in nats, fp32 (rows, T), 0 where y is IGNORE; no gradients."""
         h = self.hidden(x, positions).flatten(0, 1)
-        return nats_of_each(h, self.wte.weight, y.flatten()).view(y.shape)
+        return nats_of_each(h, self.unembedding, y.flatten(), self.softcap).view(y.shape)
 
     def n_params(self) -> int:
-        """Parameters, the tied head counted once."""
+        """Parameters, a tied head counted once."""
         return sum(p.numel() for p in self.parameters())
 
+    def stacked(self, name: str) -> tuple[int, ...]:
+        """The rows of each matrix that the parameter `name` is made of; most are one matrix.
 
-def within_documents(positions: Tensor) -> Tensor:
-    """What each token may see, bool (rows, 1, T, T): the tokens of its document up to itself."""
-    segments = (positions == 0).cumsum(1)
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same.tril()
+        Queries, keys and values are one parameter, for one product; so are SwiGLU's two.
+        """
+        for suffix in (".qkv.weight", ".fc.weight"):
+            if name.endswith(suffix):
+                module: Any = self.get_submodule(name.removesuffix(suffix))
+                return tuple(module.rows)
+        return (len(self.get_parameter(name)),)
+
+
+_ROLES = {"wte": "embedding", "wpe": "embedding", "value_embeds": "value_embedding", "head": "head"}
+
+
+def role(name: str) -> str:
+    """What a parameter is to an optimizer, by its name.
+
+    embedding, value_embedding, head (an untied one); matrix (a hidden one) or gate within a block;
+    scalar (one number a layer); vector (biases and weights of norms).
+    """
+    first, *_ = parts = name.split(".")
+    if first in _ROLES:
+        return _ROLES[first]
+    if first.endswith("_lambdas"):
+        return "scalar"
+    module, kind = parts[-2:]
+    if kind == "bias" or module.startswith("ln_"):
+        return "vector"
+    return "gate" if module == "gate" else "matrix"
 
 
 def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
     """Raise ConfigError where weights, gradients and moments are more than all of the memory."""
-    parameters = 12 * c.n_layer * c.n_embd**2 + (vocab_size + c.seq_len) * c.n_embd
+    parameters = shape.n_params(c, vocab_size)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cuda":
         memory_bytes = torch.cuda.get_device_properties(device).total_memory

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gptddp.config import Config
 from gptddp.distributed.connect import World
+from gptddp.model.gpt import GPT
 from gptddp.model.muon import Muon
 from gptddp.model.recipes import RECIPES, Adam, role
 from gptddp.model.schedule import left_at, lr_at
@@ -64,7 +65,7 @@ class Optimizer:
                     p.grad.zero_()
 
 
-def build(model: nn.Module, c: Config, world: World | None = None) -> Optimizer:
+def build(model: GPT, c: Config, world: World | None = None) -> Optimizer:
     """The optimizer that `c.optimizer` names; every parameter is in one group.
 
     Its moments exist from the start, all zeros, so that a checkpoint of any step, 0 included, has
@@ -83,15 +84,9 @@ def build(model: nn.Module, c: Config, world: World | None = None) -> Optimizer:
     adamw = _adamw(kinds, c)
     muon = None
     if recipe.muon and matrices:
-        stacked = {name: _stacked(name, p, c) for name, p in matrices.items()}
+        stacked = {name: model.stacked(name) for name in matrices}
         muon = Muon(matrices, stacked, recipe.muon, c, world)
     return Optimizer(adamw, muon)
-
-
-def _stacked(name: str, p: nn.Parameter, c: Config) -> list[int]:
-    """The rows of each matrix of a parameter: queries, keys and values are in one."""
-    rows = p.size(0)
-    return [c.n_embd, *[(rows - c.n_embd) // 2] * 2] if name.endswith(".qkv.weight") else [rows]
 
 
 def _adamw(kinds: Mapping[Adam, list[nn.Parameter]], c: Config) -> torch.optim.AdamW:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gptddp.config import Config, shown
+from gptddp.config import FIELDS, Config, shown
 from gptddp.errors import ConfigError
 
 
@@ -68,6 +68,15 @@ _GPT2_LINEAR = {
 }
 
 
+# What such a model is, of the fields that another preset may have otherwise.
+_GPT2_PARTS = {
+    name: FIELDS[name].metadata["default"]
+    for name in (
+        *("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras"),
+    )
+}
+
+
 def _gpt2_name(ours: str) -> tuple[str, bool]:
     stem, _, kind = ours.rpartition(".")
     if not stem.startswith("blocks."):
@@ -96,6 +105,8 @@ def _gpt2_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         "n_head": _whole(about, "n_head"),
         "n_embd": width,
         "seq_len": _whole(about, "n_positions", "n_ctx"),
+        "kv_heads": _whole(about, "n_head"),
+        **_GPT2_PARTS,
     }
 
 
@@ -125,5 +136,18 @@ KINDS = {it.model_type: it for it in (GPT2,)}
 
 
 def kind_for(c: Config) -> Kind:
-    """What a model of this configuration is to transformers."""
+    """What a model of this configuration is to transformers.
+
+    Raises ConfigError for one that is in none of its layouts.
+    """
+    others = {name: it for name, it in _GPT2_PARTS.items() if getattr(c, name) != it}
+    if c.kv_heads != c.n_head:
+        others["kv_heads"] = c.n_head
+    if others:
+        has = ", ".join(f"{name} {getattr(c, name)}" for name in others)
+        want = ", ".join(f"{name} {value}" for name, value in others.items())
+        raise ConfigError(
+            f"this model has {has}, which the layout of GPT-2 cannot say: to export a model, train "
+            f"one with {want}. `gptddp sample` works with every model"
+        )
     return GPT2

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gptddp.config import KEPT, Config, differences, of_run
+from gptddp.config import KEPT, Config
 from gptddp.errors import AuditError, ConfigError
 from gptddp.files import read_json
-from gptddp.flags import from_saved
+from gptddp.flags import differences, from_saved, of_run
 from gptddp.run import log_check
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER, about, config_of, is_altered
 from gptddp.run.history import is_step, logged, read_ledger

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.budget import BUDGETS
-from gptddp.config import FIELDS, KEPT, Config, changed, continued, differences, of_run, with_preset
+from gptddp.config import FIELDS, KEPT, Config, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass, names_in, read_json, write_json_atomic
-from gptddp.flags import flag, from_saved
+from gptddp.flags import changed, continued, differences, flag, from_saved, of_run
 from gptddp.run.progress import Progress
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.budget import BUDGETS, used_up
-from gptddp.config import Config, continued, differences, of_run
+from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.files import read_json
-from gptddp.flags import from_saved
+from gptddp.flags import continued, differences, from_saved, of_run
 from gptddp.run import summary
 from gptddp.run.directory import FINISHED, LEDGER, as_recorded, config_of, id_of
 from gptddp.run.history import has_checkpoints, has_older_config

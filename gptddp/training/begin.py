@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, snapshot
-from gptddp.config import Config, of_run
+from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
+from gptddp.flags import of_run
 from gptddp.run.directory import CONFIG
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin

@@ -12,11 +12,12 @@ import torch
 
 from gptddp import __version__
 from gptddp.budget import used_up
-from gptddp.config import FIXED, KEPT, Config, changed, differences
+from gptddp.config import FIXED, KEPT, Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
+from gptddp.flags import changed, differences
 from gptddp.model.schedule import lr_at
 from gptddp.run.directory import CONFIG, save_config, unknown_fields
 from gptddp.run.history import Ledger

@@ -12,7 +12,7 @@ from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.load import Loaded
-from gptddp.config import KEPT, Config, check_world_size, differences
+from gptddp.config import KEPT, Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
@@ -27,6 +27,7 @@ from gptddp.files import (
     read_json,
     write_json_atomic,
 )
+from gptddp.flags import differences
 from gptddp.run import summary
 from gptddp.run.directory import (
     CHECKPOINTS,

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from gptddp.config import Config
+from gptddp.model.shape import window
 from gptddp.run.progress import Progress
 
 
@@ -39,8 +40,8 @@ def flops_per_token(c: Config, tensors: Mapping[str, Tensor]) -> int:
     """Of forward and backward, by the shapes of the model's tensors; recomputation is not counted.
 
     6 for each parameter of a product (Chowdhery et al. 2022, "PaLM", appendix B): the matrices of
-    the blocks and the head, which may be the embeddings. 12 * layers * width * tokens a row for
-    attention, as if each token saw the whole row.
+    the blocks and the head, which may be the embeddings. 12 * width * tokens for the attention of a
+    layer, as if each token saw its whole row, or window.
     """
     head = "model.head.weight" if "model.head.weight" in tensors else "model.wte.weight"
     used = sum(
@@ -48,7 +49,8 @@ def flops_per_token(c: Config, tensors: Mapping[str, Tensor]) -> int:
         for name, tensor in tensors.items()
         if name == head or (name.startswith("model.blocks.") and tensor.dim() == 2)
     )
-    return 6 * used + 12 * c.n_layer * c.n_embd * c.seq_len
+    seen = sum(window(c, layer) or c.seq_len for layer in range(c.n_layer))
+    return 6 * used + 12 * c.n_embd * seen
 
 
 def mfu(flops: float, tokens: int, seconds: float, ranks: int, peak: float | None) -> float | None:

@@ -100,6 +100,7 @@ def test_the_rates_of_autoresearch_are_those_of_its_table():
             parent.add_module(part, getattr(parent, part, nn.Module()))
             parent = getattr(parent, part)
         parent.register_parameter(last[-1], nn.Parameter(torch.ones(shape)))
+    net.stacked = lambda name: (32,)
     optimizer = optim.build(net, RECIPE)
     names = {p: name for name, p in net.named_parameters()}
     for step, part in ((0, 1.0), (300, 0.5)):  # of 400 steps, in whose second half it goes down

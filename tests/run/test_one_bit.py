@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.field_values import FIRST
 
-from gptddp.config import Config, of_run
+from gptddp.config import Config
 from gptddp.errors import ConfigError
+from gptddp.flags import of_run
 from gptddp.run.directory import resolve, restore_config
 from gptddp.run.history import read_ledger
 from gptddp.run.in_force import config_in_force

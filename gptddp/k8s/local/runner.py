@@ -178,6 +178,6 @@ def _step_feed(plan: pods.Plan) -> StepFeed | None:
         given = flags.from_args(plan.replica.container.get("args") or [])
         with contextlib.suppress(GptddpError, OSError, ValueError, LookupError, TypeError):
             saved = files.read_json(Path(run) / "config.json") or {}  # a run that is continued
-            given = config.continued(given, flags.from_saved(run, saved["config"]))
+            given = flags.continued(given, flags.from_saved(run, saved["config"]))
         settings = config.with_preset(given, accelerator=False)
     return StepFeed(Path(run), settings)

@@ -16,6 +16,7 @@ from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, read_toml
 from gptddp.k8s.render.quantity import gibibytes
+from gptddp.model import shape
 
 
 def _f(default: Any, help: str) -> Any:
@@ -134,9 +135,7 @@ def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
     if train.init_from and train.preset is None:
         train = dataclasses.replace(train, preset="gpt2")
     c = config.with_preset(train, accelerator=spec.gpus > 0)
-    assert c.n_layer and c.n_embd and c.seq_len
-    parameters = 12 * c.n_layer * c.n_embd**2 + (50_257 + c.seq_len) * c.n_embd
-    training_bytes = 12 * parameters
+    training_bytes = 12 * shape.n_params(c, 50_257)
     shm_bytes = max(2**28, 2 * training_bytes)
     process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + training_bytes
     return gibibytes(shm_bytes), gibibytes(2**30 + nproc * process_bytes + shm_bytes, whole=True)

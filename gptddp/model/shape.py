@@ -1,0 +1,51 @@
+"""What the fields of a model's shape mean together; standard library only."""
+
+from gptddp.config import Config
+
+GATE_CHANNELS = 32  # of the width, from which the gates of value embeddings are computed
+
+
+def head_size(c: Config) -> int:
+    """The width of one head of attention."""
+    return c.n_embd // c.n_head
+
+
+def mlp_width(c: Config) -> int:
+    """Four times the width; of SwiGLU, with its third matrix, 8/3 of it, up to a multiple of 64.
+
+    So both have about the same number of parameters (Shazeer 2020, "GLU variants", section 3.1).
+    """
+    return -(-8 * c.n_embd // (3 * 64)) * 64 if c.activation == "swiglu" else 4 * c.n_embd
+
+
+def padded(vocab_size: int) -> int:
+    """Rows of an embedding: a multiple of 64 keeps the largest product on the fast path of a BLAS.
+
+    The rows that are added are never a target.
+    """
+    return -(-vocab_size // 64) * 64
+
+
+def has_value_embedding(c: Config, layer: int) -> bool:
+    """Every other layer has one, and the last one does."""
+    return c.extras == "autoresearch" and layer % 2 == (c.n_layer - 1) % 2
+
+
+def window(c: Config, layer: int) -> int | None:
+    """How many tokens before itself a token of this layer sees; None: all of them.
+
+    The pattern is repeated over the layers, and the last one always sees all.
+    """
+    full = layer == c.n_layer - 1 or c.windows[layer % len(c.windows)] == "L"
+    return None if full else c.seq_len // 2
+
+
+def n_params(c: Config, vocab_size: int) -> int:
+    """The parameters of the model, before it is made; vectors and gates are left out."""
+    width, kv = c.n_embd, c.kv_heads * head_size(c)
+    mlp = mlp_width(c) * width * (3 if c.activation == "swiglu" else 2)
+    blocks = c.n_layer * (width * (width + 2 * kv) + width**2 + mlp)
+    tables = 1 + (c.head == "untied")  # of the vocabulary
+    values = (c.n_layer + 1) // 2 * kv if c.extras == "autoresearch" else 0
+    positions = c.seq_len * width if c.positions == "learned" else 0
+    return blocks + padded(vocab_size) * (tables * width + values) + positions

@@ -1,0 +1,103 @@
+"""Whole runs of each kind of model: it learns, and neither worlds nor kills change a bit."""
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from support.forked import TRAIN, train
+from support.same_bits import check_same_bits
+from support.toy import SMALL
+
+from gptddp.cli import cli
+from gptddp.run.history import history
+
+STEPS = 24
+# In SMALL's shape; documents are masked in one, and dropped out in the other.
+KINDS = {
+    "modern-tiny": ["--kv-heads", "1", "--mask", "document"],
+    "autoresearch": ["--windows", "SL", "--dropout", "0.1"],
+}
+REST = ["--lr", "1e-2", "--steps", str(STEPS), "--eval-every", "8", "--keep-every", "4"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, corpus, tmp_path_factory):
+    """The flags of a kind of model, and a run of it in one process."""
+    flags = [*SMALL, "--data", str(corpus), "--preset", request.param, *KINDS[request.param], *REST]
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    train(1, *flags, "--run-dir", str(folder))
+    return flags, folder
+
+
+def test_it_learns(kind):
+    """The loss on text that it has not seen falls at each evaluation."""
+    losses = [line["val_loss"] for line in history(kind[1]) if "val_loss" in line]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+    first, *_, last = history(kind[1])
+    assert last["loss"] < first["loss"] - 0.7 and losses[-1] < losses[0] - 0.15
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, world, forked, tmp_path):
+    """One process, killed in mid-run without a word; then two or three, to the end."""
+    flags, undisturbed = kind
+    run = tmp_path / "run"
+    process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
+    log, deadline = run / "log.1.jsonl", time.monotonic() + 60
+    while not (log.exists() and log.read_text().count("\n") >= 5):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    process.wait(60)
+    assert not (run / "finished.json").exists()
+    train(world, *flags, "--run-dir", str(run))
+    lines = list(history(run))
+    assert {line["world_size"] for line in lines} == {1, world}
+    check_same_bits(run, undisturbed)
+
+
+def test_it_is_sampled_from_and_its_export_is_refused(kind):
+    """As no layout that is exported has its parts: exit code 2, with what it would take."""
+    run = str(kind[1])
+    sampled = CliRunner().invoke(cli, ["sample", run, "--tokens", "40"])  # beyond a row's 32
+    assert sampled.exit_code == 0 and sampled.output.strip()
+    refused = CliRunner().invoke(cli, ["checkpoints", run, "--export", f"{run}.out"])
+    assert refused.exit_code == 2 and "norm rmsnorm" in refused.output
+    assert "train one with norm layernorm" in refused.output
+
+
+def test_another_kind_is_refused_for_the_run(kind, run_here, capfd):
+    """Its parts are fixed: a flag for another one ends with exit code 2 and both values."""
+    flags, folder = kind
+    assert run_here([*flags, "--run-dir", str(folder), "--norm", "layernorm"]) == 2
+    assert "norm: rmsnorm -> layernorm" in capfd.readouterr().err
+
+
+def test_a_run_without_these_fields_is_a_gpt2(corpus, tmp_path, run_here, capfd):
+    """As every run was before there were others: it goes on, and no other kind is taken for it."""
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--final-lr", "1"]
+    assert run_here([*flags, "--steps", "4"]) == 0
+    path = tmp_path / "run/config.json"
+    saved = json.loads(path.read_text())
+    for name in ("norm", "positions", "activation", "kv_heads", "qk_norm", "head", "softcap"):
+        del saved["config"][name]
+    for name in ("windows", "extras"):
+        del saved["config"][name]
+    del saved["sha256"]
+    path.write_text(json.dumps(saved))
+    ledger = tmp_path / "run/ledger.jsonl"
+    ledger.unlink()
+    assert run_here([*flags, "--steps", "6", "--qk-norm", "rmsnorm"]) == 2
+    assert "qk_norm: none -> rmsnorm" in capfd.readouterr().err
+    assert run_here([*flags, "--steps", "6"]) == 0
+    flags[flags.index("--run-dir") + 1] = str(tmp_path / "whole")
+    assert run_here([*flags, "--steps", "6"]) == 0
+    check_same_bits(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.fixture
+def run_here(train_here):
+    from gptddp import train as trainer
+
+    return trainer.main
