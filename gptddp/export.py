@@ -17,22 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gptddp import sample
-from gptddp.config import FIELDS
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
+from gptddp.flags import GPT2
 from gptddp.model.gpt import GPT
 from gptddp.run.directory import saved_config
 
 WEIGHTS = "model.safetensors"
-# What a model of this layout is. A run of an older version lacks these fields, and is one.
-GPT2: dict[str, Any] = {
-    name: FIELDS[name].metadata["default"]
-    for name in (
-        "norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras",
-    )
-}  # fmt: skip
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",

@@ -62,8 +62,8 @@ class GPT(nn.Module):
         """What the output projection gets, (rows, T, width); x and positions as in `forward`."""
         h, rotation = self.wte(x), None
         if self.wpe is None:
-            places = torch.arange(x.size(1), device=x.device) if positions is None else positions
-            rotation = rotation_of(places, self.head_size)
+            # Scores depend on distances: these do for documents too, which see themselves alone.
+            rotation = rotation_of(torch.arange(x.size(1), device=x.device), self.head_size)
         else:
             h = h + (self.wpe.weight[: x.size(1)] if positions is None else self.wpe(positions))
         masks = {window: visible(x, positions, window) for window in set(self.windows)}
