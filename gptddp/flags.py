@@ -10,6 +10,10 @@ from typing import Any, NoReturn
 from gptddp.config import FIELDS, FIXED, START, Config, shown
 from gptddp.errors import ConfigError
 from gptddp.files import may_pass
+from gptddp.presets import PARTS
+
+# The parts of a model that make it a GPT-2.
+GPT2 = {name: FIELDS[name].metadata["default"] for name in PARTS}
 
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
 
@@ -55,12 +59,15 @@ def from_values(values: Mapping[str, Any], where: str) -> Config:
 def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
     """The configuration that a run has saved; a field that it lacks, or that is null, is open.
 
+    But for the parts of its model: a run of an older version is a GPT-2.
     Fields that this version does not know are left out. Raises ConfigError, naming the file, for
     values that no version can have written.
     """
     given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
     if "reduce" not in values and isinstance(pack := given.get("pack"), str):
         given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
+    heads = {"kv_heads": given["n_head"]} if "n_head" in given else {}
+    given = GPT2 | heads | given
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
     except ConfigError as error:

@@ -55,6 +55,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
+# The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
+PARTS = ("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras")
+
 
 def check_shape(c: Any) -> None:  # a Config, whose module imports this one
     """Raise ConfigError for fields that cannot be together; those that are open are not looked at.
@@ -73,10 +76,9 @@ def check_shape(c: Any) -> None:  # a Config, whose module imports this one
             f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each head of keys and "
             f"values serves as many heads of queries; use --kv-heads {fix}"
         )
-    if c.positions == "rope" and c.n_embd and c.n_head and c.n_embd // c.n_head % 2:
+    if c.positions == "rope" and c.n_embd and c.n_head and (size := c.n_embd // c.n_head) % 2:
         raise ConfigError(
-            "positions is rope, which turns pairs, and a head has "
-            f"{c.n_embd // c.n_head} channels: "
+            f"positions is rope, which turns pairs, and a head has {size} channels: "
             f"use --n-embd {c.n_embd + c.n_head}, or another n_head"
         )
     if c.windows is not None and (not c.windows or set(c.windows) - set("SL")):

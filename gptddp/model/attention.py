@@ -15,7 +15,7 @@ EPS = 1e-6  # of every RMSNorm, as in Llama 2
 
 
 class Rotation(NamedTuple):
-    """Rotary positions: fp32 (rows or 1, 1, T, head size / 2) each."""
+    """Rotary positions: fp32 (T, head size / 2) each."""
 
     cos: Tensor
     sin: Tensor
@@ -92,14 +92,13 @@ def _gated(values: Tensor, gate: Tensor, v: Tensor) -> Tensor:
 
 
 def rotation_of(positions: Tensor, size: int, base: float = 10_000.0) -> Rotation:
-    """The angles for heads of `size` channels; positions (T,) or (rows, T) int64.
+    """The angles for heads of `size` channels; positions (T,) int64.
 
     "RoFormer", Su et al. 2021, section 3.4.2; its base. They are computed in every forward pass, in
     fp32: 0.2 ms of a step, and no buffers that DDP would send to all ranks.
     """
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
-    angles = positions[..., None].float() * base ** (-steps / size)
-    angles = angles.view(-1, 1, *angles.shape[-2:])
+    angles = positions[:, None].float() * base ** (-steps / size)
     return Rotation(angles.cos(), angles.sin())
 
 

@@ -71,8 +71,9 @@ class GPT(nn.Module):
         """
         h, rotation, before = self.wte(x), None, cache.length if cache else 0
         if self.wpe is None:
+            # Scores depend on distances: these do for documents too, which see themselves alone.
             places = torch.arange(before, before + x.size(1), device=x.device)
-            rotation = rotation_of(places if positions is None else positions, self.head_size)
+            rotation = rotation_of(places, self.head_size)
         elif positions is None:
             h = h + self.wpe.weight[before : before + x.size(1)]
         else:

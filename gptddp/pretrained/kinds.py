@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gptddp.config import FIELDS, Config, shown
+from gptddp.config import Config, shown
 from gptddp.errors import ConfigError
+from gptddp.flags import GPT2 as GPT2_PARTS
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,6 @@ _GPT2_LINEAR = {
 }
 
 
-# What such a model is, of the fields that another preset may have otherwise.
-_GPT2_PARTS = {
-    name: FIELDS[name].metadata["default"]
-    for name in (
-        *("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras"),
-    )
-}
-
-
 def _gpt2_name(ours: str) -> tuple[str, bool]:
     stem, _, kind = ours.rpartition(".")
     if not stem.startswith("blocks."):
@@ -106,7 +98,7 @@ def _gpt2_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         "n_embd": width,
         "seq_len": _whole(about, "n_positions", "n_ctx"),
         "kv_heads": _whole(about, "n_head"),
-        **_GPT2_PARTS,
+        **GPT2_PARTS,
     }
 
 
@@ -140,7 +132,7 @@ def kind_for(c: Config) -> Kind:
 
     Raises ConfigError for one that is in none of its layouts.
     """
-    others = {name: it for name, it in _GPT2_PARTS.items() if getattr(c, name) != it}
+    others = {name: it for name, it in GPT2_PARTS.items() if getattr(c, name) != it}
     if c.kv_heads != c.n_head:
         others["kv_heads"] = c.n_head
     if others:

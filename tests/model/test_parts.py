@@ -281,8 +281,10 @@ def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
         assert (role(name) in ("vector", "scalar")) is (p.dim() == 1), name
         if p.dim() == 2:
             assert sum(net.stacked(name)) == len(p)
-    named = {name for name, _ in net.named_parameters()}
-    assert "head.weight" not in named or role("head.weight") == "head"
+    roles = {role(n): n for n, p in net.named_parameters() if not n.startswith("blocks.")}
+    assert roles["embedding"] in ("wte.weight", "wpe.weight") and "matrix" not in roles
+    assert roles.get("head", "head.weight") == "head.weight"
+    assert ("value_embedding" in roles) is ("scalar" in roles) is (c.extras == "autoresearch")
     assert role("blocks.0.attn.qkv.weight") == role("blocks.1.proj.weight") == "matrix"
     inexact = sum(p.numel() for n, p in net.named_parameters() if role(n) in ("vector", "scalar"))
     gates = sum(p.numel() for n, p in net.named_parameters() if role(n) == "gate")
