@@ -18,12 +18,12 @@ from support.paths import ROOT
 
 from gptddp.k8s.cli.main import cli
 
-EXAMPLES = ROOT / "slurm"
+EXAMPLES = ROOT / "examples/slurm"
 README = (ROOT / "docs/slurm.md").read_text()
 COMMANDS = {
-    line.split("> slurm/")[1]: line.removeprefix("$ gptddp-k8s ").split(" >")[0]
+    line.split("> examples/slurm/")[1]: line.removeprefix("$ gptddp-k8s ").split(" >")[0]
     for line in README.splitlines()
-    if "> slurm/" in line
+    if "> examples/slurm/" in line
 }
 FOLDERS = ("--data", "/data/books", "--runs", "/runs")
 
