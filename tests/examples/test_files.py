@@ -16,7 +16,8 @@ def test_a_script_is_short_enough_to_be_read():
     for path in EXAMPLES.iterdir():
         if path.suffix == ".py":
             assert len(path.read_text().splitlines()) < 200, path.name
-        assert path.name in ("README.md", "__pycache__") or f"| `{path.name}` |" in page
+        name = path.name + "/" * path.is_dir()
+        assert name in ("README.md", "__pycache__/") or f"| `{name}` |" in page
 
 
 def test_the_job_runs_the_script_that_the_image_has():
