@@ -66,8 +66,9 @@ def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
     given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
     if "reduce" not in values and isinstance(pack := given.get("pack"), str):
         given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
-    heads = {"kv_heads": given["n_head"]} if "n_head" in given else {}
-    given = GPT2 | heads | given
+    given = GPT2 | given
+    if "n_head" in given:
+        given.setdefault("kv_heads", given["n_head"])
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
     except ConfigError as error:

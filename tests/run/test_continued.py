@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.field_values import FIRST, VALUES
+from support.field_values import BEGUN, FIRST, VALUES
 from support.forked import TRAIN, ranks
 from support.paths import ROOT
 from support.toy import SMALL
@@ -32,7 +32,7 @@ from gptddp.training import end
 
 OTHER = {name: other for name, (_, other) in VALUES.items() if FIELDS[name].metadata["of"] == KEPT}
 CPU: Any = SimpleNamespace(device=torch.device("cpu"))
-JSON_FIRST = json.loads(json.dumps(FIRST))
+JSON_BEGUN = json.loads(json.dumps(BEGUN))
 
 
 def test_every_field_has_a_decision():
@@ -125,22 +125,22 @@ def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_pa
     """Begun with all fields given, continued with none, with others, and with the same again."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
-    assert life(**FIRST) == 0
-    assert saved(run) == JSON_FIRST and not changes(run)
-    assert life() == 0 and life(**FIRST) == 0
-    assert saved(run) == JSON_FIRST and not changes(run)
+    assert life(**BEGUN) == 0
+    assert saved(run) == JSON_BEGUN and not changes(run)
+    assert life() == 0 and life(**BEGUN) == 0
+    assert saved(run) == JSON_BEGUN and not changes(run)
 
     caplog.clear()
     assert life(**OTHER) == 0
-    wanted = JSON_FIRST | json.loads(json.dumps(OTHER))
+    wanted = JSON_BEGUN | json.loads(json.dumps(OTHER))
     assert saved(run) == wanted
     told = {event["field"]: event for event in changes(run)}
     assert set(told) == set(OTHER) and len(told) == len(changes(run))
     for name, event in told.items():
-        assert (event["old"], event["new"]) == (JSON_FIRST[name], wanted[name])
+        assert (event["old"], event["new"]) == (JSON_BEGUN[name], wanted[name])
         assert (event["step"], event["generation"]) == (3, 4)
-        assert f"changed after step 3: {name}: {JSON_FIRST[name]} -> {wanted[name]}" in caplog.text
-    before = Config(**FIRST)
+        assert f"changed after step 3: {name}: {JSON_BEGUN[name]} -> {wanted[name]}" in caplog.text
+    before = Config(**BEGUN)
     jump = f"{lr_at(3, dataclasses.replace(before, **OTHER)):.1e} instead of {lr_at(3, before):.1e}"
     assert f"the learning rate of step 4 is {jump}" in caplog.text
 
@@ -154,7 +154,7 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
 ):
     """The ledger says it first: no change counts that is not there, and none is lost."""
     run = tmp_path / "run"
-    assert life(**FIRST) == 0
+    assert life(**BEGUN) == 0
 
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
@@ -162,9 +162,9 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training_changes, "write_config", killed)
         life(keep=9, steps=4)
-    assert saved(run) == JSON_FIRST
+    assert saved(run) == JSON_BEGUN
     assert life(keep=9, steps=4) == 0 and life() == 0
-    assert saved(run) == JSON_FIRST | {"keep": 9, "steps": 4}
+    assert saved(run) == JSON_BEGUN | {"keep": 9, "steps": 4}
     told = [(event["field"], event["generation"]) for event in changes(run)]
     assert told == [("steps", 2), ("keep", 2)]
 
@@ -172,7 +172,7 @@ def test_a_life_that_is_killed_before_it_has_changed_leaves_the_change_to_the_ne
 def test_the_launcher_knows_of_a_change_that_the_ledger_alone_has(life, tmp_path, monkeypatch):
     """A finished run that is extended, and killed before config.json has it, is not finished."""
     asked = Config(run_dir=str(tmp_path / "run"))
-    assert life(**FIRST) == 0
+    assert life(**BEGUN) == 0
     assert is_finished(asked)
 
     def killed(*args, **kwargs):
@@ -181,7 +181,7 @@ def test_the_launcher_knows_of_a_change_that_the_ledger_alone_has(life, tmp_path
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training_changes, "write_config", killed)
         life(keep=9, steps=4)
-    assert saved(tmp_path / "run") == JSON_FIRST
+    assert saved(tmp_path / "run") == JSON_BEGUN
     assert (config_in_force(asked).steps, config_in_force(asked).keep) == (4, 9)
     assert not is_finished(asked) and is_finished(dataclasses.replace(asked, steps=3))
     (tmp_path / "run/config.json").write_text("{")
@@ -233,7 +233,7 @@ def test_a_rank_whose_rows_would_be_others_is_refused_from_the_first_life_on(
 def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path, monkeypatch):
     """The run goes on with it, and no checkpoint of it exists before config.json has it."""
     run, tries = tmp_path / "run", []
-    assert life(**FIRST) == 0
+    assert life(**BEGUN) == 0
     write = training_changes.write_config
 
     def full(*args):
@@ -246,14 +246,14 @@ def test_a_change_on_a_full_disk_is_recorded_before_a_checkpoint(life, tmp_path,
     monkeypatch.setattr(training_changes, "write_config", full)
     monkeypatch.setattr(end, "RETRY_S", 0.01)
     assert life(steps=5) == 0
-    assert saved(run) == JSON_FIRST | {"steps": 5} and len(changes(run)) == 1
+    assert saved(run) == JSON_BEGUN | {"steps": 5} and len(changes(run)) == 1
     assert len(tries) == 3 and all(tries)  # the ledger had it each time
     assert (run / "checkpoints/step-000000000005.2").exists()
 
 
 def test_a_field_of_a_newer_version_is_kept_for_it(life, tmp_path, caplog):
     """This version trains without it, says so, and does not take it out of config.json."""
-    assert life(**FIRST) == 0
+    assert life(**BEGUN) == 0
     path = tmp_path / "run/config.json"
     content = json.loads(path.read_text())
     write_json_atomic(path, content | {"config": content["config"] | {"newer": [1]}})
@@ -285,6 +285,6 @@ def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
 
 def test_a_run_that_is_not_extended_has_no_jump(life, caplog):
     """The learning rate is spoken of where it changes, and not where only its end does."""
-    assert life(**FIRST) == 0
+    assert life(**BEGUN) == 0
     assert life(keep=4) == 0
-    assert "learning rate" not in caplog.text and math.isclose(lr_at(3, Config(**FIRST)), 1e-3)
+    assert "learning rate" not in caplog.text and math.isclose(lr_at(3, Config(**BEGUN)), 1e-3)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.field_values import FIRST
+from support.field_values import BEGUN
 
 from gptddp.config import Config
 from gptddp.errors import ConfigError
@@ -20,7 +20,7 @@ WORLD = SimpleNamespace(device=torch.device("cpu"))
 @pytest.fixture
 def run(life, tmp_path):
     """A run whose second life has changed a field."""
-    assert life(**FIRST) == 0 and life(steps=4, keep=9) == 0
+    assert life(**BEGUN) == 0 and life(steps=4, keep=9) == 0
     return tmp_path / "run"
 
 

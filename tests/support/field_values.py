@@ -54,3 +54,5 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "keep_every": (4, 6),
 }
 FIRST = {name: first for name, (first, _) in VALUES.items()}
+# Of a run that there can be: the weights of a folder are a GPT-2's, and these are other parts.
+BEGUN = FIRST | {"init_sha256": ""}
