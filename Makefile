@@ -44,7 +44,7 @@ test-transformers: .transformers/.done  ## the same logits as Hugging Face's tra
 
 # About three minutes: every command of the page in a shell, nodes of network namespaces, a kill.
 test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
-	$(BIN)/python -m pytest tests/examples tests/examples/walk --timeout 600
+	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
