@@ -27,7 +27,7 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 	$(if $(SHORT),,ALL_WAYS=1 $(BIN)/python -m pytest tests/k8s/test_failing_server.py)
 	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 
-# On Debian's Slurm, one node of four tasks on this machine, in a temporary folder: four minutes.
+# On Debian's Slurm, one node of four tasks on this machine, in a temporary folder: 5 to 6 minutes.
 test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it by apt-get if need be
 	tests/slurm/install
 	$(BIN)/python -m pytest tests/slurm
@@ -42,9 +42,9 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
-# A minute or two: every command of the page in a shell, and the pods of its manifest.
+# Three to four minutes: every command of the page in a shell, nodes of network namespaces, a kill.
 test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
-	$(BIN)/python -m pytest tests/examples tests/examples/walk --timeout 600
+	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

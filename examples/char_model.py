@@ -16,7 +16,10 @@ class Text:
     """Files as one string of known characters; the same on every rank that has the same files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        text = "\n".join(path.read_text("utf-8") for path in paths)
+        try:
+            text = "\n".join(path.read_text("utf-8") for path in paths)
+        except (OSError, UnicodeDecodeError) as error:
+            raise SystemExit(f"--text cannot be read: {error}") from error
         if len(text) < 1000:
             raise SystemExit(f"--text has {len(text)} characters in all: give it 1,000 or more")
         self.characters = sorted(set(text))

@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flags
 import snapshot
 import torch
 from char_model import PAGES, CharGPT, Text, Windows
-from ddp import TrainSampler, World, connected, log, run, sum_over_ranks, test_share
+from ddp import World, agree, connected, log, run, sum_over_ranks
+from samplers import TrainSampler, test_share
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
@@ -27,22 +29,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def parse(args: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small GPT over characters by DDP.")
-    parser.add_argument("--text", type=Path, nargs="+", default=PAGES)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=16, help="rows of one process a step")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--precision", choices=["auto", *DTYPES], default="auto")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=50, help="steps between two snapshots")
-    parser.add_argument("--folder", type=Path, default=Path("characters"), help="of the snapshot")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--sample", metavar="TEXT", help="go on from TEXT instead of training")
-    found = parser.parse_args(args)
-    for name in ("epochs", "batch_size", "save_every"):
-        if getattr(found, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(found, name)}: it must be >= 1")
-    return found
+    text = "Train a small GPT over characters by DDP."
+    own = flags.parser(text, epochs=5, batch_size=16, lr=2e-3, save_every=50, folder="characters")
+    own.add_argument("--text", type=Path, nargs="+", default=PAGES, help="files, in UTF-8")
+    own.add_argument("--precision", choices=["auto", *DTYPES], default="auto")
+    own.add_argument("--sample", metavar="TEXT", help="go on from TEXT instead of training")
+    return flags.parse(own, args)
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
@@ -57,6 +49,8 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, world: World) -> None:
         self.args, self.world, self.text = args, world, Text(args.text)
+        given = {k: v for k, v in vars(args).items() if k not in ("folder", "device")}
+        agree(given | {"text": self.text.sha256}, world)
         cut = len(self.text.ids) * 9 // 10  # the end is for testing: no split by chance
         self.train = Windows(self.text.ids[:cut], LENGTH)
         self.test = Windows(self.text.ids[cut:], LENGTH)
@@ -85,6 +79,7 @@ class Training:
         names = ("seed", "batch_size", "lr")
         self.settings = {name: getattr(args, name) for name in names}
         self.settings |= {"precision": self.precision, "text": self.text.sha256}
+        self.settings["script"] = "characters"
 
     def parts(self) -> dict[str, Any]:
         """What has a state: the scaler too, or each start would search its scale anew."""
@@ -185,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         while args.sample is None and job.epoch < args.epochs:
             job.train_epoch()
         if world.rank == 0:  # rank 0 only: the model within DDP, and no collective in here
-            start = job.text.encode(args.sample or "The ")
+            start = job.text.encode(args.sample) if args.sample else job.text.ids[:4].tolist()
             print(job.text.decode(job.model.module.sample(start, 200, args.seed)))
 
 

@@ -5,7 +5,6 @@ variables. They are read here, and nowhere else.
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import sys
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.utils.data import DistributedSampler
 
 TIMEOUT = timedelta(minutes=5)  # a collective that waits for longer is an error on each rank
 _left: list[Any] = []  # the group that this process has left
@@ -40,12 +38,18 @@ def ranks(env: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, world size): torchrun's, srun's, or those of a process alone.
 
     srun sets no RANK. Its own variables count where the job script has exported MASTER_ADDR, so
-    that a command typed into a shell of Slurm's is still one process.
+    that a command typed into a shell of Slurm's is still one process. Tasks beside each other
+    without it would each be a job alone, and all write the same files.
     """
     if "RANK" in env:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     elif "SLURM_PROCID" in env and "MASTER_ADDR" in env:
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    elif int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        raise SystemExit(
+            f"{env['SLURM_STEP_NUM_TASKS']} tasks of srun, but no MASTER_ADDR: export it and "
+            "MASTER_PORT in the job script, as examples/digits.sbatch does"
+        )
     else:
         return 0, 0, 1
     if missing := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in env]:
@@ -63,7 +67,8 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise SystemExit(
             f"local rank {local_rank} has no GPU, as this node shows {torch.cuda.device_count()}: "
-            "start one process a GPU (torchrun --nproc-per-node gpu), or use --device cpu"
+            "start one process a GPU (torchrun --nproc-per-node gpu), or use --device cpu. On "
+            "Slurm each task has to see all GPUs of its node: by --gres, not --gpus-per-task"
         )
     return torch.device("cuda", local_rank)
 
@@ -109,12 +114,32 @@ def run(main: Callable[[], None]) -> NoReturn:
         if isinstance(code, str):
             logging.error(code)
             code = 1
+    except KeyboardInterrupt:
+        logging.error("stopped; the same command goes on from the newest snapshot")
+        code = 130
     except BaseException:
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
+
+
+def agree(given: Mapping[str, Any], world: World) -> None:
+    """All ranks: raises SystemExit, on all, unless all were given the same.
+
+    Each node has a command line of its own. With fewer epochs or larger batches on one of them,
+    its ranks would leave early, and the others wait for them until the time limit.
+    """
+    all_given: list[Any] = [None] * world.world_size
+    dist.all_gather_object(all_given, dict(given))  # all ranks
+    for rank, other in enumerate(all_given):
+        for name, value in all_given[0].items():
+            if other[name] != value:
+                raise SystemExit(
+                    f"--{name.replace('_', '-')} is {value!r} for rank 0, but {other[name]!r} for "
+                    f"rank {rank}: give all nodes the same"
+                )
 
 
 def sync_batch_norm(model: nn.Module, world: World, batch_size: int) -> nn.Module:
@@ -153,36 +178,3 @@ def sum_over_ranks(values: Sequence[float], world: World) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(total)
     return total.tolist()
-
-
-class TrainSampler(DistributedSampler):
-    """DistributedSampler that can begin within an epoch. No sample comes twice in an epoch.
-
-    `drop_last` leaves out up to world_size - 1 samples an epoch, others in each, where the default
-    would have as many twice.
-    """
-
-    def __init__(self, dataset: Any, world: World, seed: int) -> None:
-        super().__init__(
-            dataset, world.world_size, world.rank, shuffle=True, seed=seed, drop_last=True
-        )
-        self.skip = 0  # samples of this rank that the epoch has had
-
-    def begin(self, epoch: int, done: int = 0) -> None:
-        """Another order for each epoch, and go on behind `done` samples of all ranks together."""
-        self.set_epoch(epoch)
-        self.skip = min(done // self.num_replicas, self.num_samples)
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.islice(super().__iter__(), self.skip, None)
-
-    def __len__(self) -> int:
-        return self.num_samples - self.skip
-
-
-def test_share(samples: int, world: World) -> range:
-    """The samples that this rank tests: over all ranks each of them once, at any world size.
-
-    DistributedSampler would repeat the first ones until all ranks have the same number.
-    """
-    return range(world.rank, samples, world.world_size)

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from ddp import World, broadcast_buffers, sum_over_ranks, test_share
+from ddp import World, broadcast_buffers, sum_over_ranks
+from samplers import test_share
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split

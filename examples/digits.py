@@ -9,14 +9,18 @@ Run it again to go on: with a larger --epochs, or where it was killed.
 import argparse
 import csv
 import io
+import math
 import time
 from pathlib import Path
 from typing import Any
 
+import flags
 import snapshot
 import torch
-from ddp import TrainSampler, World, connected, log, run, sum_over_ranks, sync_batch_norm
+from ddp import World, agree, connected, log, run, sum_over_ranks, sync_batch_norm
 from digit_images import build, datasets, evaluate
+from samplers import TrainSampler
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -25,19 +29,9 @@ COLUMNS = ("epoch", "lr", "train_loss", "test_loss", "test_accuracy", "tested", 
 
 
 def parse(args: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small CNN on handwritten digits by DDP.")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="samples of one process a step")
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=10, help="steps between two snapshots")
-    parser.add_argument("--folder", type=Path, default=Path("digits"), help="what a run leaves")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    found = parser.parse_args(args)
-    for name in ("epochs", "batch_size", "save_every"):
-        if getattr(found, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(found, name)}: it must be >= 1")
-    return found
+    text = "Train a small CNN on handwritten digits by DDP."
+    own = flags.parser(text, epochs=10, batch_size=32, lr=0.05, save_every=10, folder="digits")
+    return flags.parse(own, args)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -46,9 +40,8 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     table = csv.DictWriter(text, COLUMNS)
     table.writeheader()
     table.writerows(rows)
-    part = path.with_suffix(".tmp")
-    part.write_text(text.getvalue())
-    part.replace(path)
+    with snapshot.replaced(path) as file:
+        file.write(text.getvalue().encode())
 
 
 class Training:
@@ -56,6 +49,7 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, world: World) -> None:
         self.args, self.world = args, world
+        agree({k: v for k, v in vars(args).items() if k not in ("folder", "device")}, world)
         self.train, self.test = datasets(args.seed)
         self.sampler = TrainSampler(self.train, world, args.seed)
         pin = world.device.type == "cuda"
@@ -77,9 +71,10 @@ class Training:
         self.epoch, self.step = 0, 0
         self.done = 0  # samples of this epoch, of all ranks
         self.rows: list[dict[str, Any]] = []
-        self.best = -1.0
+        self.best, self.best_model = -1.0, self.model.module.state_dict()
         self.loss, self.samples = 0.0, 0  # of this rank, in this epoch
-        self.settings = {"seed": args.seed, "batch_size": args.batch_size, "lr": args.lr}
+        self.settings = {"script": "digits", "seed": args.seed}
+        self.settings |= {"batch_size": args.batch_size, "lr": args.lr}
 
     def save(self) -> None:
         """All ranks. The model within DDP, whose names have no `module.` before them."""
@@ -92,6 +87,7 @@ class Training:
             "schedule": self.schedule.state_dict(),
             "rows": self.rows,
             "best": self.best,
+            "best_model": self.best_model,
         }
         own = {"loss": self.loss, "samples": self.samples}
         snapshot.save(self.args.folder / "snapshot.pt", state, own, self.world)
@@ -107,9 +103,18 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.rows, self.best = state["rows"], state["best"]
+        self.best_model = state["best_model"]
+        self.leave()
         own = snapshot.own_of(state, self.world)
         self.loss, self.samples = own["loss"], own["samples"]
         log.info("goes on in epoch %d, behind %d samples", self.epoch, self.done)
+
+    def leave(self) -> None:
+        """What people want of a run, made of what the snapshot has: rank 0 may be on another disk
+        than before, or have been killed when these files were ahead of the snapshot."""
+        if self.world.rank == 0 and self.rows:  # rank 0 only; no collective in here
+            snapshot.write(self.args.folder / "best.pt", self.best_model)
+            write_csv(self.args.folder / "results.csv", self.rows)
 
     def train_epoch(self) -> float:
         """All ranks: the rest of the present epoch; samples a second of all ranks."""
@@ -121,6 +126,9 @@ class Training:
             loss = functional.cross_entropy(self.model(images), labels)
             self.optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over all ranks meanwhile
+            norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters())
+            if not math.isfinite(norm):  # the same on every rank, so all stop, before they save it
+                raise SystemExit(f"step {self.step}: the gradients are not finite; lower --lr")
             self.optimizer.step()
             self.loss += loss.item() * len(labels)
             self.samples += len(labels)
@@ -144,12 +152,10 @@ class Training:
         )
         self.epoch, self.done = self.epoch + 1, 0
         self.loss, self.samples = 0.0, 0
-        better = accuracy > self.best  # of all ranks together, so all ranks agree
-        self.best = max(self.best, accuracy)
-        if self.world.rank == 0:  # rank 0 only; no collective in here
-            if better:
-                snapshot.write(self.args.folder / "best.pt", self.model.module.state_dict())
-            write_csv(self.args.folder / "results.csv", self.rows)
+        if accuracy > self.best:  # of all ranks together, so all ranks agree
+            self.best, now = accuracy, self.model.module.state_dict()
+            self.best_model = {name: tensor.clone() for name, tensor in now.items()}
+        self.leave()
         self.save()  # all ranks
 
 

@@ -1,8 +1,10 @@
 """A snapshot from which a run goes on at its very step: whole or absent, the same for all ranks."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -37,19 +39,34 @@ def save(path: Path, state: dict[str, Any], own: dict[str, Any], world: World) -
 
 
 def write(path: Path, value: Any) -> None:
-    """Rank 0 only: replace the file by one that is whole, whenever the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".tmp")
-    with part.open("wb") as file:
+    """Rank 0 only: what torch.load reads."""
+    with replaced(path) as file:
         torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())  # the content is on the disk before it has the name
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """Rank 0 only: a file that takes the place of the old one when it is whole, or never.
+
+    Raises SystemExit where it cannot be written.
+    """
+    part = path.with_name(path.name + ".tmp")
     try:
-        os.fsync(folder)  # and now the name is
-    finally:
-        os.close(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # the content is on the disk before it has the name
+        part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # and now the name is
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise SystemExit(
+            f"{path} cannot be written ({error.strerror}): make room, or give another --folder"
+        ) from error
 
 
 def load(path: Path, settings: dict[str, Any], world: World) -> dict[str, Any] | None:
@@ -79,8 +96,8 @@ def load(path: Path, settings: dict[str, Any], world: World) -> dict[str, Any] |
     for name, value in settings.items():
         if (before := state["settings"].get(name)) != value:
             raise SystemExit(
-                f"{name} is {value!r}, but {path} has {before!r}: give --{name.replace('_', '-')} "
-                "as it was, or another --folder"
+                f"{name.replace('_', '-')} is {value!r}, but {path} has {before!r}: give it as it "
+                "was, or another --folder"
             )
     return state
 
@@ -95,7 +112,7 @@ def own_of(state: dict[str, Any], world: World) -> dict[str, Any]:
     if len(owns) == world.world_size:
         set_random_state(owns[world.rank]["random"], world)
         return owns[world.rank]
-    log.info("from %d ranks to %d: other batches from here on", len(owns), world.world_size)
+    log.info("world size %d before, now %d: other batches", len(owns), world.world_size)
     names = owns[0].keys() - {"random"}
     return {name: sum(own[name] for own in owns) * (world.rank == 0) for name in names}
 
@@ -107,8 +124,10 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
     `weights_only`: tensors and plain values, so that no file can run code.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True), ""
-    except FileNotFoundError:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        _ = state["position"], state["settings"], state["owns"]  # of ours, not just any file
+        return state, ""
+    except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except Exception as error:  # torch raises whatever the damage looks like to it
-        return None, f"{path} is damaged ({type(error).__name__})"
+        return None, f"{path} is damaged, or no snapshot ({type(error).__name__})"

@@ -39,8 +39,12 @@ def main() -> None:
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
     )
-    # One that fails ends the others, and this process with an error.
-    mp.spawn(start, (world_size, store.port, command), nprocs=world_size)
+    try:  # one that fails ends the others, and this process with an error
+        mp.spawn(start, (world_size, store.port, command), nprocs=world_size)
+    except mp.ProcessExitedException as error:  # it has said why
+        raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)  # the processes have been interrupted too
 
 
 if __name__ == "__main__":

@@ -69,6 +69,9 @@ def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_pa
         said = processes[0].stderr.read()
     assert "goes on in epoch 3, behind 0 samples" in said and "epoch 0 " not in said
     assert ("is damaged" in said) == torn
+    # and rank 0 leaves on its disk what the run has found so far
+    assert (tmp_path / "0/best.pt").read_bytes() == (undisturbed[0] / "best.pt").read_bytes()
+    assert len((tmp_path / "0/results.csv").read_text().splitlines()) == 4
 
 
 def test_a_torn_snapshot_alone_is_refused_by_all_ranks(tmp_path):
@@ -77,6 +80,54 @@ def test_a_torn_snapshot_alone_is_refused_by_all_ranks(tmp_path):
     codes, said = run(2, "digits", *SHORT, "--folder", str(tmp_path))
     assert codes == [1, 1]
     assert all("snapshot.pt is damaged" in text and "remove it" in text for text in said)
+
+
+def test_a_file_that_is_no_snapshot_is_not_taken_for_one(undisturbed, tmp_path):
+    """A model that was saved alone, under the name of a snapshot: both ranks say so."""
+    shutil.copy(undisturbed[0] / "best.pt", tmp_path / "snapshot.pt")
+    codes, said = run(2, "digits", *SHORT, "--folder", str(tmp_path))
+    assert codes == [1, 1] and all("or no snapshot (KeyError)" in text for text in said)
+
+
+def test_nodes_with_other_flags_are_told_before_they_wait_for_each_other(tmp_path):
+    """Both ranks end with the flag's name: with fewer epochs, one would leave the other alone."""
+    own = "sys.argv += ['--epochs', str(2 + int(os.environ['RANK']))]\n"
+    codes, said = run(2, "digits", "--folder", str(tmp_path), harm=own)
+    assert codes == [1, 1] and not list(tmp_path.iterdir())
+    assert all("--epochs is 2 for rank 0, but 3 for rank 1" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--lr", "0"), 2, "--lr is 0.0: it must be > 0 and finite"),
+        (("--lr", "nan"), 2, "--lr is nan"),
+        (("--seed", "-1"), 2, "--seed is -1: it must be >= 0"),
+        (("--save-every", "0"), 2, "--save-every is 0: it must be >= 1"),
+        (("--lr", "1e30"), 1, "the gradients are not finite; lower --lr"),
+        (("--folder", "/dev/null/run", "--save-every", "1"), 1, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(tmp_path, flags, code, message):
+    """The value and the rule, without a traceback; no snapshot that is not a number is left."""
+    where = () if "--folder" in flags else ("--folder", str(tmp_path))
+    codes, said = run(1, "digits", *where, *flags)
+    assert codes == [code] and message in said[0] and "Traceback" not in said[0]
+    for name, tensor in state(tmp_path)["model"].items() if list(tmp_path.iterdir()) else ():
+        assert tensor.isfinite().all(), name
+
+
+def test_ctrl_c_is_no_error_and_the_run_goes_on(tmp_path):
+    """One line instead of a traceback, exit code 130; behind it the same command goes on."""
+    stop = AT_CALL.format(method="torch.optim.SGD.step", n=5)
+    stop = stop.replace("SIGKILL", "SIGINT").replace('os.environ["RANK"] == "1"', "True")
+    own = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + stop
+    codes, said = run(1, "digits", *SHORT, "--folder", str(tmp_path), harm=own)
+    assert codes == [130] and "the same command goes on" in said[0] and "Traceback" not in said[0]
+    assert (
+        "goes on in epoch 0, behind 270 samples"
+        in succeed(1, "digits", *SHORT, "--folder", str(tmp_path))[0]
+    )
 
 
 def test_another_setting_is_refused(undisturbed, tmp_path):
@@ -132,7 +183,7 @@ def test_a_run_goes_on_at_another_world_size(tmp_path):
     flags = (*SHORT, "--folder", str(tmp_path))
     run(3, "digits", *flags, harm=AT_CALL.format(method="torch.optim.SGD.step", n=5))
     said = succeed(1, "digits", *flags)
-    assert "from 3 ranks to 1" in said[0] and "behind 810 samples" in said[0]
+    assert "world size 3 before, now 1" in said[0] and "behind 810 samples" in said[0]
     rows = state(tmp_path)["rows"]
     assert len(rows) == 1 and rows[0]["tested"] == 359
 
@@ -145,14 +196,24 @@ def ddp(monkeypatch):
     return ddp
 
 
+def test_more_ranks_than_samples_are_refused(ddp):
+    """By every rank: an epoch of no step would look like training."""
+    import samplers
+
+    for rank in range(5):
+        with pytest.raises(SystemExit, match="5 processes, but only 4 samples"):
+            samplers.TrainSampler(range(4), ddp.World(rank, rank, 5, torch.device("cpu")), seed=1)
+
+
 def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
     """Of 100 samples on 3 ranks, 99 come once; from the middle on, those that are left come."""
+    import samplers
 
     def epoch(number, done=0):
         found = []
         for rank in range(3):
             world = ddp.World(rank, rank, 3, torch.device("cpu"))
-            sampler = ddp.TrainSampler(range(100), world, seed=1)
+            sampler = samplers.TrainSampler(range(100), world, seed=1)
             sampler.begin(number, done)
             found.append(list(sampler))
             assert len(sampler) == len(found[-1])
@@ -162,6 +223,8 @@ def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
     assert len(set(sum(first, []))) == len(sum(first, [])) == 99
     assert first != second
     assert epoch(0, done=30) == [share[10:] for share in first]
+    # 31 samples of another world size: the 31st does not come again
+    assert epoch(0, done=31) == [share[11:] for share in first]
 
 
 def test_the_process_group_is_left_after_an_error(ddp, monkeypatch):
@@ -189,6 +252,8 @@ def test_ranks_come_from_torchrun_or_srun(ddp, env, found):
     assert ddp.ranks(env | meet) == found
     if "SLURM_PROCID" in env:
         assert ddp.ranks(env) == (0, 0, 1)
+        with pytest.raises(SystemExit, match="4 tasks of srun, but no MASTER_ADDR"):
+            ddp.ranks(env | {"SLURM_STEP_NUM_TASKS": "4"})
     elif env:
         with pytest.raises(SystemExit, match="LOCAL_RANK"):
             ddp.ranks({"RANK": "3"})

@@ -1,6 +1,8 @@
 """What lies in examples/ is what its pages, its image and its manifest say."""
 
 import re
+import subprocess
+import sys
 
 import yaml
 from support.example_runs import EXAMPLES
@@ -24,6 +26,31 @@ def test_the_job_runs_the_script_that_the_image_has():
     """Of this version, in the folder to which the Dockerfile copies it."""
     own = container(yaml.safe_load((EXAMPLES / "job.yaml").read_text()))
     assert own["image"] == f"gptddp:{__version__}"
+    assert own["env"] == [{"name": "OMP_NUM_THREADS", "value": own["resources"]["limits"]["cpu"]}]
     copied = re.search(r"^COPY examples (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert own["args"][0] == f"{copied[1]}/digits.py"
     assert "!examples" in (ROOT / ".dockerignore").read_text().split()
+
+
+def test_the_tables_for_those_who_come_from_elsewhere_name_what_there_is():
+    """Each function or class is in the file that a row names; each path exists."""
+    _, *tables = (ROOT / "docs/learn-ddp.md").read_text().split("\n## From ")
+    assert len(tables) == 2
+    text = "".join(tables)
+    named = re.findall(r"((?:`\w+`(?:,| and) )*`\w+`) in `(\S+)`", text)
+    assert len(named) > 8
+    for names, path in named:
+        for name in re.findall(r"\w{4,}", names):
+            assert re.search(rf"^ *(def|class) {name}\b", (ROOT / path).read_text(), re.M), name
+    for path in re.findall(r"`(examples/[^`]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_target_runs_the_walk_through_the_page():
+    """What `make test-examples` gives to pytest has each test of the folders, the walk's too."""
+    (words,) = re.findall(r"-m pytest (tests/examples.*)$", (ROOT / "Makefile").read_text(), re.M)
+    command = f'"{sys.executable}" -m pytest --collect-only -q {words}'
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    for path in (ROOT / "tests/examples").rglob("test_*.py"):
+        assert f"{path.relative_to(ROOT)}::" in done.stdout

@@ -194,7 +194,8 @@ def test_a_launcher_gets_what_the_operator_would_tell_a_pod(shell):
         keys.add(shell.env["GPTDDP_RENDEZVOUS_KEY"])
     assert len(keys) == 2 and {len(key) for key in keys} == {64}
     (srun,) = [call for call in calls if call[0] == "srun"]
-    assert {"--kill-on-bad-exit=1", "--ntasks-per-node=1", "--ntasks=2"} <= set(srun)
+    wanted = {"--kill-on-bad-exit=1", "--export=ALL", "--ntasks-per-node=1", "--ntasks=2"}
+    assert wanted <= set(srun)
     assert json.loads(shell.out)[:2] == ["-m", "gptddp.launch"]
 
 
@@ -235,6 +236,7 @@ def test_what_may_pass_is_requeued_and_what_is_final_is_not(
         (("--name", "x\n#SBATCH --uid=0"), "--name: .* is not a DNS label"),
         (("--python", "-c"), "--python: '-c' is no program"),
         (("--replicas", "0"), "--replicas: 0 is less than 1"),
+        (("--grace-s", "65536"), "--grace-s: 65536 s is more than sbatch takes"),
         (("--replicas", "2", "--min", "3"), "--min: 3 is not within 1 and --replicas"),
         (("--nproc-per-node", "100"), "--replicas: 100 workers but only 12 lanes"),
         (("--memory", "lots"), "--memory: 'lots' is not a positive Kubernetes quantity"),
@@ -246,6 +248,39 @@ def test_what_cannot_be_is_refused_with_its_fix(options, message):
     result = render(*FOLDERS, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.search(message, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "ends", "message"),
+    [
+        (None, 7, "No such file"),
+        ("exit 126", 6, ""),
+        (f'exec {sys.executable} -S -I "$@"', 7, "gptddp is not installed for"),
+    ],
+    ids=["absent", "cannot run", "without gptddp"],
+)
+def test_a_python_that_cannot_train_ends_the_job(tmp_path, python, ends, message):
+    """On the first node, before any task: with the code that slurm.md names, and no requeue."""
+    program = tmp_path / "python"
+    if python:
+        program.write_text(f"#!/bin/bash\n{python}\n")
+        program.chmod(0o755)
+    script = render(*FOLDERS, "--python", str(program)).stdout
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$1" = show ] && exec echo node7\ntouch requeued\n')
+    scontrol.chmod(0o755)
+    own = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node7", "SLURM_JOB_NUM_NODES": "1"}
+    done = subprocess.run(
+        ["bash"],
+        input=script,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **own},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == ends and message in done.stderr, done.stderr
+    assert not (tmp_path / "requeued").exists()
 
 
 def test_a_job_file_of_kubernetes_needs_the_folders_of_its_claims(tmp_path):

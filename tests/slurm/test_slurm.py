@@ -48,19 +48,25 @@ def undisturbed(corpus, tmp_path_factory):
     return run
 
 
-class Job:
-    """A job on the node, from what `gptddp-k8s render --api slurm` prints."""
+def rendered(folder: Path, corpus: Path, *options: str) -> str:
+    """The script that `gptddp-k8s render --api slurm` prints for a run in the folder."""
+    where = ["--name", "run", "--memory", "3Gi", "--data", str(corpus), "--runs", str(folder)]
+    where += [] if "--python" in options else ["--python", sys.executable]
+    args = ["render", "--api", "slurm", *where, "--grace-s", "20", *options, "--", *FLAGS]
+    printed = CliRunner().invoke(gptddp_k8s, args)
+    assert printed.exit_code == 0, printed.stderr
+    (folder / "job.sbatch").write_text(printed.stdout)
+    return "job.sbatch"
 
-    def __init__(self, node: OneNode, folder: Path, corpus: Path, *options: str, submit=()) -> None:
-        where = ["--name", "run", "--memory", "3Gi", "--data", str(corpus), "--runs", str(folder)]
-        where += [] if "--python" in options else ["--python", sys.executable]
-        args = ["render", "--api", "slurm", *where, "--grace-s", "20", *options, "--", *FLAGS]
-        printed = CliRunner().invoke(gptddp_k8s, args)
-        assert printed.exit_code == 0, printed.stderr
-        (folder / "job.sbatch").write_text(printed.stdout)
+
+class Job:
+    """A job on the node; its output and the run are in the folder."""
+
+    def __init__(self, node: OneNode, folder: Path, *words: str) -> None:
         self.node, self.folder, self.run = node, folder, folder / "run"
-        command = ["sbatch", "--parsable", f"--chdir={folder}", *submit, "job.sbatch"]
-        environment = {**node.environment, "PYTHONPATH": str(ROOT)}
+        path = f"{Path(sys.executable).parent}:{node.environment['PATH']}"
+        environment = {**node.environment, "PYTHONPATH": str(ROOT), "PATH": path}
+        command = ["sbatch", "--parsable", f"--output={folder}/%x-%j.out", *words]
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, check=True
         )
@@ -116,8 +122,9 @@ def submit(node, corpus, tmp_path):
     """submit(*options of render): a job; cancelled at the end of the test if it still is there."""
     jobs = []
 
-    def begin(*options: str, **more) -> Job:
-        jobs.append(Job(node, tmp_path, corpus, *options, **more))
+    def begin(*options: str, sbatch=()) -> Job:
+        script = rendered(tmp_path, corpus, *options)
+        jobs.append(Job(node, tmp_path, *sbatch, script))
         return jobs[-1]
 
     yield begin
@@ -144,7 +151,8 @@ def test_a_rank_that_is_killed_costs_a_requeue_and_no_bit(submit, undisturbed):
     os.kill(job.process("SLURM_PROCID", "2", "gptddp.train"), signal.SIGKILL)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
-    assert "task 2: Exited with exit code 241" in job.log()
+    # task 2, or one that has noticed its loss before Slurm has
+    assert re.search(r"tasks? \S+: Exited with exit code 241", job.log())
     assert_same_bits(job.run, undisturbed)
 
 
@@ -207,7 +215,7 @@ def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed):
 FINAL = """#!/bin/bash
 [ "$1" = - ] && exec {python} "$@"
 [ "$SLURM_PROCID" = 2 ] && sleep 1 && exit 3
-exec sleep 60
+exec sleep 600
 """
 
 
@@ -219,3 +227,34 @@ def test_a_final_error_of_one_rank_is_the_end_of_the_job(submit, tmp_path):
     job = submit("--launcher", "srun", "--nproc-per-node", "4", "--python", str(program))
     facts = job.end()
     assert [facts[key] for key in ("JobState", "ExitCode", "Restarts")] == ["FAILED", "3:0", "0"]
+
+
+SEES = """#!/bin/bash
+[ "$1" = - ] && exec {python} "$@"
+[ -n "${{MASTER_PORT:-}}" ] || exit 3
+"""
+
+
+def test_the_ranks_know_where_to_meet_at_any_site(submit, tmp_path):
+    """Also where jobs are submitted without the environment of their users."""
+    program = tmp_path / "python"
+    program.write_text(SEES.format(python=sys.executable))
+    program.chmod(0o755)
+    options = ("--launcher", "srun", "--nproc-per-node", "2", "--python", str(program))
+    job = submit(*options, sbatch=["--export=NONE"])
+    facts = job.end()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), job.log()
+
+
+def test_the_example_of_digits_is_one_run_of_all_tasks(node, tmp_path):
+    """examples/digits.sbatch: two tasks of srun are ranks of one job; killed once, it goes on."""
+    flags = ["--epochs", "2", "--save-every", "5", "--folder", str(tmp_path / "run")]
+    script = str(ROOT / "examples/digits.sbatch")
+    job = Job(node, tmp_path, "--nodes=1", f"--chdir={ROOT}", script, *flags)
+    job.until((job.run / "snapshot.pt").exists)
+    node.output("scontrol", "requeue", job.id)
+    facts = job.end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
+    assert "2 processes, gloo on cpu" in job.log() and "goes on in epoch" in job.log()
+    rows = (job.run / "results.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1"]

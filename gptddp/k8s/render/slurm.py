@@ -127,6 +127,7 @@ def _problems(spec: JobSpec, place: Place) -> Iterator[Problem]:
     for id, found in (
         ("slurm-name", _name(spec)),
         ("slurm-nodes", _nodes(spec, place)),
+        ("slurm-grace", _grace(spec)),
         ("slurm-folders", _folders(spec, place)),
         ("slurm-env", _env(spec)),
         ("slurm-words", _words(spec, place)),
@@ -152,6 +153,12 @@ def _nodes(spec: JobSpec, place: Place) -> Iterator[Found]:
         yield ("--min", f"{place.min} is not within 1 and --replicas", f"use 1 to {spec.replicas}")
     if spec.nproc_per_node is not None and spec.nproc_per_node < 1:
         yield ("--nproc-per-node", f"{spec.nproc_per_node} is less than 1", "use 1 or more")
+
+
+def _grace(spec: JobSpec) -> Iterator[Found]:
+    """sbatch refuses a longer time in --signal."""
+    if spec.grace_s > 65535:
+        yield ("--grace-s", f"{spec.grace_s} s is more than sbatch takes", "use at most 65535")
 
 
 def _folders(spec: JobSpec, place: Place) -> Iterator[Found]:

@@ -11,6 +11,8 @@ What Slurm (22.05 and later) does, and the script has to deal with:
 - A job that ends within its grace period is not requeued by Slurm: the script does it. It does not
   where the job is cancelled, which `squeue` shows as COMPLETING.
 - A step does not take `--cpus-per-task` over from its job.
+- Of a job that is submitted with `--export=NONE`, as some sites have it by default, the steps see
+  none of the script's variables either, unless `srun` is told to export all.
 """
 
 import shlex
@@ -27,7 +29,10 @@ host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 [ -n "$host" ] || exit 1
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 port=$({python} - "$SLURM_JOB_ID" <<'END'
-import socket, sys
+import importlib.util, socket, sys
+if not importlib.util.find_spec("gptddp"):
+    print("gptddp is not installed for", sys.executable, file=sys.stderr)
+    sys.exit(127)
 for n in range(20000):
     port = 10000 + (int(sys.argv[1]) + n) % 20000
     try:
@@ -38,7 +43,7 @@ for n in range(20000):
         continue
     sys.exit(print(port))
 END
-) || exit
+) || {{ code=$?; [ $code -lt 126 ] || code=$((code - 120)); exit $code; }}
 """
 
 _RANKS = """\
@@ -78,7 +83,7 @@ esac'
 asked=
 stop() {{ asked=yes; scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null; }}
 trap stop TERM
-srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node={tasks} \\
+srun --kill-on-bad-exit=1 --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node={tasks} \\
   --ntasks="$((SLURM_JOB_NUM_NODES * {tasks}))" --cpus-per-task={cpus} \\
   bash -c "$task" task \\
   {program} &
