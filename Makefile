@@ -13,7 +13,7 @@ $(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv
 	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,dev
 	@touch $@
 
-demo: venv  ## train on four local pods, kill one, sample: about four minutes
+demo: venv  ## train on four local pods, kill one, sample: within four minutes
 	$(BIN)/python -m gptddp.demo
 
 test: venv  ## all tests that need no cluster

@@ -2,14 +2,18 @@
 
     python benchmarks/optimizers.py [--out .bench/optimizers] [--part 0.7] [--steps 400] [--seeds 3]
 
-AdamW trains `--steps`, Muon a `--part` of them, each with the same six peak rates and as many
-seeds, the same data, batch and schedule, which ends where the run does. Muon needs at most that
-part of AdamW's tokens if the best of its mean losses is no higher than the best of AdamW's: of
-validation, after the last step, over the seeds. Each optimizer has the rate that suits it.
+AdamW trains `--steps` of `--batch` rows, Muon a `--part` of them, each with the same six peak rates
+and as many seeds, the same data, batch and schedule, which ends where the run does. Muon needs at
+most that part of AdamW's tokens if the best of its mean losses is no higher than the best of
+AdamW's: of validation, after the last step, over the seeds. Each optimizer has the rate that suits
+it. A best rate at an end of the grid proves nothing about its optimizer, and is told.
 
-The text is the Python source of the standard library. A run is a row of `runs.jsonl` in `--out`;
-those that are there are not done again, and one that was cut off goes on. All of it takes hours
-(on two cores a run takes minutes); `--steps 40 --seeds 1 --rates 3e-3,6e-3` shows that it works.
+The text is the Python source of the standard library. A run is one process of one thread; there are
+as many at a time as processors. The first seed comes with all rates, the others with the best of
+them first, so that what there is so far can be looked at. A run is a row of `runs.jsonl` in
+`--out`; those that are there are not done again, and one that was cut off goes on. All of it takes
+an hour on two cores; `--steps 40 --seeds 1 --rates 3e-3,6e-3` shows that it works, and `--report`
+says what there is.
 """
 
 import argparse
@@ -19,17 +23,18 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gptddp.distributed.hardware import cpu_quota
 from gptddp.run.history import history
 
-RATES = (7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
-VOCABULARY = 4096
-LEFT_OUT = ("encodings", "pydoc_data", "site-packages", "test", "tests")
+RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
+VOCABULARY = 2048
+LEFT_OUT = ("encodings", "pydoc_data", "site-packages", "dist-packages", "test", "tests")
 
 
 @dataclass(frozen=True)
@@ -40,18 +45,24 @@ class Run:
     lr: float
     seed: int
     steps: int
+    batch: int
 
     @property
     def name(self) -> str:
-        return f"{self.optimizer}-{self.lr:g}-{self.seed}-{self.steps}"
+        return f"{self.optimizer}-{self.lr:g}-{self.seed}-{self.steps}x{self.batch}"
 
 
-def runs(rates: list[float], seeds: int, steps: int, part: float) -> Iterator[Run]:
-    """Seed by seed, so that what there is so far can be looked at."""
-    for seed in range(1, seeds + 1):
-        for lr in rates:
-            yield Run("adamw", lr, seed, steps)
-            yield Run("muon", lr, seed, round(part * steps))
+Rows = Mapping[Run, Mapping[str, Any]]  # what came out of the runs
+
+
+def runs(args: argparse.Namespace, seed: int) -> list[Run]:
+    """All runs of a seed."""
+    lengths = {"adamw": args.steps, "muon": round(args.part * args.steps)}
+    return [
+        Run(optimizer, lr, seed, steps, args.batch)
+        for lr in args.rates
+        for optimizer, steps in lengths.items()
+    ]
 
 
 def prepare(out: Path) -> None:
@@ -65,35 +76,64 @@ def prepare(out: Path) -> None:
 def train(run: Run, out: Path) -> dict[str, Any]:
     """The row of a run, which is done now, or gone on with."""
     folder, began = out / run.name, time.monotonic()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(cpu_quota()), "-m", "gptddp.train"]
-    command += ["--preset", "tiny", "--data", str(out / "data"), "--run-dir", str(folder)]
-    command += ["--optimizer", run.optimizer, "--lr", str(run.lr), "--seed", str(run.seed)]
+    command = [sys.executable, "-m", "gptddp.train", "--preset", "tiny", "--threads", "1"]
+    command += ["--data", str(out / "data"), "--run-dir", str(folder), "--seed", str(run.seed)]
+    command += ["--optimizer", run.optimizer, "--lr", str(run.lr), "--batch", str(run.batch)]
     command += ["--steps", str(run.steps), "--warmup-steps", str(run.steps // 10)]
-    command += ["--eval-every", "100000", "--log-every", "100000", "--threads", "1"]
+    command += ["--eval-every", "100000", "--log-every", "100000"]
     with open(out / f"{run.name}.log", "ab") as log:
         subprocess.run(command, check=True, stderr=log, stdout=log)
     last = list(history(folder))[-1]
     found = {name: last[name] for name in ("tokens", "val_loss", "val_bpb")}
-    return {**vars(run), **found, "seconds": round(time.monotonic() - began, 1)}
+    return {**asdict(run), **found, "seconds": round(time.monotonic() - began, 1)}
 
 
-def report(rows: list[Mapping[str, Any]], part: float) -> None:
+def do(wanted: Iterable[Run], done: dict[Run, dict[str, Any]], out: Path) -> None:
+    """Those that are not done, as many at a time as there are processors."""
+    with ThreadPoolExecutor(cpu_quota()) as pool:
+        missing = {pool.submit(train, run, out): run for run in wanted if run not in done}
+        for it in as_completed(missing):
+            row = done[missing[it]] = it.result()
+            with open(out / "runs.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def from_the_best(first: Rows) -> Callable[[Run], tuple[int, int]]:
+    """The order of the other seeds: by how far a rate is from the first seed's best."""
+    best: dict[str, Run] = {}
+    for run in sorted(first, key=lambda run: first[run]["val_loss"]):
+        best.setdefault(run.optimizer, run)
+    rates = sorted({run.lr for run in first})
+    return lambda run: (
+        abs(rates.index(run.lr) - rates.index(best[run.optimizer].lr)),
+        run.seed,
+    )
+
+
+def report(rows: Rows, args: argparse.Namespace) -> None:
     """The mean losses, the best of each optimizer, and whether the claim holds."""
-    best: dict[str, tuple[float, float]] = {}
+    means: dict[str, dict[float, float]] = {}
     print(f"\n{'':8}{'steps':>6}{'lr':>10}  validation loss of each seed, mean")
-    for kind, lr, steps in dict.fromkeys((it["optimizer"], it["lr"], it["steps"]) for it in rows):
-        of = [it for it in rows if (it["optimizer"], it["lr"]) == (kind, lr)]
-        losses = [it["val_loss"] for it in of]
-        mean = statistics.mean(losses)
-        best[kind] = min(best.get(kind, (mean, lr)), (mean, lr))
+    for optimizer, lr in sorted({(run.optimizer, run.lr) for run in rows}):
+        of = sorted((it for it in rows if (it.optimizer, it.lr) == (optimizer, lr)), key=_seed)
+        losses = [rows[it]["val_loss"] for it in of]
         each = " ".join(f"{loss:.4f}" for loss in losses)
-        print(f"{kind:8}{steps:6}{lr:10.2e}  {each}  {mean:.4f}")
-    for kind, (loss, lr) in best.items():
-        print(f"best of {kind}: {loss:.4f} at {lr:.2e}")
-    if len(best) == 2:
-        holds = best["muon"][0] <= best["adamw"][0]
-        print(f"muon with {part:.2f} times the tokens is {'' if holds else 'not '}as good as adamw")
+        print(f"{optimizer:8}{of[0].steps:6}{lr:10.2e}  {each}  {statistics.mean(losses):.4f}")
+        if len(losses) == args.seeds:  # a mean of fewer is not compared
+            means.setdefault(optimizer, {})[lr] = statistics.mean(losses)
+    for optimizer, of_rate in means.items():
+        lr = min(of_rate, key=lambda lr: of_rate[lr])
+        end = lr in (min(args.rates), max(args.rates))
+        told = ", an end of the grid: a better rate may lie outside it" if end else ""
+        print(f"best of {optimizer}: {of_rate[lr]:.4f} at {lr:.2e}{told}")
+    if len(means) == 2:
+        holds = min(means["muon"].values()) <= min(means["adamw"].values())
+        print(f"muon with {args.part:.2f} times the tokens is {'' if holds else 'not '}as good")
+
+
+def _seed(run: Run) -> int:
+    return run.seed
 
 
 def main() -> None:
@@ -101,24 +141,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".bench/optimizers"))
     parser.add_argument("--part", type=float, default=0.7)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=12, help="rows a step")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", default=",".join(f"{rate:g}" for rate in RATES))
+    parser.add_argument("--report", action="store_true", help="of what is done; train nothing")
     args = parser.parse_args()
+    args.rates = [float(it) for it in args.rates.split(",")]
     args.out.mkdir(parents=True, exist_ok=True)
-    prepare(args.out)
     path = args.out / "runs.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {Run(*(it[name] for name in ("optimizer", "lr", "seed", "steps"))): it for it in rows}
-    wanted = list(
-        runs([float(it) for it in args.rates.split(",")], args.seeds, args.steps, args.part)
-    )
-    for run in wanted:
-        if run not in done:
-            row = done[run] = train(run, args.out)
-            with open(path, "a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
-    report([done[run] for run in wanted], args.part)
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {Run(*(it[name] for name in Run.__dataclass_fields__)): it for it in lines}
+    first = runs(args, seed=1)
+    others = [run for seed in range(2, args.seeds + 1) for run in runs(args, seed)]
+    if not args.report:
+        prepare(args.out)
+        do(first, done, args.out)
+        do(sorted(others, key=from_the_best({run: done[run] for run in first})), done, args.out)
+    report({run: done[run] for run in (*first, *others) if run in done}, args)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/soak.py [--every 120] [--minutes 10] [--dir .bench]
 
-Four local pods train the model `tiny` on the demo's corpus. Every so often one, drawn at random, is
-killed: the pod with all its processes, or its training process. Goodput is the seconds of the steps
-that count over the seconds that passed, both from the run's own books, between the first step and
-the last; what is missing is split as the ledger's `recovered` events have it.
+Four local pods train the model `tiny` on the Python source on this machine, prepared as the demo
+prepares it. Every so often one, drawn at random, is killed: the pod with all its processes, or its
+training process. Goodput is the seconds of the steps that count over the seconds that passed, both
+from the run's own books, between the first step and the last; what is missing is split as the
+ledger's `recovered` events have it.
 """
 
 import argparse
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
-    prepare(args.dir / "volumes/data")
+    prepare(args.dir / "volumes/data", packages=True)
     for old in ("volumes/runs/soak", "jobs/soak"):
         shutil.rmtree(args.dir / old, ignore_errors=True)
     soak(args.dir, args.every, 60 * args.minutes, args.seed)
