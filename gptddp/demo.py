@@ -37,8 +37,9 @@ RECIPE = (
     *("--windows", "L", "--lr", "0.05", "--eval-tokens", "65536"),
     *("--steps", "100000", "--eval-every", "100000"),
 )
-# So late that the newest four checkpoints, which are computed once more, are of before and after.
-KILL_AT, CHECKPOINT_EVERY = 0.93, 1 / 15  # of the seconds
+# So late, and checkpoints so often, that of those that are kept one is of before the kill. The
+# steps from there on are computed once more.
+KILL_AT, CHECKPOINT_EVERY, KEEP = 0.9, 1 / 24, 8  # the first two of the seconds
 
 
 def say(text: str) -> None:
@@ -100,14 +101,14 @@ def recovery(run: Path, killed: float) -> str:
     lines = [json.loads(line) for log in run.glob("log.*.jsonl") for line in log.open()]
     before = max((line["step"] for line in lines if line["time"] <= killed), default=0)
     world = max(start["world_size"] for start in starts)
-    new = [line for line in lines if line["step"] > before]
-    full = [line["time"] for line in new if line["world_size"] == world and line["time"] > killed]
-    redo = sum(start["redo"] for start in lives)
-    first = min(line["time"] for line in new)
-    return (
-        f"{first - killed:.1f} s from the kill to the next new step, {min(full) - killed:.1f} s to "
-        f"the next one with {world} ranks; {redo} steps done again"
-    )
+    new = [line for line in lines if line["step"] > before and line["time"] > killed]
+    full = [line["time"] for line in new if line["world_size"] == world]
+    if not new:
+        return "none: the time was over before the next step"
+    text = f"{min(line['time'] for line in new) - killed:.1f} s from the kill to the next new step"
+    if full:  # else the time was over before the new pod was there
+        text += f", {min(full) - killed:.1f} s to the next one with {world} ranks"
+    return f"{text}; {sum(start['redo'] for start in lives)} steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:
@@ -171,7 +172,7 @@ def main() -> int:
         *("gptddp-k8s", "submit", "--name", NAME, "--replicas", str(args.replicas)),
         *("--local", "--local-dir", str(args.dir)),
         *("--", *RECIPE, "--lanes", str(args.replicas), "--batch", str(4 * args.replicas)),
-        *("--max-time", f"{args.seconds:g}", "--keep", "4"),
+        *("--max-time", f"{args.seconds:g}", "--keep", str(KEEP)),
         *("--checkpoint-every", f"{CHECKPOINT_EVERY * args.seconds:g}"),
     )
     job = subprocess.Popen(submit)
