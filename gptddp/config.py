@@ -75,8 +75,8 @@ class Config:
     init_from: str = _f(
         "",
         START,
-        "folder of Hugging Face's with a GPT-2 (config.json, model.safetensors), whose shape and "
-        "weights a new run begins with",
+        "folder of Hugging Face's with a GPT-2, or an exported model (config.json, "
+        "model.safetensors), whose shape and weights a new run begins with",
     )
     # model
     preset: str = _f(

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,7 +24,8 @@ from gptddp.files import fsync, read_json, write_json_atomic
 from gptddp.inference.load import configuration, load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
-from gptddp.pretrained.kinds import Kind, kind_for
+from gptddp.pretrained.kind import Kind, rows
+from gptddp.pretrained.kinds import kind_for
 from gptddp.run.directory import saved_config
 
 
@@ -46,7 +48,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
         if os.path.lexists(out):
             raise ConfigError(f"{out} exists: give another name to --export, or remove it")
         work.mkdir(parents=True)
-        save_file(weights(net, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
+        save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
         fsync(work / WEIGHTS)
         if out.suffix == ".safetensors":
             os.rename(work / WEIGHTS, out)
@@ -66,14 +68,19 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     return step
 
 
-def weights(net: GPT, kind: Kind, vocab_size: int) -> dict[str, Tensor]:
-    """The parameters by the kind's names; wte (vocab_size, width), without its padding."""
-    named: dict[str, Tensor] = {}
+def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tensor]:
+    """The parameters by the kind's names; embedding and head without the rows that pad them."""
+    named = {name: torch.ones(size) for name, size in kind.ones(c).items()}
     for ours, parameter in net.named_parameters():
-        theirs, transposed = kind.name(ours)
-        tensor = parameter.detach()[: vocab_size if ours == "wte.weight" else None]
-        named[kind.prefix + theirs] = (tensor.t() if transposed else tensor).contiguous()
-    return named
+        tensor, names = parameter.detach(), kind.names(ours)
+        if ours in ("wte.weight", "head.weight"):
+            tensor = tensor[:vocab_size]
+        tensor = tensor.t() if kind.transposed(ours) else tensor
+        parts: tuple[Tensor, ...] = (tensor,)
+        if len(names) > 1:
+            parts = torch.split(tensor, list(rows(tuple(tensor.shape), len(names))))
+        named |= dict(zip(names, (it.contiguous() for it in parts), strict=True))
+    return {kind.in_file(name): tensor for name, tensor in named.items()}
 
 
 def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:

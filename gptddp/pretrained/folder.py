@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from gptddp.config import Config
 from gptddp.data.tokenizer import Tokenizer, load_tokenizer, same_ids
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, explain, is_inside, may_pass, read_json
-from gptddp.pretrained.kinds import Kind, kind_of
+from gptddp.pretrained.kind import Kind, rows
+from gptddp.pretrained.kinds import kind_of
 from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -92,10 +95,15 @@ def read_weights(
     try:
         known = _check_tokenizer(folder.path, tokenizer, dataset)
         stored = _stored(folder)
-        names = {ours: folder.kind.name(ours) for ours in shapes}
-        _check_names(folder, stored, {theirs for theirs, _ in names.values()})
-        for ours, (theirs, transposed) in names.items():
-            _check_shape(theirs, stored[theirs], shapes[ours], transposed, tokenizer, known)
+        names = {ours: folder.kind.names(ours) for ours in shapes}
+        ones = folder.kind.ones(Config(**folder.fields))
+        _check_names(folder, stored, {it for theirs in names.values() for it in theirs} | {*ones})
+        for ours, theirs in names.items():
+            for part, count in zip(theirs, rows(shapes[ours], len(theirs)), strict=True):
+                there = (count, *shapes[ours][1:])
+                there = there[::-1] if folder.kind.transposed(ours) else there
+                _check_shape(ours, part, stored[part], there, tokenizer, known)
+        _check_ones(stored, ones)
         return _read(folder.kind, stored, shapes, names, tell)
     except OSError as error:
         raise _unreadable(folder.path, error) from error
@@ -105,23 +113,27 @@ def _read(
     kind: Kind,
     stored: Mapping[str, Stored],
     shapes: Mapping[str, tuple[int, ...]],
-    names: Mapping[str, tuple[str, bool]],
+    names: Mapping[str, tuple[str, ...]],
     tell: Callable[[str], None],
 ) -> Weights:
-    digest, tensors = hashlib.sha256(), {}
-    for ours, (theirs, transposed) in sorted(names.items(), key=lambda it: it[1]):
-        tell(f"reading {stored[theirs].path}: {theirs}")
-        tensor = read_tensor(theirs, stored[theirs]).contiguous()
-        digest.update(f"{theirs} {tuple(tensor.shape)}\n".encode())
+    digest, found = hashlib.sha256(), {}
+    for name in sorted(it for theirs in names.values() for it in theirs):
+        tell(f"reading {stored[name].path}: {name}")
+        tensor = found[name] = read_tensor(name, stored[name]).contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().data)
-        if ours == "wte.weight" and kind.head in stored:
-            head = read_tensor(kind.head, stored[kind.head])
-            if not tensor.equal(head):
-                raise ConfigError(
-                    f"{stored[kind.head].path}: {kind.head} is not {theirs}, and our model has one "
-                    "matrix for both: use a folder of a model with tied embeddings"
-                )
-        tensor = tensor.t() if transposed else tensor
+    embedding = names["wte.weight"][0]
+    twice = kind.head in stored and kind.head not in found
+    if twice and not found[embedding].equal(read_tensor(kind.head, stored[kind.head])):
+        raise ConfigError(
+            f"{stored[kind.head].path}: {kind.head} is not {embedding}, and our model has one "
+            "matrix for both: use a folder of a model with tied embeddings"
+        )
+    tensors = {}
+    for ours, theirs in names.items():
+        parts = [found.pop(name) for name in theirs]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensor = tensor.t() if kind.transposed(ours) else tensor
         tensors[ours] = tensor[: shapes[ours][0]].contiguous()
     return Weights(tensors, digest.hexdigest())
 
@@ -216,19 +228,30 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
+def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
+    """Refuse norms with weights, which our model has not."""
+    for name, size in ones.items():
+        tensor = read_tensor(name, stored[name])
+        if tensor.shape != (size,) or not bool((tensor == 1).all()):
+            raise ConfigError(
+                f"--init-from: {stored[name].path}: {name} is not {size} times 1, and the norms of "
+                "our model have no weights: use a folder that `gptddp checkpoints --export` wrote"
+            )
+
+
 def _check_shape(
+    ours: str,
     name: str,
     stored: Stored,
-    ours: tuple[int, ...],
-    transposed: bool,
+    wanted: tuple[int, ...],
     tokenizer: Tokenizer,
     known: bool,
 ) -> None:
     """Refuse another shape than config.json and the tokenizer have; `known`: it is the folder's."""
-    there, wanted = stored.shape, ours[::-1] if transposed else ours
+    there = stored.shape
     if there == wanted:
         return
-    if name == "wte.weight" and there[1:] == wanted[1:]:
+    if ours in ("wte.weight", "head.weight") and there[1:] == wanted[1:]:
         if there[0] > tokenizer.vocab_size and known:  # made longer, for speed: no text has these
             return
         raise ConfigError(
@@ -236,7 +259,7 @@ def _check_shape(
             f"dataset {tokenizer.vocab_size}: prepare the texts with the tokenizer.json of the "
             "model, and put that into its folder too"
         )
-    if name == "wpe.weight" and there[1:] == wanted[1:] and there[0] >= wanted[0]:
+    if ours == "wpe.weight" and there[1:] == wanted[1:] and there[0] >= wanted[0]:
         return
     raise ConfigError(
         f"--init-from: {stored.path}: {name} is of shape {list(there)}, and config.json makes it "

@@ -43,7 +43,9 @@ def with_fields_of_folder(config: Config) -> Config:
     folder = open_folder(Path(config.init_from))
     for name, there in folder.fields.items():
         given = getattr(config, name)
-        fewer = name == "seq_len" and given is not None and given < there  # positions are left out
+        # Positions are left out; a window is half a row, and would be another one.
+        fewer = name == "seq_len" and given is not None and given < there
+        fewer = fewer and "S" not in folder.fields["windows"]
         if given not in (None, there) and not fewer:
             raise ConfigError(
                 f"{name} is {given}, and {folder.path / 'config.json'} has {there}: leave out "

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from support.hf_folder import write_gpt2
-from support.toy import SMALL, training_here
+from support.toy import LAYOUTS, SMALL, training_here
 
 from gptddp import train
 from gptddp.config import Config, with_preset
@@ -71,6 +71,38 @@ def test_an_exported_run_has_the_same_logits_there(run, dataset, tmp_path):
     options = {"tokens": 9, "temperature": 0.0, "top_k": 0, "seed": 0}
     own = list(generate(net, tokenizer, text, **options))
     assert made[0, 5:].tolist()[: len(own)] == own
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_with_todays_parts_has_the_same_logits_there(corpus, tmp_path, layout):
+    """As the Llama or the Qwen 3 that it is: with and without normed queries, tied and not, with
+    windows; and there too the last token sees as far as here."""
+    kind, flags = LAYOUTS[layout]
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "20"]
+    with training_here():
+        assert train.main([*SMALL, *where, *flags, "--lr", "0.02"]) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    net, tokenizer, _ = load(tmp_path / "run")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").model_type == kind
+    rows = torch.randint(tokenizer.vocab_size, (1, net.seq_len))
+    with torch.no_grad():
+        close(net(rows)[0, :, : tokenizer.vocab_size], logits_of(tmp_path / "out", rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_of_such_a_model_that_transformers_wrote_is_read(corpus, tmp_path, dtype):
+    """Its save_pretrained names some settings otherwise; the logits are the same here."""
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "20"]
+    with training_here():
+        assert train.main([*SMALL, *where, *LAYOUTS["windows"][1], "--lr", "0.02"]) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    theirs.save_pretrained(tmp_path / "saved")
+    net, config, _ = load_for(tmp_path / "saved", open_dataset(corpus), None, CPU)
+    assert config.windows == "SL" and config.head == "untied"
+    rows = torch.randint(len(net.wte.weight), (1, net.seq_len))
+    with torch.no_grad():
+        close(net(rows)[0], logits_of(tmp_path / "saved", rows))
 
 
 @pytest.mark.parametrize("shards", [1, 3])

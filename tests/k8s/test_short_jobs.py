@@ -7,6 +7,7 @@ from support.api_server import Log
 from support.manifests import pod_spec, render_job
 from support.writable_api_server import WriteAPI
 
+from gptddp.inference.commands import sample
 from gptddp.k8s.cli.main import cli
 
 PREPARE = ("prepare", "--source", "texts/books")
@@ -209,6 +210,24 @@ def test_a_sample_whose_job_cannot_be_deleted_is_not_lost(api, k8s):
     assert (result.exit_code, result.stdout) == (0, "def f():\n")
     ((_, left),) = [it for it in api.all() if it[0] == "Job"]
     assert f"`kubectl delete job {left} -n default`" in result.stderr
+
+
+def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(api, k8s):
+    """But --data, which is a claim here: what is given, and else the same default as there."""
+    made = []
+    api.created["Job"] = made.append
+    k8s("sample", "demo", "--timeout", "0", "--top-p", "0.9", "--top-k", "7", "--prompt", "a b")
+    k8s("sample", "demo", "--timeout", "0")
+    names = {it.name for it in sample.params} - {"run", "data"}
+    for job, given in zip(made, ({"top_p": 0.9, "top_k": 7, "prompt": "a b"}, {}), strict=True):
+        command = pod_of(job)["containers"][0]["command"]
+        options = command[command.index("/runs/demo") :]
+        context = sample.make_context("sample", list(options))
+        assert {it.partition("=")[0] for it in options[1:]} == {
+            "--" + name.replace("_", "-") for name in names
+        }
+        wanted = sample.make_context("sample", ["/runs/demo"]).params | given
+        assert context.params == wanted
 
 
 def test_sample_takes_image_and_claims_from_the_job(api, k8s):

@@ -17,6 +17,15 @@ SMALL = [
     *("--cache-dir", "none", "--threads", "1"),
 ]
 
+# In SMALL's shape, what is a model of transformers: its model_type, and the flags.
+_MODERN = ["--preset", "modern-tiny", "--kv-heads", "1"]
+LAYOUTS = {
+    "tied": ("qwen3", _MODERN),
+    "windows": ("qwen3", [*_MODERN, "--windows", "SL", "--head", "untied"]),
+    "llama": ("llama", [*_MODERN, "--qk-norm", "none"]),
+    "untied": ("llama", [*_MODERN, "--qk-norm", "none", "--head", "untied", "--kv-heads", "2"]),
+}
+
 
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:

@@ -149,6 +149,10 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
 @click.option("--temperature", type=float, default=0.8, help="0: the likeliest token [0.8]")
+@click.option("--top-k", type=int, default=50, help="likeliest tokens; 0: all [50]")
+@click.option(
+    "--top-p", type=float, default=1.0, help="of these those that come to this probability [1: all]"
+)
 @click.option("--seed", type=int, default=0, help="another seed, other text [0]")
 @click.option("--image", help=f"image with gptddp [the job's, else {IMAGE}]")
 @click.option("--memory", help="memory limit of the pod [the job's, else 4Gi]")
@@ -164,6 +168,8 @@ def sample(
     prompt: str,
     tokens: int,
     temperature: float,
+    top_k: int,
+    top_p: float,
     seed: int,
     image: str | None,
     memory: str | None,
@@ -181,7 +187,8 @@ def sample(
     """
     from gptddp.k8s.act import sampling
 
-    given = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+    given = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
+    given |= {"top-k": top_k, "top-p": top_p, "seed": seed}
     options = [f"--{key}={value}" for key, value in given.items()]
     job = sampling.job(cluster, name, options, image=image, memory=memory, runs=runs, data=data)
     click.echo(sampling.run(cluster, name, job, note, timeout), nl=False)

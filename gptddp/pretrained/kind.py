@@ -1,0 +1,67 @@
+"""What a `model_type` of Hugging Face's transformers is, to our model."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gptddp.config import Config, shown
+from gptddp.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One `model_type` of a config.json, and what it is in our model.
+
+    fields: from a config.json to the fields of ours that it decides. config: the inverse, of the
+    model alone. parts: the fields that a model of ours must have for it. names: of a parameter of
+    ours in the file; several are its rows, one below the other. transposed: is it there? ones: the
+    weights, with their sizes, that our model has not, and that are 1 in it. prefix: of all names
+    but that of the head, which some files leave out. ignored: names in a file that are no weights.
+    head: the output projection, which is also written where it is the embedding.
+    """
+
+    model_type: str
+    architecture: str
+    parts: Mapping[str, Any]
+    fields: Callable[[Mapping[str, Any]], dict[str, Any]]
+    config: Callable[[Config], dict[str, Any]]
+    names: Callable[[str], tuple[str, ...]]
+    prefix: str
+    transposed: Callable[[str], bool] = lambda _: False
+    ones: Callable[[Config], dict[str, int]] = lambda _: {}
+    ignored: re.Pattern[str] = re.compile("")
+    head: str = "lm_head.weight"
+
+    def in_file(self, name: str) -> str:
+        """The name as transformers writes it."""
+        return name if name == self.head else self.prefix + name
+
+
+def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The rows of each of the matrices in one of ours: queries, keys and values, or equal parts."""
+    if count == 3:
+        keys = (shape[0] - shape[1]) // 2
+        return shape[1], keys, keys
+    return (shape[0] // count,) * count
+
+
+def whole(about: Mapping[str, Any], name: str, *others: str) -> int:
+    """A whole number from 1 on, by its name or an older one."""
+    value = next((about[it] for it in (name, *others) if it in about), None)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from 1 on")
+    return value
+
+
+def only(about: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ConfigError for a setting of another function than our model has.
+
+    `wanted`: by name the values that will do; what is left out is the first of them.
+    """
+    for name, values in wanted.items():
+        if (value := about.get(name, values[0])) not in values:
+            raise ConfigError(
+                f"{name} is {shown(value)}: our model has {shown(values[0])}, and would compute "
+                "something else from these weights; use a folder of another model"
+            )
