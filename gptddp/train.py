@@ -43,8 +43,8 @@ from gptddp.model.sums import Sums
 from gptddp.model.sums import build as sums_of
 from gptddp.run import crash_loop
 from gptddp.training.begin import begin
+from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
-from gptddp.training.metrics import PhaseClock
 from gptddp.training.rows import Rows
 from gptddp.training.stop import StopFlag
 
@@ -102,7 +102,9 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
             optimizer.prepare()  # all ranks; it changes nothing that a life hands on
-            with life.stepping(batch, agreed, loss=loss, grad_norm=norm, lr=lr) as finite:
+            with life.stepping(
+                batch, agreed, sums.wait_s, loss=loss, grad_norm=norm, lr=lr
+            ) as finite:
                 if finite:
                     optimizer.step()
                     sums.settle()

@@ -161,6 +161,12 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def nodes() -> tuple[int, int] | None:
+    """PET_NNODES, MIN:MAX: the pods that are enough, and those that the job asks for."""
+    least, _, most = os.environ.get("PET_NNODES", "").partition(":")
+    return (int(least), int(most or least)) if least.isdigit() and (most or "0").isdigit() else None
+
+
 def verdict() -> Path | None:
     """Where our launcher looks for a final error of its workers; the folder is the pod's own."""
     return Path(os.environ["GPTDDP_VERDICT"]) if os.environ.get("GPTDDP_VERDICT") else None

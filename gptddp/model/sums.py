@@ -14,11 +14,13 @@ grid that fits it. The first step of a run is always done twice.
 """
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as td
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config
@@ -37,6 +39,19 @@ class FastSums:
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
         self._world = world
         self._nats = torch.zeros(slots, dtype=torch.float64, device=_device(ddp))
+        self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
+        self._issued = 0.0
+        ddp.register_comm_hook(None, self._reduce)
+
+    def _reduce(
+        self,
+        _: None,
+        bucket: td.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """All ranks: as DDP does it by itself, but that the time is known."""
+        reduced = allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        self._issued = time.monotonic()
+        return reduced
 
     def tensors(self) -> dict[str, Tensor]:
         """State that a run keeps: none."""
@@ -44,6 +59,7 @@ class FastSums:
 
     def begin(self, targets: int) -> float:
         """What every loss is multiplied by: DDP divides the sum over ranks by their number."""
+        self.wait_s = 0.0
         self._nats.zero_()
         return self._world.world_size / targets
 
@@ -56,7 +72,9 @@ class FastSums:
 
     def finish(self) -> float:
         """All ranks: the nats of the whole step."""
-        return math.fsum(self._world.all_reduce(self._nats).tolist())
+        nats = math.fsum(self._world.all_reduce(self._nats).tolist())
+        self.wait_s = time.monotonic() - self._issued
+        return nats
 
     def settle(self) -> None:
         """The step has changed the model."""
@@ -88,6 +106,8 @@ class ExactSums:
         self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
         self._exponent = self._next = [0] * n
         self._slot, self._targets, self._is_first = 0, 1, True  # first: of this rank, in the step
+        self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
+        self._issued = 0.0
         ddp.register_comm_hook(None, self._reduce)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +116,7 @@ class ExactSums:
 
     def begin(self, targets: int) -> float:
         """A step of so many targets over all ranks; what every loss is multiplied by: nothing."""
-        self._targets = targets
+        self._targets, self.wait_s = targets, 0.0
         self._start(self._exponents.tolist())
         return 1.0
 
@@ -145,6 +165,7 @@ class ExactSums:
         reduced: torch.futures.Future[list[Tensor]] = td.all_reduce(
             flat, async_op=True
         ).get_future()
+        self._issued = time.monotonic()
         grads: list[Tensor] = bucket.gradients()
         buffer: Tensor = bucket.buffer()
 
@@ -172,6 +193,7 @@ class ExactSums:
     def finish(self) -> float | None:
         """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
         slots = self._world.all_reduce(self._slots)
+        self.wait_s += time.monotonic() - self._issued
         largest = slots[:, 1:].amax(0).tolist()  # NaN where there is one
         self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]
         if all(map(math.isfinite, largest)) and not self._fits(largest):

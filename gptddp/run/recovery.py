@@ -6,7 +6,7 @@ A life that is killed cannot say so: the next one does, from a survivor's snapsh
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,6 +25,8 @@ class Last:
     step_time: float  # when it did
     cause: str | None  # as a survivor saw it; None: the life itself recorded how it ended
     failed_time: float | None  # when a survivor noticed
+    # where its seconds went, by phase and rank, as a survivor knows
+    phases: Mapping[str, Any] = field(default_factory=dict)
 
 
 def last_life(
@@ -39,7 +41,8 @@ def last_life(
     unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
-    return Last(ledger.life, line["step"], line["time"], cause, time)
+    phases = {} if said or not fault else fault.get("phases", {})
+    return Last(ledger.life, line["step"], line["time"], cause, time, phases)
 
 
 def unsaved_s(ledger: Summary) -> float:

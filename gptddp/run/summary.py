@@ -18,6 +18,7 @@ from gptddp.config import shown
 from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import LEDGER, SUMMARY
 from gptddp.run.json_lines import MOST_STEPS, parse_event
+from gptddp.run.owners import Owners
 
 COMMITS = 32  # whose names are kept: enough to say what a directory lacks
 LEFT_OUT = 8  # lines that cannot be used, and are named
@@ -45,6 +46,7 @@ class Summary:
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
     # who was given --from-scratch last: the generation, and the job and id of that life
     from_scratch: dict[str, Any] | None = None
+    owners: Owners = field(default_factory=Owners)  # of its rank-seconds
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; any error says that it is a foreign one."""
@@ -78,6 +80,7 @@ class Summary:
             decision = _decision(event)
             if decision not in self.quarantine:
                 self.quarantine.append(decision)
+        self.owners.add(event)
 
     def leave_out(self, what: str) -> None:
         """Remember that a line of the ledger cannot be used, so that a start can say so."""
@@ -148,7 +151,8 @@ def _cached(run: Path, ledger: IO[bytes]) -> tuple[Summary, int]:
         saved = dict(read_json(run / SUMMARY) or {})
         seal = saved.pop("xxh3_64")
         if seal == _seal(saved) and saved["proof"] == _proof(ledger, saved["bytes"]):
-            return Summary(**saved["summary"]), saved["bytes"]
+            found = saved["summary"]
+            return Summary(**{**found, "owners": Owners(**found["owners"])}), saved["bytes"]
     return Summary(), 0
 
 

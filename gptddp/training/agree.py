@@ -7,6 +7,7 @@ import torch
 
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
+from gptddp.training.clock import RankSeconds
 
 _LOW = 0xFFFFFFFF
 _MOST_S = 2.0**40  # so that microseconds fit into int64: a state written by hand may have anything
@@ -34,9 +35,12 @@ def agree(
     save: bool,
     late: bool,
     logged: int,
+    spent: RankSeconds,
     world: World,
 ) -> Agreed:
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
+
+    With it go the clocks of all ranks, into `spent`.
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
     travel as whole microseconds: so all ranks make the same float of them, and the same rate.
@@ -44,8 +48,11 @@ def agree(
     flags = (batch.bad >= 0, stop, save, late)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
     head += [logged, round(min(train_s, _MOST_S) * 1e6)] if world.rank == 0 else [0, 0]
-    mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel()])
+    parts = np.array(head, dtype=np.int64), batch.cursors.ravel(), spent.mine().ravel()
+    mine = np.concatenate(parts)
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
+    end = len(mine) - spent.micros.size
+    spent.take(total[end:].reshape(spent.micros.shape))
     targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
     return Agreed(
         targets=targets,
@@ -56,5 +63,5 @@ def agree(
         late=late_saves > 0,
         logged=logged,
         train_s=micro_s / 1e6,
-        cursors=total[9:].reshape(batch.cursors.shape),
+        cursors=total[9:end].reshape(batch.cursors.shape),
     )

@@ -22,8 +22,8 @@ from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
 from gptddp.training.choose import NewestState, checked
+from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
-from gptddp.training.metrics import PhaseClock
 from gptddp.training.opening import open_run
 from gptddp.training.stop import StopFlag
 

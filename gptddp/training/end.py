@@ -96,8 +96,8 @@ class Ending(threading.Thread):
             error = self._insist(self._save)
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
-            fingerprints = recorder.fingerprints(self._progress)
-            recorder.event("stop", step=step, cause=self._cause, **fingerprints)
+            known = recorder.of_step(self._progress)
+            recorder.event("stop", step=step, cause=self._cause, **known)
             error = self._insist(self._finish) or error
             recorder.lease.release()
             recorder.console.ended(step, self._cause, where)
@@ -106,9 +106,9 @@ class Ending(threading.Thread):
         self.done = error is None
 
     def _save(self) -> None:
-        fingerprints = self._recorder.fingerprints(self._progress)
+        known = self._recorder.of_step(self._progress)
         read_back = self._cause != "stopped"
-        self._recorder.saves.save_last(self._tensors, self._progress, fingerprints, read_back)
+        self._recorder.saves.save_last(self._tensors, self._progress, known, read_back)
 
     def _finish(self) -> None:
         self._recorder.log.sync()

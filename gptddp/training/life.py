@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
@@ -36,13 +37,13 @@ from gptddp.errors import (
 from gptddp.model.evaluate import Evaluation
 from gptddp.run import crash_loop
 from gptddp.run.progress import Progress
-from gptddp.training import quarantine
+from gptddp.training import line, quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
+from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
-from gptddp.training.metrics import PhaseClock
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
 from gptddp.training.stop import StopFlag
@@ -62,8 +63,9 @@ class Life:
         origin = self.origin = state.origin
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
-        self.recorder = Recorder(origin, state.lease, world, clock) if state.lease else None
-        self.live = LiveState(state.snapshot_path, origin)
+        self.spent = RankSeconds(clock, world)
+        self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
+        self.live = LiveState(state.snapshot_path, origin, self.spent)
         self.late = LateSave(self.live)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
@@ -172,7 +174,7 @@ class Life:
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
         self._tensors = tensors
-        lines = {line["step"]: line for line in state.lines if line["step"] <= self.step}
+        lines = {it["step"]: it for it in state.lines if it["step"] <= self.step}
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
         machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
@@ -183,7 +185,7 @@ class Life:
         self.live.begun(begun, pending)
         chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
         known = filter(None, (self.origin.line, lines.get(self.step)))
-        self.line = next((line for line in known if line.get("chain_fp") == chain), {})
+        self.line = next((it for it in known if it.get("chain_fp") == chain), {})
         self.stop.holds = True
         if verdict := environment.verdict():
             crash_loop.forget(verdict.parent)
@@ -196,7 +198,7 @@ class Life:
         pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
         batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
-        self.clock.enter("step" if self.step > self.origin.step else "warmup")
+        self.clock.enter("wait")
         self._began_step = time.monotonic()
         return batch
 
@@ -207,7 +209,9 @@ class Life:
         save, late = self._save_due or self.late.wants_state, self.late.in_progress
         logged = self.recorder.log.durable_step if self.recorder else 0
         stop, now = self.stop.asked, self.progress
-        agreed = agree(batch, stop, now.train_s, save, late, logged, self.world)  # all ranks
+        agreed = agree(batch, stop, now.train_s, save, late, logged, self.spent, self.world)
+        redo = self.step < self.origin.step + self.origin.redo
+        self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
         self.live.forget(agreed.logged)
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         budget = used_up(self.config, now.step, now.tokens, now.train_s)
@@ -230,14 +234,16 @@ class Life:
 
     @contextmanager
     def stepping(
-        self, batch: Batch, agreed: Agreed, *, loss: float, grad_norm: float, lr: float
+        self, batch: Batch, agreed: Agreed, wait_s: float, **numbers: float
     ) -> Iterator[bool]:
         """Around the change of the live state: whole before, whole after, nobody's in between.
 
-        Yields whether the step is finite: the same on every rank, since both numbers come out of a
-        sum over all of them. A step that is not has used its data all the same.
+        `wait_s`: for other ranks, in the step; `numbers`: loss, grad_norm and lr. Yields whether
+        they are finite: the same on every rank, since they come out of sums over all of them. A
+        step that is not has used its data all the same.
         """
-        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self.clock.waited(wait_s)
+        finite = all(map(math.isfinite, numbers.values()))
         self.live.mark_changing()
         yield finite
         self._ended_step = time.monotonic()
@@ -247,21 +253,9 @@ class Life:
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         self._recent.append(step_s)
         self.world.set_timeout(_PATIENCE * statistics.median(self._recent))
-        self.line = {
-            "step": self.step,
-            "loss": loss if finite else None,
-            "grad_norm": grad_norm if finite else None,
-            "lr": lr,
-            "tokens": self.progress.tokens,
-            "tok_s": agreed.targets / (step_s + batch.wait_s),
-            "data_wait_s": batch.wait_s,
-            "batch_fp": f"{agreed.fp:016x}",
-            "chain_fp": f"{self.progress.chain_fp:016x}",
-            "world_size": self.world.world_size,
-            "time": time.time(),
-        }
-        if self.config.max_time:  # without it the rate is a function of step and tokens
-            self.line["train_s"] = agreed.train_s
+        no: dict[str, float | None] = {} if finite else {"loss": None, "grad_norm": None}
+        done = batch, agreed, self.progress, step_s, numbers | no
+        self.line = line.of_step(self.config, self.world, self.spent, *done)
         self.live.keep(self.line)
         self.live.mark_whole(self._tensors, self.progress)
 
@@ -335,6 +329,7 @@ class Life:
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""
         self.check_replicas()  # all ranks
+        self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
         saved = save_last(
             self.recorder,
             self.live,

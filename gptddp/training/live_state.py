@@ -13,6 +13,7 @@ from gptddp.checkpoint import snapshot
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import UNKNOWN
+from gptddp.training.clock import RankSeconds
 
 MOST_LINES = 65536  # of the log: about 25 MB in a snapshot, and three times that in this process
 
@@ -29,9 +30,9 @@ class LiveState:
     the disk: every rank keeps it, as rank 0 may be lost with its queue.
     """
 
-    def __init__(self, path: Path | None, origin: Origin) -> None:
+    def __init__(self, path: Path | None, origin: Origin, spent: RankSeconds) -> None:
         """`path`: of the snapshot; None where no memory outlives this process."""
-        self.path, self.origin = path, origin
+        self.path, self.origin, self.spent = path, origin, spent
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
         self._events_step = 0  # after which the last of them was recorded
@@ -120,7 +121,7 @@ class LiveState:
                 meta=progress.to_meta(),
                 lines=[dict(line) for line in self.lines.values()],
                 events=self._pending() if self._pending else self.events,
-                fault={"cause": cause, "time": time.time()},
+                fault={"cause": cause, "time": time.time(), "phases": self.spent.told()},
             )
         except OSError as error:
             log.warning("the state of step %d is not left in memory: %s", progress.step, error)

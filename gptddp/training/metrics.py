@@ -1,43 +1,29 @@
-"""Rank 0's Prometheus metrics, and the clock that gives every second to one phase."""
+"""Rank 0's Prometheus metrics."""
 
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import prometheus_client as prom
 
 from gptddp.budget import whole_last_step
+from gptddp.checkpoint.writer import Saved
 from gptddp.config import Config
+from gptddp.distributed import environment
+from gptddp.distributed.connect import World
 from gptddp.run.origin import Origin
+from gptddp.run.owners import LOSSES
 from gptddp.run.progress import Progress
+from gptddp.training.clock import PHASES, RankSeconds
 
 log = logging.getLogger(__name__)
 
-PHASES = ("init", "restore", "warmup", "step", "data_wait", "checkpoint", "eval", "other")
 _RETRY_S = 5.0
+_WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+_SAVE_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)  # buckets
-
-
-class PhaseClock:
-    """Each second since the start belongs to exactly one phase; the parts add up to the whole."""
-
-    def __init__(self, phase: str = "init"):
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._phase, self._since = phase, time.monotonic()
-        self.began = time.time()
-
-    def enter(self, phase: str) -> float:
-        """End the present phase and begin `phase`; seconds of the one that ended.
-
-        A phase is added when it ends, so that a hang is never counted as a step.
-        """
-        now = time.monotonic()
-        spent, ended = now - self._since, self._phase
-        self.seconds[ended] += spent
-        self._phase, self._since = phase, now
-        return spent
 
 
 class _Registry(prom.CollectorRegistry):
@@ -48,6 +34,12 @@ class _Registry(prom.CollectorRegistry):
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         prom.ProcessCollector(registry=self)
         prom.PlatformCollector(registry=self)
+
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()
+    ) -> prom.Histogram:
+        """Of this process, in seconds."""
+        return prom.Histogram(f"gptddp_{name}", text, labels, registry=self, buckets=buckets)
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Gauge:
         """NaN until its value is known, because an untouched gauge would export 0."""
@@ -90,15 +82,29 @@ class Metrics:
             "When it was committed; until then, when this life began.",
         )
         self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
-        self.step_s = prom.Histogram(
-            "gptddp_step_duration_seconds",
-            "Wall time of a step.",
-            registry=registry,
-            buckets=_STEP_S,
+        self.checkpoint_bytes = gauge("checkpoint_size_bytes", "Of the last durable checkpoint.")
+        self.nodes_min = gauge("nodes_min", "Pods that are enough to go on.")
+        self.nodes_max = gauge("nodes_max", "Pods that the job asks for.")
+        self.agent_restarts = gauge("agent_restarts", "Restarts of workers by rank 0's launcher.")
+        self.run_start = gauge("run_start_timestamp_seconds", "When the run began.")
+        self.goodput = gauge("run_goodput_ratio", "Of all rank-seconds of the run: training.")
+        self.lost = gauge("run_lost_seconds", "Rank-seconds of the run by owner.", ("cause",))
+        self.busy = gauge("rank_busy_seconds", "Of the ranks, in the last step.", ("stat",))
+        self.slowest = gauge("slowest_rank", "The rank that was busy longest in the last step.")
+        self.flops = gauge("model_flops_per_token", "Forward and backward.")
+        self.step_s = registry.histogram("step_duration_seconds", "Wall time of a step.", _STEP_S)
+        self.data_s = registry.histogram(
+            "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step.", _WAIT_S
+        )
+        self.save_s = registry.histogram(
+            "checkpoint_duration_seconds",
+            "A save: its stall of training; all.",
+            _SAVE_S,
+            ("op",),
         )
         self._export_labels()
         self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
-        self._phase_seen = dict.fromkeys(PHASES, 0.0)
+        self._phase_seen = dict.fromkeys(PHASES, 0)  # microseconds
         self._tokens = 0  # of the run, as of the last step
 
     def _export_labels(self) -> None:
@@ -107,13 +113,27 @@ class Metrics:
             self.phases.labels(phase)
         for result in ("success", "failure"):
             self.saves.labels(result)
+        for stat in ("min", "mean", "max"):
+            self.busy.labels(stat).set(float("nan"))
+        for cause in LOSSES:
+            self.lost.labels(cause).set(0)
+        for op in ("stall", "save"):
+            self.save_s.labels(op)
         for split in ("train", "val"):
             self.loss.labels(split).set(float("nan"))
 
-    def began(self, origin: Origin, progress: Progress, world_size: int, nodes: int) -> None:
-        """Where a life goes on, in which world."""
-        self.world_size.set(world_size)
-        self.nodes.set(nodes)
+    def began(
+        self, origin: Origin, progress: Progress, world: World, run_began: float, flops: int
+    ) -> None:
+        """Where a life goes on, in which world; `run_began`: unix seconds; `flops`: of a token."""
+        self.world_size.set(world.world_size)
+        self.nodes.set(world.nodes)
+        least, most = environment.nodes() or (world.nodes, world.nodes)
+        self.nodes_min.set(least)
+        self.nodes_max.set(most)
+        self.agent_restarts.set(world.restarts)
+        self.run_start.set(run_began)
+        self.flops.set(flops)
         self.incarnation.set(origin.generation)
         self.step.set(origin.step)
         self.expect(origin.config, progress)
@@ -134,6 +154,7 @@ class Metrics:
         self.step.set(progress.step)
         self.tokens_seen.set(progress.tokens)
         self.step_s.observe(step_s)
+        self.data_s.observe(line["data_wait_s"])
         self.last_step_time.set_to_current_time()
         self.lr.set(line["lr"])
         if line["loss"] is None:
@@ -148,23 +169,36 @@ class Metrics:
         """The loss of an evaluation."""
         self.loss.labels("val").set(line["val_loss"])
 
-    def saved(self, step: int, error: str | None) -> None:
+    def saved(self, save: Saved) -> None:
         """The end of one save."""
-        self.saves.labels("failure" if error else "success").inc()
-        if not error:
-            self.checkpoint_step.set(step)
+        self.saves.labels("failure" if save.error else "success").inc()
+        if not save.error:
+            self.checkpoint_step.set(save.step)
             self.checkpoint_time.set_to_current_time()
+            self.checkpoint_bytes.set(save.nbytes)
+            self.save_s.labels("stall").observe(save.stall_s)
+            self.save_s.labels("save").observe(save.stall_s + save.write_s)
 
     def saved_late(self, step: int, when: float) -> None:
         """The newest save, by a launcher; `when`: it began, in unix seconds."""
         self.checkpoint_step.set(step)
         self.checkpoint_time.set(when)
 
-    def add_phases(self, clock: PhaseClock) -> None:
-        """Bring the phase counter up to the clock."""
-        for phase, seconds in clock.seconds.items():
-            self.phases.labels(phase).inc(seconds - self._phase_seen[phase])
-            self._phase_seen[phase] = seconds
+    def spent(self, spent: RankSeconds) -> None:
+        """Bring phases, and who was slow, up to the last agreement of the ranks."""
+        for phase, micros in zip(PHASES, spent.micros[0].tolist(), strict=True):
+            self.phases.labels(phase).inc((micros - self._phase_seen[phase]) / 1e6)
+            self._phase_seen[phase] = micros
+        for stat in ("min", "mean", "max"):
+            self.busy.labels(stat).set(float(getattr(spent.busy_s, stat)()))
+        self.slowest.set(int(spent.busy_s.argmax()))
+
+    def owned(self, rank_seconds: Mapping[str, float]) -> None:
+        """Where all rank-seconds of the run have gone so far, by owner."""
+        for cause in LOSSES:
+            self.lost.labels(cause).set(rank_seconds[cause])
+        if total := sum(rank_seconds.values()):
+            self.goodput.set(rank_seconds["training"] / total)
 
 
 def serve(metrics: Metrics, port: int, address: str = "") -> None:

@@ -28,9 +28,10 @@ from gptddp.run.tidy import Tidier
 from gptddp.training import results
 from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
+from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.metrics import Metrics, PhaseClock, serve
-from gptddp.training.saves import Fingerprints, Saves
+from gptddp.training.metrics import Metrics, serve
+from gptddp.training.saves import Saves
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,10 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
-    def __init__(self, origin: Origin, lease: Lease, world: World, clock: PhaseClock):
+    def __init__(self, origin: Origin, lease: Lease, world: World, spent: RankSeconds):
         c = self.config = origin.config
-        self.origin, self.lease, self.world, self.clock = origin, lease, world, clock
+        self.origin, self.lease, self.world = origin, lease, world
+        self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
         self.ledger = Ledger(run)
         self.log = RunLog(run, origin.generation, self.ledger)
@@ -84,8 +86,9 @@ class Recorder:
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
         self._start(ledger, progress, machines)
+        self._owners = ledger.owners
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
-        self.metrics.began(origin, progress, world.world_size, world.nodes)
+        self.metrics.began(origin, progress, world, self._run_began, self._flops)
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
@@ -96,6 +99,10 @@ class Recorder:
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
+        seconds = int(self.clock.micros().sum()) / 1e6
+        fields = {"time": time.time(), "world_size": world.world_size, "restarts": world.restarts}
+        start = {"event": "start", "generation": origin.generation, "seconds": seconds}
+        ledger.owners.add(start | fields)
         self.event(
             "start",
             step=origin.step,
@@ -105,7 +112,7 @@ class Recorder:
             nodes=world.nodes,
             restarts=world.restarts,
             device=world.device.type,
-            seconds=sum(self.clock.seconds.values()),
+            seconds=seconds,
             chain_fp=f"{progress.chain_fp:016x}",
             state_fp=f"{progress.state_fp:016x}",
             machines=machines,
@@ -146,7 +153,10 @@ class Recorder:
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(Path(self.config.run_dir), last.generation) or last.cause
-            self.ledger.event("end", last.generation, step=last.step, cause=cause, at=at)
+            spent = {"phases": last.phases} if last.phases else {}
+            end = {"step": last.step, "cause": cause, "at": at, **spent}
+            self.ledger.event("end", last.generation, **end)
+            ledger.owners.add({"event": "end", "generation": last.generation, **end})
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
@@ -159,7 +169,10 @@ class Recorder:
         self.metrics.stepped(line, progress, step_s)
         self.metrics.expect(self.config, progress)
         self.console.step(line, progress, step_s)
-        self.metrics.add_phases(self.clock)
+        self.metrics.spent(self.spent)
+        if "phases" in line:
+            self._owners.phases = line["phases"]
+            self.metrics.owned(self._owners.so_far())
         self.saves.watch()
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
@@ -182,7 +195,7 @@ class Recorder:
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
-        self.saves.save(tensors, progress, self.fingerprints(progress))
+        self.saves.save(tensors, progress, self.of_step(progress))
         self.tidier.begin()
 
     def leave_save(self) -> None:
@@ -191,11 +204,15 @@ class Recorder:
         self.saves.look_in_ledger()
         self.tidier.begin()
 
-    def fingerprints(self, progress: Progress) -> Fingerprints:
-        """Of the rows of the last step; batch_fp is null before this life's first."""
+    def of_step(self, progress: Progress) -> dict[str, Any]:
+        """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
+
+        batch_fp is null before this life's first step.
+        """
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
-        return {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
+        prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
+        return {**prints, "phases": self.spent.told()}
 
     def results(self, progress: Progress) -> None:
         """Say what has come out of the run; the MFU is that of this life, as is its world."""

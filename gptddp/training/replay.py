@@ -17,8 +17,8 @@ from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
 from gptddp.training.choose import NewestState
+from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
-from gptddp.training.metrics import PhaseClock
 from gptddp.training.stop import StopFlag
 
 # What a line says of a step that follows from the state before it, causes first. Not its times and

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
 BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
-Fingerprints = dict[str, str | None]  # batch_fp and chain_fp of a step
 
 
 class Saves:
@@ -63,7 +63,7 @@ class Saves:
         self._delegated = origin.late is not None  # to a late save
         self._late_seen = False  # in progress
         self._looking: threading.Thread | None = None
-        self._saving: dict[int, Fingerprints] = {}  # of the steps in flight
+        self._saving: dict[int, Mapping[str, Any]] = {}  # what the ledger is to have of them
         self._watching = threading.Lock()
 
     def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
@@ -112,18 +112,18 @@ class Saves:
                 self._saved_at -= unsaved_s(ledger)
 
     def save(
-        self, tensors: Mapping[str, Tensor], progress: Progress, fingerprints: Fingerprints
+        self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]
     ) -> None:
         """Stage a copy and let the writer's thread commit it; the caller goes on at once."""
         self._saved_at = time.monotonic()
-        self._saving[progress.step] = fingerprints
+        self._saving[progress.step] = known
         self.writer.submit(progress.step, tensors, progress.to_meta())
 
     def save_last(
         self,
         tensors: Mapping[str, Tensor],
         progress: Progress,
-        fingerprints: Fingerprints,
+        known: Mapping[str, Any],
         read_back: bool,
     ) -> None:
         """Save this step unless it is saved, and wait for it. Raises what kept it from the disk.
@@ -133,7 +133,7 @@ class Saves:
         self.writer.read_back = read_back
         self.writer.wait()
         if not self.writer.has(progress.step):
-            self.save(tensors, progress, fingerprints)
+            self.save(tensors, progress, known)
             self.writer.wait()
         self.watch()
         if self.writer.failure:
@@ -160,10 +160,10 @@ class Saves:
             raise Superseded(self._lease.lost or str(self.writer.failure))
 
     def _record(self, saved: Saved) -> None:
-        fingerprints = self._saving.pop(saved.step, {})
-        self._metrics.saved(saved.step, saved.error)
+        known = self._saving.pop(saved.step, {})
+        self._metrics.saved(saved)
         event: Callable[..., None] = self._ledger.event
         if saved.error:
             event("checkpoint", self._origin.generation, step=saved.step, error=saved.error)
             return
-        event("checkpoint", self._origin.generation, **saved.committed(), **fingerprints)
+        event("checkpoint", self._origin.generation, **saved.committed(), **known)

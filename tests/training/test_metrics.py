@@ -3,12 +3,14 @@
 import socket
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from gptddp.config import Config
 from gptddp.run.progress import Progress
 from gptddp.training import metrics as m
+from gptddp.training.clock import PhaseClock, RankSeconds
 
 
 @pytest.fixture
@@ -35,13 +37,12 @@ def scrape(port: int, timeout_s: float = 15.0) -> str:
 def test_a_scrape_shows_what_was_recorded(port):
     """Counters, gauges and phases reach the wire; what is not known yet is NaN, not 0."""
     metrics = m.Metrics(run_id="r")
-    clock = m.PhaseClock()
-    clock.enter("step")
+    spent = RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2))
     time.sleep(0.02)
-    clock.enter("other")
+    spent.take(spent.mine())
     metrics.steps.inc()
     metrics.step.set(41)
-    metrics.add_phases(clock)
+    metrics.spent(spent)
     m.serve(metrics, port, "127.0.0.1")
     lines = dict(
         line.rsplit(" ", 1) for line in scrape(port).splitlines() if not line.startswith("#")
@@ -66,7 +67,7 @@ def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():
 def test_phases_add_up_to_the_elapsed_time():
     """Every second belongs to exactly one phase."""
     begin = time.monotonic()
-    clock = m.PhaseClock()
+    clock = PhaseClock()
     for phase in ("step", "data_wait", "eval", "step", "checkpoint"):
         time.sleep(0.005)
         clock.enter(phase)

@@ -1,0 +1,126 @@
+"""Every rank-second of a run has an owner, and an injected delay is found where it was."""
+
+import pytest
+from support.forked import ranks
+from support.toy import SMALL
+
+from gptddp.run import summary
+from gptddp.run.history import history, read_ledger
+from gptddp.run.owners import Owners
+
+# Rank 1 of two reads rows 2 s late in one step, and computes 2 s longer in another; both evaluate
+# for 2 s more.
+DELAYED = """
+import os, sys, time
+from gptddp import train
+from gptddp.training import quarantine
+slow = os.environ["RANK"] == "1"
+def late(work, calls, anywhere=False):
+    def called(*args):
+        calls.append(1)
+        if len(calls) == 4 and (slow or anywhere):
+            time.sleep(2.0)
+        return work(*args)
+    return called
+quarantine.next_batch = late(quarantine.next_batch, [])
+train.of_step = late(train.of_step, [1])
+train.evaluate = late(train.evaluate, [1, 1, 1], anywhere=True)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def delayed(corpus, tmp_path_factory):
+    """The folder of that run, and its rank-seconds by owner."""
+    run = tmp_path_factory.mktemp("delayed") / "run"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", "8"]
+    for process in ranks(2, *flags, code=DELAYED):
+        assert process.wait(120) == 0, process.stderr.read()
+    return run, summary.read(run).owners.so_far()
+
+
+def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
+    """2 s each in one rank's rows, one rank's step and everybody's evaluation."""
+    owned = delayed[1]
+    assert owned["data"] == pytest.approx(2.0, abs=0.2)
+    assert owned["training"] >= 2.0
+    assert owned["waiting"] == pytest.approx(4.0, abs=0.8)
+    assert owned["evaluation"] == pytest.approx(4.0, abs=0.8)
+
+
+def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
+    """Within a percent, from the start of the trainers to the recorded end."""
+    run, owned = delayed
+    start, *_, stop = read_ledger(run)
+    elapsed = stop["time"] - (start["time"] - start["seconds"])
+    assert sum(owned.values()) == pytest.approx(2 * elapsed, rel=0.01)
+
+
+def test_the_log_has_the_table_now_and_then(delayed):
+    """In the first line of a life, one number for each rank."""
+    first = next(history(delayed[0]))
+    assert [len(row) for row in first["phases"].values()] == [2] * len(first["phases"])
+
+
+def life(generation: int, began: float, world: int, **phases: float) -> dict:
+    """A start, and what the life told later: the same of all ranks."""
+    return {
+        "start": {"event": "start", "generation": generation, "world_size": world}
+        | {"time": began + phases["init"], "seconds": phases["init"]},
+        "phases": {name: [seconds] * world for name, seconds in phases.items()},
+    }
+
+
+def owned_by(*events: dict) -> dict[str, float]:
+    """What is not 0, by owner."""
+    owners = Owners()
+    for event in events:
+        owners.add(event)
+        owners.add(event)  # a second time changes nothing
+    return {owner: it for owner, it in owners.so_far().items() if it}
+
+
+def test_a_fault_and_a_stop_between_lives_have_owners():
+    """Three ranks, of which one is lost; two go on and are stopped; another day three begin."""
+    one = life(1, 1000.0, 3, init=2.0, step=50.0, wait=8.0)
+    two = life(2, 1065.0, 2, init=1.0, redo=4.0, step=15.0)
+    three = life(3, 2000.0, 3, init=2.0, step=10.0)
+    events = [
+        one["start"],
+        {"event": "end", "generation": 1, "time": 1066.0, "at": 1061.0, "phases": one["phases"]},
+        two["start"],
+        {"event": "stop", "generation": 2, "time": 1086.0, "phases": two["phases"]},
+        three["start"],
+        {"event": "stop", "generation": 3, "time": 2012.0, "phases": three["phases"]},
+    ]
+    assert owned_by(*events) == {
+        "training": 3 * 50 + 2 * 15 + 3 * 10,
+        "waiting": 3 * 8,
+        "redone": 2 * 4,
+        "detection": 3 * 1,
+        "reforming": 2 * 4,
+        "reload": 2 * 1,
+        "start": 3 * 2 + 3 * 2,
+        "checkpoint": 2 * 1,
+        "stopped": 3 * 914,
+    }
+
+
+def test_steps_of_a_life_that_nobody_survived_count_as_trained():
+    """Up to its last step in the log: the next life counts the same steps as redone."""
+    one = life(1, 1000.0, 2, init=2.0, step=20.0)
+    events = [
+        one["start"],
+        {"event": "checkpoint", "generation": 1, "time": 1022.0, "phases": one["phases"]},
+        {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0},
+        life(2, 1040.0, 2, init=1.0)["start"],
+    ]
+    assert owned_by(*events) == {"training": 2 * 28, "start": 2 * 2, "reforming": 2 * 10}
+
+
+def test_ranks_that_begin_later_do_not_change_the_sum():
+    """The seconds in which one of them is not there yet belong to the start."""
+    start = {"event": "start", "generation": 1, "world_size": 2, "time": 1002.0, "seconds": 2.0}
+    phases = {"init": [2.0, 1.5], "step": [10.0, 10.0]}
+    stop = {"event": "stop", "generation": 1, "time": 1012.0, "phases": phases}
+    assert owned_by(start, stop) == {"training": 20.0, "start": 4.0}
