@@ -340,6 +340,9 @@ class Life:
             self.cause,
         )
         self.world.leave_together()  # all ranks
+        if self.recorder and self.cause != "stopped" and saved:
+            pulse.allow(connect.FIRST_TIMEOUT_S)
+            self.recorder.wait_for_scrape(lambda: self.stop.asked)
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")
         self.live.remove_snapshot()

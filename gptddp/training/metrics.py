@@ -1,8 +1,5 @@
 """Rank 0's Prometheus metrics."""
 
-import logging
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +15,6 @@ from gptddp.run.owners import LOSSES
 from gptddp.run.progress import Progress
 from gptddp.training.clock import PHASES, RankSeconds
 
-log = logging.getLogger(__name__)
-
-_RETRY_S = 5.0
 _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 _SAVE_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)  # buckets
@@ -199,29 +193,3 @@ class Metrics:
             self.lost.labels(cause).set(rank_seconds[cause])
         if total := sum(rank_seconds.values()):
             self.goodput.set(rank_seconds["training"] / total)
-
-
-def serve(metrics: Metrics, port: int, address: str = "") -> None:
-    """Serve /metrics from a thread. A port that is taken is tried again; training never waits."""
-
-    def run() -> None:
-        warned = False
-        while True:
-            try:
-                prom.start_http_server(port, addr=address or "0.0.0.0", registry=metrics.registry)
-            except OSError as error:
-                if not warned:
-                    log.warning(
-                        "metrics port %d: %s; training goes on, trying again every %g s. "
-                        "Choose another with --metrics-port.",
-                        port,
-                        error.strerror,
-                        _RETRY_S,
-                    )
-                warned = True
-                time.sleep(_RETRY_S)
-                continue
-            log.info("metrics: http://%s:%d/metrics", address or "localhost", port)
-            return
-
-    threading.Thread(target=run, name="metrics", daemon=True).start()

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.metrics import Metrics, serve
+from gptddp.training.metrics import Metrics
 from gptddp.training.saves import Saves
+from gptddp.training.scrapes import Scrapes
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ class Recorder:
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._ready = 0.0  # unix seconds at which the first step began
+        self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
-            serve(self.metrics, c.metrics_port, loopback)
+            self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
     def begin(
         self,
@@ -233,6 +235,12 @@ class Recorder:
                 mfu=results.mfu(self._flops, *done, world.world_size, peak),
             )
         )
+
+    def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
+        """At the end of a run: until Prometheus has its last numbers, or a stop is asked for."""
+        self.metrics.spent(self.spent)
+        if self._scrapes:
+            self._scrapes.wait_for_last(asked)
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""

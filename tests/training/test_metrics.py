@@ -1,6 +1,7 @@
 """Rank 0's metrics: a real scrape over HTTP, and a port that is taken."""
 
 import socket
+import threading
 import time
 import urllib.request
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ import pytest
 from gptddp.config import Config
 from gptddp.run.progress import Progress
 from gptddp.training import metrics as m
+from gptddp.training import scrapes
 from gptddp.training.clock import PhaseClock, RankSeconds
+from gptddp.training.scrapes import Scrapes
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def test_a_scrape_shows_what_was_recorded(port):
     metrics.steps.inc()
     metrics.step.set(41)
     metrics.spent(spent)
-    m.serve(metrics, port, "127.0.0.1")
+    Scrapes(metrics.registry, port, "127.0.0.1")
     lines = dict(
         line.rsplit(" ", 1) for line in scrape(port).splitlines() if not line.startswith("#")
     )
@@ -77,13 +80,33 @@ def test_phases_add_up_to_the_elapsed_time():
 
 def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(port, caplog, monkeypatch):
     """Training goes on at once; the server comes up by itself when the port is free."""
-    monkeypatch.setattr(m, "_RETRY_S", 0.1)
+    monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        m.serve(m.Metrics(), port, "127.0.0.1")
+        Scrapes(m.Metrics().registry, port, "127.0.0.1")
         time.sleep(0.5)
         assert [r for r in caplog.records if "training goes on" in r.message]
         assert len(caplog.records) == 1  # said once, not at every retry
     assert "gptddp_steps_total 0.0" in scrape(port)
+
+
+def test_the_last_scrape_is_waited_for_where_somebody_scrapes(port):
+    """One that begins after the wait has; no longer than the scrapes are apart; not without any."""
+    found = Scrapes(m.Metrics().registry, port, "127.0.0.1")
+    began = time.monotonic()
+    assert not found.wait_for_last(lambda: False)
+    assert time.monotonic() - began < 0.5
+    scrape(port)
+    time.sleep(0.4)
+    scrape(port)
+    later = threading.Timer(0.5, scrape, [port])
+    later.start()
+    assert found.wait_for_last(lambda: False)
+    later.join()
+    scrape(port)
+    began = time.monotonic()
+    assert not found.wait_for_last(lambda: False)  # nobody comes
+    assert not found.wait_for_last(lambda: True)  # a stop is asked for
+    assert time.monotonic() - began < 10
