@@ -351,15 +351,3 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"{world_size} workers but only {config.lanes} lanes: every worker needs a lane; "
             f"use at most {config.lanes} workers, or start a new run with more lanes"
         )
-
-
-# -- the end of a grace period -----------------------------------------------------------------
-
-# Who leaves when, in seconds before the end of the grace period (of 16 s or more): a worker that
-# hangs, by itself; the workers that are left, killed by their launcher; the launcher.
-WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
-
-
-def limit_s(grace_s: float, margin_s: float) -> float:
-    """Seconds from the signal to `margin_s` before the end; below 16 s the margin shrinks too."""
-    return grace_s - margin_s * min(1.0, grace_s / 16.0)

@@ -18,7 +18,7 @@ from support.paths import ROOT
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
     {"gptddp", "errors"},
-    {"presets"},
+    {"grace", "presets"},
     {"config", "files"},
     {"advice", "budget", "flags"},
     {"distributed"},

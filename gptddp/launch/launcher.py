@@ -23,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gptddp.config import LAUNCHER_S, Config, check_world_size, limit_s, with_preset
+from gptddp.config import Config, check_world_size, with_preset
 from gptddp.distributed.report import say
 from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
+from gptddp.grace import LAUNCHER_S, limit_s
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod import KEY, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop

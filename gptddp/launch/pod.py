@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gptddp.config import KILL_S, limit_s
 from gptddp.errors import ConfigError
+from gptddp.grace import KILL_S, limit_s
 
 # c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
 # Measured on torch 2.13: last_call is what a smaller world waits for one more agent; interval x

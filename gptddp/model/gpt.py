@@ -120,26 +120,6 @@ class GPT(nn.Module):
         return (len(self.get_parameter(name)),)
 
 
-_ROLES = {"wte": "embedding", "wpe": "embedding", "value_embeds": "value_embedding", "head": "head"}
-
-
-def role(name: str) -> str:
-    """What a parameter is to an optimizer, by its name.
-
-    embedding, value_embedding, head (an untied one); matrix (a hidden one) or gate within a block;
-    scalar (one number a layer); vector (biases and weights of norms).
-    """
-    first, *_ = parts = name.split(".")
-    if first in _ROLES:
-        return _ROLES[first]
-    if first.endswith("_lambdas"):
-        return "scalar"
-    module, kind = parts[-2:]
-    if kind == "bias" or module.startswith("ln_"):
-        return "vector"
-    return "gate" if module == "gate" else "matrix"
-
-
 def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
     """Raise ConfigError where weights, gradients and moments are more than all of the memory."""
     parameters = shape.n_params(c, vocab_size)

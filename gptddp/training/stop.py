@@ -3,11 +3,11 @@
 import signal
 from collections.abc import Callable
 
-from gptddp.config import WORKER_S, limit_s
 from gptddp.distributed import environment
 from gptddp.distributed.environment import is_launched
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import LifeLost
+from gptddp.grace import WORKER_S, limit_s
 
 
 class StopFlag(Watchdog):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gptddp.config import KILL_S, LAUNCHER_S, WORKER_S, limit_s
+from gptddp.grace import KILL_S, LAUNCHER_S, WORKER_S, limit_s
 
 SETUP = """
 import ctypes, os, signal, sys, time

@@ -10,6 +10,9 @@ import statistics
 import sys
 from pathlib import Path
 
+import torch
+
+from gptddp.distributed.hardware import machine
 from gptddp.run.recovery import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
@@ -28,10 +31,11 @@ jump change nothing. While the disk of the run is full, read-only or hangs, trai
 all pods depends on `--checkpoint-every`.
 
 The rest of this page is every fault that is tested. It is made by `make test-faults` from its own
-measurements, on one machine of two cores: four pods as `gptddp-k8s submit --local` starts them, a
-model of 30 k parameters, steps of 0.1 to 0.3 s. Every job must end as the run that nobody disturbs:
-each step once, the same bits in every number of its log and in its last state, its checkpoints
-verified. Seconds are medians where a fault was tried more than once.
+measurements, on one machine of two cores ({machine}): four pods as
+`gptddp-k8s submit --local` starts them, a model of 30 k parameters, steps of 0.1 to 0.3 s. Every
+job must end as the run that nobody disturbs: each step once, the same bits in every number of its
+log and in its last state, its checkpoints verified. Seconds are medians where a fault was tried
+more than once.
 
 - step in flight: the step that was being computed when the fault came. It was not finished, so it
   does not count as done again
@@ -64,7 +68,8 @@ CLUSTER = """
 
 Made by `make test-cluster` from its own measurements; `make test-faults` leaves this section as it
 is. Four pods train the model `tiny` on a kind cluster of two worker nodes, all on one machine of
-two cores. Medians where a fault was tried more than once; the parts are those of the table above.
+two cores ({machine}). Medians where a fault was tried more than once; the
+parts are those of the table above.
 
 | fault | seconds to the next step | detect | re-form | reload | first step | steps done again |
 |---|--:|--:|--:|--:|--:|--:|
@@ -215,9 +220,12 @@ def page(measured: list[dict], old: str) -> str:
         f"| {number} | {what} | {', '.join(f'`{T}{test}`' for test in tests)} |\n"
         for number, (what, tests) in ELSEWHERE.items()
     ]
+    this = machine(torch.device("cpu"))
     kept = {text.split("\n")[0]: text for text in re.split(r"^(?=#)", old, flags=re.M)}
     sections = [
-        "".join([head, *made]) if fresh else kept.get(head.strip().split("\n")[0], "")
+        "".join([head, *made]).replace("{machine}", this)
+        if fresh
+        else kept.get(head.strip().split("\n")[0], "")
         for head, made, fresh in (
             (HEAD, lines, here), (SECONDS, went, here), (CLUSTER, cluster, there)
         )

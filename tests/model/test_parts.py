@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from gptddp.config import Config, with_preset
 from gptddp.model import shape
 from gptddp.model.attention import Attention, rotate, rotation_of
-from gptddp.model.gpt import GPT, build, role
+from gptddp.model.gpt import GPT, build
 from gptddp.model.loss import IGNORE, linear_cross_entropy, nats_of_each
+from gptddp.model.recipes import role
 
 CPU, T, VOCAB = torch.device("cpu"), 24, 100
 SHAPE: dict[str, Any] = dict(n_layer=3, n_head=4, n_embd=32, seq_len=T, precision="fp32")
@@ -28,7 +29,7 @@ def model(preset: str, **fields: Any) -> GPT:
     net = build(config(preset, **fields), VOCAB, CPU)
     generator = torch.Generator().manual_seed(5)
     for name, p in net.named_parameters():
-        std = 0.2 if role(name) in ("matrix", "gate") else 0.5
+        std = 0.2 if name.startswith("blocks.") and p.dim() == 2 else 0.5
         p.data.copy_(torch.randn(p.shape, generator=generator) * std)
     return net.eval()
 
@@ -278,16 +279,22 @@ def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
     net(tokens(), tokens()).backward()
     for name, p in net.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all(), name
-        assert (role(name) in ("vector", "scalar")) is (p.dim() == 1), name
         if p.dim() == 2:
             assert sum(net.stacked(name)) == len(p)
-    roles = {role(n): n for n, p in net.named_parameters() if not n.startswith("blocks.")}
-    assert roles["embedding"] in ("wte.weight", "wpe.weight") and "matrix" not in roles
-    assert roles.get("head", "head.weight") == "head.weight"
-    assert ("value_embedding" in roles) is ("scalar" in roles) is (c.extras == "autoresearch")
-    assert role("blocks.0.attn.qkv.weight") == role("blocks.1.proj.weight") == "matrix"
-    inexact = sum(p.numel() for n, p in net.named_parameters() if role(n) in ("vector", "scalar"))
-    gates = sum(p.numel() for n, p in net.named_parameters() if role(n) == "gate")
+    tied = net.head is None
+    roles = {name: role(name, p.dim(), tied) for name, p in net.named_parameters()}
+    assert {name for name, it in roles.items() if it == "matrix"} == {
+        name for name, p in net.named_parameters() if name.startswith("blocks.") and p.dim() == 2
+    }
+    assert roles["wte.weight"] == ("head" if tied else "embedding")
+    extras = {name for name, it in roles.items() if it in ("resid", "x0")}
+    assert len(extras) == (2 if c.extras == "autoresearch" else 0)
+    assert all(
+        (it in ("vector", "resid", "x0")) is (net.get_parameter(n).dim() == 1)
+        for n, it in roles.items()
+    )
+    inexact = sum(p.numel() for p in net.parameters() if p.dim() == 1)
+    gates = sum(p.numel() for n, p in net.named_parameters() if ".gate." in n)
     assert shape.n_params(c, VOCAB) == net.n_params() - inexact - gates
 
 

@@ -101,11 +101,12 @@ def test_the_last_scrape_is_waited_for_where_somebody_scrapes(port):
     scrape(port)
     time.sleep(0.4)
     scrape(port)
+    time.sleep(0.2)  # the client has all before the server knows that it has
     later = threading.Timer(0.5, scrape, [port])
     later.start()
     assert found.wait_for_last(lambda: False)
     later.join()
-    scrape(port)
+    time.sleep(0.2)
     began = time.monotonic()
     assert not found.wait_for_last(lambda: False)  # nobody comes
     assert not found.wait_for_last(lambda: True)  # a stop is asked for
