@@ -14,6 +14,7 @@ from gptddp.data.loader import Batch
 from gptddp.flags import from_saved
 from gptddp.model.schedule import lr_at
 from gptddp.training.agree import Agreed, agree
+from gptddp.training.clock import PhaseClock, RankSeconds
 
 
 def closed(**fields) -> Config:
@@ -106,10 +107,12 @@ def on_all_ranks(*train_s: float) -> list[Agreed]:
         return mine
 
     def each(all_reduce) -> list[Agreed]:
-        ranks = [SimpleNamespace(rank=i, all_reduce=all_reduce) for i in range(len(train_s))]
-        return [
-            agree(batch, False, s, True, False, 7, w) for s, w in zip(train_s, ranks, strict=True)
-        ]
+        made = []
+        for rank, seconds in enumerate(train_s):
+            world = SimpleNamespace(rank=rank, world_size=len(train_s), all_reduce=all_reduce)
+            spent = RankSeconds(PhaseClock(), world)
+            made.append(agree(batch, False, seconds, True, False, 7, spent, world))
+        return made
 
     each(send)
     total = torch.stack(sent).sum(0)

@@ -173,6 +173,42 @@ def test_huge_row_groups_are_read_once():
     assert pairs_of_epoch(dataset, 2) == expected_pairs(documents)
 
 
+class Watched(Dataset):
+    """Keeps the documents that its tokenizer is given."""
+
+    def __init__(self, train: list[list[str | None]]) -> None:
+        super().__init__(train)
+        self.encoded: set[str] = set()
+
+    def tokenizer(self):
+        made = super().tokenizer()
+        encoder = made.encoder
+
+        def watched():
+            encode = encoder()
+            return lambda text: (self.encoded.add(text), encode(text))[1]
+
+        made.encoder = watched
+        return made
+
+
+def test_no_document_is_tokenized_by_two_ranks():
+    """A rank reads its share at the source; it does not pack all batches to keep one of four."""
+    train = corpus().splits["train"]
+    documents = {text for group in train for text in group if text}
+    shares, reads = [], []
+    for rank in range(4):
+        dataset = Watched(train)
+        with open_loader(dataset, rank=rank, world_size=4) as loader:
+            for _ in range(100):  # more than an epoch of each lane
+                loader.next()
+        shares.append(dataset.encoded)
+        reads.append(len(dataset.reads))
+    assert set.union(*shares) == documents
+    assert sum(map(len, shares)) == len(documents)
+    assert max(reads) < len(train) / 2
+
+
 def test_row_groups_without_text_give_no_rows():
     """Null and empty documents, and row groups of nothing else, are passed over without a hang."""
     groups = [["", None], ["one text"], [None], ["another text", ""], []]

@@ -84,6 +84,34 @@ def test_the_numbers_are_those_of_all_logits(precision, mask):
     assert result and (result.loss, result.bpb) == with_all_logits(net, rows, tokenizer, c)
 
 
+def test_no_micro_batch_is_evaluated_twice(monkeypatch):
+    """Three ranks have the rows of one between them, and their sums give its very numbers."""
+    tokenizer, c = byte_tokenizer(), settings(seq_len=16, micro_batch=2)
+    net, rows = gpt.build(c, tokenizer.vocab_size, CPU), some_rows(13, 16, tokenizer.vocab_size)
+    alone = evaluate(net, rows, tokenizer, c, WORLD)
+    seen: list[list[bytes]] = []
+    nats = net.nats
+
+    def watched(x: Tensor, *rest: Any) -> Tensor:
+        seen[-1].append(x.numpy().tobytes())
+        return nats(x, *rest)
+
+    monkeypatch.setattr(net, "nats", watched)
+    tables: list[Tensor] = []
+
+    def rank(i: int, all_reduce: Any) -> Any:
+        seen.append([])
+        world = SimpleNamespace(rank=i, world_size=3, device=CPU, all_reduce=all_reduce)
+        return evaluate(net, rows, tokenizer, c, world)
+
+    for i in range(3):
+        rank(i, lambda t: tables.append(t.clone()) or t if t.dim() == 2 else t)
+    mine = list(seen)
+    total = torch.stack(tables).sum(0)
+    assert rank(0, lambda t: total if t.dim() == 2 else t) == alone
+    assert sorted(map(len, mine)) == [2, 2, 3] and len(set(sum(mine, []))) == 7
+
+
 def test_no_tensor_has_the_logits_of_a_micro_batch():
     """The largest is the logits of one chunk, or what the model holds without a vocabulary."""
     c = settings(seq_len=1024, micro_batch=4)
