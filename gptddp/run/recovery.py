@@ -41,7 +41,9 @@ def last_life(
     unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
-    phases = {} if said or not fault else fault.get("phases", {})
+    # a life that is lost before its first step leaves the snapshot of the one before as it was
+    own = not said and fault and fault.get("generation") == ledger.life
+    phases = fault.get("phases", {}) if own and fault else {}
     return Last(ledger.life, line["step"], line["time"], cause, time, phases)
 
 

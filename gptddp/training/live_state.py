@@ -121,7 +121,12 @@ class LiveState:
                 meta=progress.to_meta(),
                 lines=[dict(line) for line in self.lines.values()],
                 events=self._pending() if self._pending else self.events,
-                fault={"cause": cause, "time": time.time(), "phases": self.spent.told()},
+                fault={
+                    "cause": cause,
+                    "time": time.time(),
+                    "generation": self.origin.generation,
+                    "phases": self.spent.told(),
+                },
             )
         except OSError as error:
             log.warning("the state of step %d is not left in memory: %s", progress.step, error)

@@ -7,6 +7,7 @@ from support.toy import SMALL
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
+from gptddp.run.recovery import last_life
 
 # Rank 1 of two reads rows 2 s late in one step, and computes 2 s longer in another; both evaluate
 # for 2 s more.
@@ -124,3 +125,21 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
     phases = {"init": [2.0, 1.5], "step": [10.0, 10.0]}
     stop = {"event": "stop", "generation": 1, "time": 1012.0, "phases": phases}
     assert owned_by(start, stop) == {"training": 20.0, "start": 4.0}
+
+
+@pytest.mark.parametrize("phases", ["x", {"step": 3}, {"step": ["a", "b"]}, {"step": [1.0]}, None])
+def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
+    """By hand, or of a world of another size."""
+    one = life(1, 1000.0, 2, init=2.0, step=20.0)
+    good = {"event": "checkpoint", "generation": 1, "time": 1022.0, "phases": one["phases"]}
+    assert owned_by(one["start"], good, good | {"phases": phases}) == owned_by(one["start"], good)
+    assert owned_by({"event": "start", "generation": 1}, good) == {}
+
+
+def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word():
+    """Lost before its first step, it leaves the snapshot of the life before as it was."""
+    fault = {"cause": "lost", "time": 5.0, "generation": 1, "phases": {"step": [1.0]}}
+    line = {"step": 3, "time": 4.0}
+    for life_, phases in ((1, fault["phases"]), (2, {})):
+        ledger = summary.Summary(life=life_)
+        assert last_life(ledger, line, fault).phases == phases
