@@ -76,13 +76,16 @@ class Scrapes:
         """Wait for a scrape that begins from now on; False where none comes.
 
         As long as the last two were apart, and a little, or until a stop is `asked` for; not at all
-        where there were none, as then nobody scrapes.
+        where nobody scrapes, or nobody does any more.
         """
         now = time.monotonic()
         with self._answered:
             if len(self._began) < 2:
                 return False
-            end = now + min(MOST_S, 1.2 * (self._began[1] - self._began[0]) + 0.5)
+            interval = self._began[1] - self._began[0]
+            if now - self._began[1] > 2 * interval + 0.5:
+                return False
+            end = now + min(MOST_S, 1.2 * interval + 0.5)
             while self._began[-1] < now and time.monotonic() < end and not asked():
                 self._answered.wait(0.1)
             return self._began[-1] >= now
