@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS, check_shape
+from gptddp.presets import MUON_LR, OPTIMIZERS, PRESETS, check_shape
 
 # By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
 # et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
@@ -329,7 +329,10 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
-    defaults |= OPTIMIZERS[config.optimizer or defaults["optimizer"]]
+    optimizer = config.optimizer or defaults["optimizer"]
+    defaults |= OPTIMIZERS[optimizer]
+    if optimizer == "muon":
+        defaults["lr"] = MUON_LR.get(preset, defaults["lr"])
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
         defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING

@@ -55,6 +55,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
+# Peak rates of Muon where they have been measured (benchmarks/optimizers.py); of the other presets
+# AdamW's serves, as an update of Muon has the size of one of AdamW's.
+MUON_LR = {"tiny": 1.2e-2, "modern-tiny": 1.2e-2}
+
 # The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
 PARTS = ("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras")
 

@@ -35,6 +35,14 @@ def test_every_preset_is_valid_and_closes_every_field(preset):
     check_world_size(config, config.lanes)
 
 
+def test_muon_has_a_rate_of_its_own_where_it_was_measured():
+    """Four times AdamW's for `tiny`; of other presets AdamW's serves, and a given one counts."""
+    given = ("tiny", None), ("modern-tiny", None), ("gpt2", None), ("tiny", 1e-3)
+    configs = [Config(preset=preset, optimizer="muon", lr=lr) for preset, lr in given]
+    rates = [with_preset(config, accelerator=False).lr for config in configs]
+    assert rates == [1.2e-2, 1.2e-2, PRESETS["gpt2"]["lr"], 1e-3]
+
+
 def test_flags_written_from_a_configuration_give_it_back():
     """to_args is the inverse of from_args."""
     config = with_preset(Config(data="d", run_dir="r", betas=(0.8, 0.99)), accelerator=False)
