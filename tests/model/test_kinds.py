@@ -45,7 +45,8 @@ def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked
     run = tmp_path / "run"
     process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
     log, deadline = run / "log.1.jsonl", time.monotonic() + 60
-    while not (log.exists() and log.read_text().count("\n") >= 5):
+    saved = run / "checkpoints/LATEST"
+    while not (log.exists() and log.read_text().count("\n") >= 5 and saved.exists()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
     process.kill()

@@ -23,6 +23,7 @@ from gptddp.model import sums
 from gptddp.model.gpt import build
 from gptddp.train import forward_backward, warm_up
 from gptddp.training.agree import agree
+from gptddp.training.clock import PhaseClock, RankSeconds
 
 CONFIG = with_preset(
     Config(
@@ -57,7 +58,8 @@ def gradients(world: World, reduce: str) -> np.ndarray:
     mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
-    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, world=world)
+    spent = RankSeconds(PhaseClock(), world)
+    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, spent=spent, world=world)
     forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
     return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
 
