@@ -42,7 +42,7 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
-# Three to four minutes: every command of the page in a shell, nodes of network namespaces, a kill.
+# A minute and a half: every command of the page in a shell, nodes of network namespaces, a kill.
 test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
 	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
 
