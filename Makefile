@@ -27,7 +27,7 @@ test-faults: venv  ## the fault tests on whole jobs; their figures become docs/f
 	$(if $(SHORT),,ALL_WAYS=1 $(BIN)/python -m pytest tests/k8s/test_failing_server.py)
 	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 
-# On Debian's Slurm, one node of four tasks on this machine, in a temporary folder: 5 to 6 minutes.
+# On Debian's Slurm, one node of four tasks on this machine, in a temporary folder: three minutes.
 test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it by apt-get if need be
 	tests/slurm/install
 	$(BIN)/python -m pytest tests/slurm
