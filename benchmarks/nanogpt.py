@@ -25,18 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from model_step import model_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
-from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import cpu_info, numerics, use
-from gptddp.model import optim, sums
-from gptddp.model.gpt import build
-from gptddp.train import forward_backward
 
 STEPS = 5  # of a variant in a round; the first one warms up, and is not counted
 VOCABULARY = 4096
@@ -74,27 +70,6 @@ def their_step(folder: str, c: Config, world: World, precision: str) -> Step:
     return step
 
 
-def our_step(c: Config, world: World) -> Step:
-    """A step as in the loop of gptddp/train.py."""
-    net = build(c, VOCABULARY, world.device)
-    optimizer, ddp = optim.build(net, c, world), DDP(net, gradient_as_bucket_view=True)
-    rows = c.batch // world.world_size
-    tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
-    valid = np.ones((rows, c.seq_len), bool)
-    batch = Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
-    made = sums.build(ddp, c, world)
-
-    def step() -> None:
-        forward_backward(ddp, batch, valid.size * world.world_size, 1, c, world, made)
-        nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
-        optimizer.prepare()
-        optimizer.step()
-        made.settle()
-        optimizer.zero_grad()
-
-    return step
-
-
 def cpu_s(step: Step, world: World) -> float:
     """All ranks: seconds of CPU that a step takes, of both together."""
     step()
@@ -113,7 +88,7 @@ def worker(folder: str, rounds: int) -> None:
         default = torch.get_float32_matmul_precision()
         steps = {f"nanoGPT, {it}": their_step(folder, c, world, it) for it in ("fp32", "bf16")}
         ours = f"gptddp, {c.precision} ({c.matmul})"
-        steps[ours] = our_step(c, world)
+        steps[ours] = model_step(c, world, VOCABULARY)
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(rounds):
             for name, step in steps.items():

@@ -23,20 +23,17 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
+from model_step import model_step
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp import train
 from gptddp.config import Config, with_preset
-from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import numerics, use
-from gptddp.model import optim, sums
-from gptddp.model.gpt import GPT, build
-from gptddp.train import forward_backward
+from gptddp.model.gpt import GPT
 from gptddp.training import life
 
 # Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
@@ -83,21 +80,10 @@ def plain(c: Config, world: World, laps: Laps) -> None:
 
 def bare(c: Config, world: World, laps: Laps) -> None:
     """Our model step and nothing around it."""
-    net = build(c, VOCABULARY, world.device)
-    optimizer, ddp = optim.build(net, c, world), DDP(net, gradient_as_bucket_view=True)
-    rows = c.batch // world.world_size
-    tokens = np.random.randint(0, VOCABULARY, (rows, c.seq_len + 1)).astype(np.uint16)
-    valid = np.ones((rows, c.seq_len), bool)
-    batch = Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
-    made = sums.build(ddp, c, world)
+    step = model_step(c, world, VOCABULARY)
     for _ in range(STEPS):
         laps.begin_step()
-        forward_backward(ddp, batch, valid.size * world.world_size, 1, c, world, made)
-        nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
-        optimizer.prepare()
-        optimizer.step()
-        made.settle()
-        optimizer.zero_grad()
+        step()
 
 
 def ours(c: Config, world: World, laps: Laps) -> None:

@@ -13,11 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import MUON_LR, OPTIMIZERS, PRESETS, check_shape
-
-# By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
-# et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
-FINE_TUNING = 10
+from gptddp.presets import FINE_TUNING, OPTIMIZERS, PRESETS, check_shape, given_by
 
 # What becomes of a field when a run is continued.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -328,11 +324,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     version 0.1.0 at each start.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
-    defaults = {name: f.metadata["default"] for name, f in FIELDS.items()} | PRESETS[preset]
-    optimizer = config.optimizer or defaults["optimizer"]
-    defaults |= OPTIMIZERS[optimizer]
-    if optimizer == "muon":
-        defaults["lr"] = MUON_LR.get(preset, defaults["lr"])
+    defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}
+    defaults |= given_by(preset, config.optimizer)
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
         defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING

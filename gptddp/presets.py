@@ -45,7 +45,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # What an optimizer gives to fields instead of the preset, whose values are AdamW's. `autoresearch`:
-# the constants of that trainer; its groups are in gptddp/model/recipes.py.
+# the constants of that trainer; its groups are in gptddp/model/recipes.py. Muon: nothing, as its
+# updates have the size of AdamW's, but where its peak rate has been measured.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "muon": {},
@@ -55,12 +56,23 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
-# Peak rates of Muon where they have been measured (benchmarks/optimizers.py); of the other presets
-# AdamW's serves, as an update of Muon has the size of one of AdamW's.
-MUON_LR = {"tiny": 1.2e-2, "modern-tiny": 1.2e-2}
+MEASURED: dict[tuple[str, str], dict[str, Any]] = {  # by benchmarks/optimizers.py
+    ("muon", "tiny"): dict(lr=1.2e-2),
+    ("muon", "modern-tiny"): dict(lr=1.2e-2),
+}
+# By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
+# et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
+FINE_TUNING = 10
 
 # The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
 PARTS = ("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras")
+
+
+def given_by(preset: str, optimizer: str | None) -> dict[str, Any]:
+    """What both give to fields; None: the preset's own optimizer, or AdamW."""
+    given = PRESETS[preset]
+    optimizer = optimizer or given.get("optimizer", "adamw")
+    return given | OPTIMIZERS[optimizer] | MEASURED.get((optimizer, preset), {})
 
 
 def check_shape(c: Any) -> None:  # a Config, whose module imports this one

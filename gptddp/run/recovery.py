@@ -42,9 +42,8 @@ def last_life(
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
     # a life that is lost before its first step leaves the snapshot of the one before as it was
-    own = not said and fault and fault.get("generation") == ledger.life
-    phases = fault.get("phases", {}) if own and fault else {}
-    return Last(ledger.life, line["step"], line["time"], cause, time, phases)
+    own = fault if fault and not said and fault.get("generation") == ledger.life else {}
+    return Last(ledger.life, line["step"], line["time"], cause, time, own.get("phases", {}))
 
 
 def unsaved_s(ledger: Summary) -> float:

@@ -101,12 +101,10 @@ class Recorder:
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
-        seconds = int(self.clock.micros().sum()) / 1e6
-        fields = {"time": time.time(), "world_size": world.world_size, "restarts": world.restarts}
-        start = {"event": "start", "generation": origin.generation, "seconds": seconds}
-        ledger.owners.add(start | fields)
-        self.event(
+        self._event(
+            ledger,
             "start",
+            origin.generation,
             step=origin.step,
             source=origin.source,
             redo=origin.redo,
@@ -114,7 +112,7 @@ class Recorder:
             nodes=world.nodes,
             restarts=world.restarts,
             device=world.device.type,
-            seconds=seconds,
+            seconds=int(self.clock.micros().sum()) / 1e6,
             chain_fp=f"{progress.chain_fp:016x}",
             state_fp=f"{progress.state_fp:016x}",
             machines=machines,
@@ -157,8 +155,7 @@ class Recorder:
             cause = crash_loop.first(Path(self.config.run_dir), last.generation) or last.cause
             spent = {"phases": last.phases} if last.phases else {}
             end = {"step": last.step, "cause": cause, "at": at, **spent}
-            self.ledger.event("end", last.generation, **end)
-            ledger.owners.add({"event": "end", "generation": last.generation, **end})
+            self._event(ledger, "end", last.generation, **end)
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
@@ -241,6 +238,12 @@ class Recorder:
         self.metrics.spent(self.spent)
         if self._scrapes:
             self._scrapes.wait_for_last(asked)
+
+    def _event(self, ledger: Summary, event: str, generation: int, **fields: Any) -> None:
+        """Append an event to the ledger, and count its seconds in the sum that was read of it."""
+        self.ledger.event(event, generation, **fields)
+        about = {"event": event, "time": time.time(), "generation": generation}
+        ledger.owners.add({**about, **fields})
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""
