@@ -75,11 +75,7 @@ class Config:
         "model.safetensors), whose shape and weights a new run begins with",
     )
     # model
-    preset: str = _f(
-        None,
-        FIXED,
-        f"{', '.join(PRESETS)}; by default tiny on CPUs, else gpt2",
-    )
+    preset: str = _f(None, FIXED, f"{', '.join(PRESETS)}; by default tiny on CPUs, else gpt2")
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
@@ -180,11 +176,7 @@ class Config:
     )
     # numerics
     seed: int = _f(
-        1337,
-        FIXED,
-        "seed of the weights, the order of the data and dropout",
-        least=0,
-        most=2**64 - 1,
+        1337, FIXED, "seed of weights, order of the data and dropout", least=0, most=2**64 - 1
     )
     precision: str = _f(
         None, FIXED, "fp32 or bf16; by default what is faster on the hardware of the first start"
@@ -193,6 +185,12 @@ class Config:
         None,
         FIXED,
         "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; by default likewise",
+    )
+    attention: str = _f(
+        None,
+        FIXED,
+        "causal attention: blocks, products of blocks of queries, or fused, torch's kernel; by "
+        "default likewise",
     )
     threads: int = _f(
         None,
@@ -249,6 +247,7 @@ _CHOICES = {
     "schedule": ("cosine", "linear", "wsd"),
     "precision": ("fp32", "bf16"),
     "matmul": ("mkl", "onednn", "tf32"),
+    "attention": ("blocks", "fused"),
     "reduce": ("exact", "fast"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
@@ -320,8 +319,8 @@ def _is_path(text: str) -> bool:
 def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
-    Only `precision`, `matmul`, `threads` and `device` stay open: the hardware decides, of a run of
-    version 0.1.0 at each start.
+    Only `precision`, `matmul`, `attention`, `threads` and `device` stay open: the hardware decides,
+    of a run of version 0.1.0 at each start.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}

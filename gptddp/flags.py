@@ -66,7 +66,7 @@ def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
     given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
     if "reduce" not in values and isinstance(pack := given.get("pack"), str):
         given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
-    given = GPT2 | given
+    given = GPT2 | {"attention": "fused"} | given  # what there was before the field
     if "n_head" in given:
         given.setdefault("kv_heads", given["n_head"])
     try:

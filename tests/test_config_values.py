@@ -64,6 +64,13 @@ def test_no_value_is_a_traceback(tmp_path, name):
     assert from_saved("run/config.json", {name: None}) == from_saved("run/config.json", {})
 
 
+def test_a_run_of_before_there_were_blocks_goes_on_with_the_fused_kernel():
+    """Whatever the processor would choose for a new run: another attention has other bits."""
+    for values in ({"preset": "tiny"}, {"preset": "tiny", "attention": None}):
+        assert from_saved("run/config.json", values).attention == "fused"
+    assert from_saved("run/config.json", {"attention": "blocks"}).attention == "blocks"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

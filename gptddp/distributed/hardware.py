@@ -39,9 +39,11 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 #   AVX512-BF16, no AMX            10.3 k                    9.6 k        15.7 k
 #   AVX512-BF16 of AMD (Zen 5)     13.5 k        15.5 k     11.3 k         8.4 k
 #   AVX512-BF16 of AMD (Zen 4)      7.4 k         8.5 k      6.0 k         6.3 k
-_WITH_AMX = {"precision": "bf16", "matmul": "onednn"}
-_AMD = {"precision": "bf16", "matmul": "mkl"}
-_WITHOUT = {"precision": "fp32", "matmul": "mkl"}
+# These are with attention by torch's kernel. Blocks are where they were measured (bf16 with MKL on
+# Zen 5: a step 1.22 times as fast).
+_WITH_AMX = {"precision": "bf16", "matmul": "onednn", "attention": "fused"}
+_AMD = {"precision": "bf16", "matmul": "mkl", "attention": "blocks"}
+_WITHOUT = {"precision": "fp32", "matmul": "mkl", "attention": "fused"}
 
 # Variables by which a user has these libraries compute in another way.
 _SWITCHES = (
@@ -78,10 +80,10 @@ def machine(device: torch.device | None) -> str:
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
-    """`precision`, `matmul` and `threads` of a run that begins on this machine."""
+    """`precision`, `matmul`, `attention` and `threads` of a run that begins on this machine."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere or newer
-        found = {"precision": "bf16" if fast else "fp32", "matmul": "tf32"}
+        found = {"precision": "bf16" if fast else "fp32", "matmul": "tf32", "attention": "fused"}
     else:
         cpu = cpu_info()
         amd = cpu.get("vendor_id") == "AuthenticAMD"

@@ -8,7 +8,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 IGNORE = -100  # the target of a padded position
-_CHUNK = 512  # positions at once: the fastest of 64 to 2048 on a CPU with 2 MB of L2 cache
+_CHUNK = 512  # positions in a product: the fastest of 64 to 2048 on a CPU with 2 MB of L2 cache
+_IN_CACHE = 2**17  # logits that are made a gradient at once
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -23,20 +24,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         nats = torch.zeros((), dtype=torch.float32, device=h.device)
         for i in range(0, len(h), _CHUNK):
             hc, yc = h[i : i + _CHUNK].to(dtype), y[i : i + _CHUNK, None]
-            real, index = yc >= 0, yc.clamp(min=0)
-            logits = (hc @ w.t()).float()
-            if softcap:
-                capped = logits.div_(softcap).tanh_()  # kept: its square is in the derivative
-                logits = capped * softcap
-            logits -= logits.amax(1, keepdim=True)
-            target = logits.gather(1, index)
-            total = logits.exp_().sum(1, keepdim=True)
-            nats += ((total.log() - target) * real).sum()
-            logits.div_(total)  # the probabilities; minus 1 at the target, they are the gradient
-            logits.scatter_add_(1, index, torch.full_like(target, -1.0))
-            if softcap:
-                logits -= logits * capped.square_()
-            d = (logits * real).to(dtype) if not bool(real.all()) else logits.to(dtype)
+            d = hc @ w.t()
+            nats += _nats_and_gradient(d, yc, softcap)
             dh[i : i + _CHUNK] = d @ w
             dw += d.t() @ hc
         ctx.save_for_backward(dh, dw)
@@ -47,6 +36,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dh, dw = ctx.saved_tensors
         return dh * grad, dw * grad, None, None, None
+
+
+def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
+    """The summed loss in nats; the logits (n, vocab) become their gradient, y (n, 1) as above.
+
+    A few rows at a time, in fp32: eight passes over what lies in the cache of a core.
+    """
+    real, index, whole = y >= 0, y.clamp(min=0), bool((y >= 0).all())
+    total, target = (torch.empty_like(real, dtype=torch.float32) for _ in range(2))
+    rows = len(y) if logits.is_cuda else max(1, _IN_CACHE // logits.shape[1])
+    for part in (slice(i, i + rows) for i in range(0, len(y), rows)):
+        z = logits[part].float()  # of fp32: the logits themselves
+        if softcap:
+            capped = z.div_(softcap).tanh_()  # kept: its square is in the derivative
+            z = capped * softcap
+        z -= z.amax(1, keepdim=True)
+        target[part] = z.gather(1, index[part])
+        total[part] = z.exp_().sum(1, keepdim=True)
+        z.div_(total[part])  # the probabilities; minus 1 at the target, they are the gradient
+        z.scatter_add_(1, index[part], torch.full_like(target[part], -1.0))
+        if softcap:
+            z -= z * capped.square_()
+        logits[part] = z if whole else z * real[part]
+    return ((total.log() - target) * real).sum()
 
 
 def linear_cross_entropy(h: Tensor, weight: Tensor, y: Tensor, softcap: float = 0.0) -> Tensor:

@@ -225,11 +225,15 @@ def test_a_variable_that_decides_the_bits_is_of_the_machine(monkeypatch):
 @pytest.mark.parametrize(
     ("amx", "cpu", "chosen"),
     [
-        (True, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("bf16", "onednn")),
-        (False, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("fp32", "mkl")),
-        (False, {"vendor_id": "AuthenticAMD", "flags": "fpu avx512_bf16 clzero"}, ("bf16", "mkl")),
-        (False, {"vendor_id": "AuthenticAMD", "flags": "fpu avx2"}, ("fp32", "mkl")),
-        (False, {}, ("fp32", "mkl")),
+        (True, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("bf16", "onednn", "fused")),
+        (False, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("fp32", "mkl", "fused")),
+        (
+            False,
+            {"vendor_id": "AuthenticAMD", "flags": "avx512_bf16 clzero"},
+            ("bf16", "mkl", "blocks"),
+        ),
+        (False, {"vendor_id": "AuthenticAMD", "flags": "fpu avx2"}, ("fp32", "mkl", "fused")),
+        (False, {}, ("fp32", "mkl", "fused")),
     ],
 )
 def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, cpu, chosen):
@@ -237,7 +241,7 @@ def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, cpu, cho
     monkeypatch.setattr(hardware, "cpu_has_amx", lambda: amx)
     monkeypatch.setattr(hardware, "cpu_info", lambda: cpu)
     found = hardware.numerics(torch.device("cpu"))
-    assert (found["precision"], found["matmul"]) == chosen
+    assert (found["precision"], found["matmul"], found["attention"]) == chosen
     assert found["threads"] == torch.get_num_threads()
 
 

@@ -43,7 +43,8 @@ def test_every_field_has_a_decision():
     assert set(VALUES) == set(FIELDS) - set(NOT_OF_THE_RUN)
     for accelerator in (False, True):
         default = with_preset(Config(), accelerator=accelerator)
-        for name in set(VALUES) - {"precision", "matmul", "threads", "reduce"}:  # by the hardware
+        by_hardware = {"precision", "matmul", "attention", "threads", "reduce"}
+        for name in set(VALUES) - by_hardware:
             assert getattr(default, name) != FIRST[name], f"{name}: give another first value"
         for name in VALUES:
             assert FIELDS[name].default is None, f"{name}: a default would count as given"

@@ -45,6 +45,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "seed": (7, 8),
     "precision": ("fp32", "bf16"),
     "matmul": ("onednn", "mkl"),
+    "attention": ("fused", "blocks"),
     "threads": (2, 3),
     "eval_every": (2, 3),
     "eval_tokens": (200, 300),

