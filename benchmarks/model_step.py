@@ -14,22 +14,35 @@ from gptddp.model.gpt import build
 from gptddp.train import forward_backward
 
 
-def model_step(c: Config, world: World, vocabulary: int) -> Callable[[], None]:
-    """All ranks: a step as in the loop of gptddp/train.py, each time on the same rows."""
+def random_rows(c: Config, world: World, vocabulary: int) -> np.ndarray:
+    """This rank's rows of a step, uint16 (rows, T+1)."""
+    shape = c.batch // world.world_size, c.seq_len + 1
+    return np.random.randint(0, vocabulary, shape).astype(np.uint16)
+
+
+def model_step(
+    c: Config, world: World, vocabulary: int, rows: Callable[[], np.ndarray] | None = None
+) -> Callable[[], float]:
+    """All ranks: a step as in the loop of gptddp/train.py; it returns the mean loss in nats.
+
+    Its rows are what `rows` gives each time; without it always the same.
+    """
     net = build(c, vocabulary, world.device)
     optimizer, ddp = optim.build(net, c, world), DDP(net, gradient_as_bucket_view=True)
-    rows = c.batch // world.world_size
-    tokens = np.random.randint(0, vocabulary, (rows, c.seq_len + 1)).astype(np.uint16)
-    valid = np.ones((rows, c.seq_len), bool)
-    batch = Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
+    same = random_rows(c, world, vocabulary)
+    valid = np.ones((len(same), c.seq_len), bool)
+    origin, targets = np.zeros((c.lanes, 3), np.int64), valid.size * world.world_size
     made = sums.build(ddp, c, world)
 
-    def step() -> None:
-        forward_backward(ddp, batch, valid.size * world.world_size, 1, c, world, made)
+    def step() -> float:
+        tokens = rows() if rows else same
+        batch = Batch(tokens, valid, valid.size, 0, origin, 0.0)
+        nats = forward_backward(ddp, batch, targets, 1, c, world, made)
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.prepare()
         optimizer.step()
         made.settle()
         optimizer.zero_grad()
+        return nats / targets
 
     return step

@@ -1,7 +1,7 @@
 """Training speed on CPUs beside nanoGPT, in CPU time: both train `tiny`, in turns, in one run.
 
     git clone https://github.com/karpathy/nanoGPT
-    python benchmarks/nanogpt.py nanoGPT [--rounds 5]
+    python benchmarks/nanogpt.py nanoGPT [--rounds 5] [--learn 100]
 
 Two processes with one thread each, a vocabulary of 4096, random tokens, a step of 48 rows of 256
 tokens in micro-batches of 4. nanoGPT's loop asks for CUDA where there are several processes, and
@@ -9,6 +9,10 @@ never turns on bf16 on a CPU. So its model and its optimizer are run as they are
 loop, with gloo and without the loading of data: in fp32 and in bf16 autocast. Ours is the model
 step with what the table of processors chooses, exact sums and optimizer included; what the loop
 around it costs is what `benchmarks/trainer.py` measures.
+
+Then each of them learns: so many steps at the peak rate, on the same rows of a language in which
+eight tokens may follow each one, from weights of its own seed. The losses at equal tokens are
+printed: a step that is faster because it is worse would be seen.
 """
 
 import argparse
@@ -25,8 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from model_step import model_step
+from model_step import model_step, random_rows
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -36,12 +41,17 @@ from gptddp.distributed.hardware import cpu_info, numerics, use
 
 STEPS = 5  # of a variant in a round; the first one warms up, and is not counted
 VOCABULARY = 4096
+FOLLOW = 8  # tokens that may follow another one, each as likely: ln 8 = 2.079 nats
+LAST = 10  # steps, of which the mean loss is told
 
-Step = Callable[[], object]
+Step = Callable[[], float]
+Rows = Callable[[], np.ndarray]
 
 
-def their_step(folder: str, c: Config, world: World, precision: str) -> Step:
-    """A step as in the loop of nanoGPT's train.py."""
+def their_step(
+    folder: str, c: Config, world: World, precision: str, rows: Rows | None = None
+) -> Step:
+    """A step as in the loop of nanoGPT's train.py; `rows` and its result as in `model_step`."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     theirs: Any = __import__("model")
@@ -52,22 +62,40 @@ def their_step(folder: str, c: Config, world: World, precision: str) -> Step:
         )
         optimizer = net.configure_optimizers(c.weight_decay, c.lr, c.betas, "cpu")
     ddp = DDP(net)
-    rows = c.batch // world.world_size
-    tokens = torch.randint(0, VOCABULARY, (rows, c.seq_len + 1))
-    parts = tokens.split(c.micro_batch)
+    same = random_rows(c, world, VOCABULARY)
 
-    def step() -> None:
+    def step() -> float:
+        tokens = torch.from_numpy((rows() if rows else same).astype(np.int64))
+        parts, mean = tokens.split(c.micro_batch), 0.0
         for i, part in enumerate(parts):
             ddp.require_backward_grad_sync = i == len(parts) - 1
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 _, loss = ddp(part[:, :-1].contiguous(), part[:, 1:].contiguous())
                 loss = loss / len(parts)
             loss.backward()
+            mean += loss.item()
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return float(world.all_reduce(torch.tensor([mean]))) / world.world_size
 
     return step
+
+
+def language(c: Config, world: World) -> Rows:
+    """All ranks: rows to learn from, the same each time that it is made."""
+    follow = np.random.default_rng(0).integers(0, VOCABULARY, (VOCABULARY, FOLLOW))
+    draw = np.random.default_rng(1 + world.rank)
+
+    def rows() -> np.ndarray:
+        count = c.batch // world.world_size
+        tokens = np.empty((count, c.seq_len + 1), np.uint16)
+        tokens[:, 0] = draw.integers(0, VOCABULARY, count)
+        for i in range(c.seq_len):
+            tokens[:, i + 1] = follow[tokens[:, i], draw.integers(0, FOLLOW, count)]
+        return tokens
+
+    return rows
 
 
 def cpu_s(step: Step, world: World) -> float:
@@ -80,24 +108,40 @@ def cpu_s(step: Step, world: World) -> float:
     return float(world.all_reduce(used)) / (STEPS - 1)
 
 
-def worker(folder: str, rounds: int) -> None:
+def worker(folder: str, rounds: int, learn: int) -> None:
     """One of the two processes; rank 0 prints."""
     logging.disable(logging.WARNING)
     with connect("cpu") as world:
         c = with_preset(Config(**numerics(world.device)), accelerator=False)
         default = torch.get_float32_matmul_precision()
-        steps = {f"nanoGPT, {it}": their_step(folder, c, world, it) for it in ("fp32", "bf16")}
         ours = f"gptddp, {c.precision} ({c.matmul})"
-        steps[ours] = model_step(c, world, VOCABULARY)
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
+
+        def made(rows: Callable[[], Rows | None]) -> dict[str, Step]:
+            steps = {
+                f"nanoGPT, {it}": their_step(folder, c, world, it, rows())
+                for it in ("fp32", "bf16")
+            }
+            return steps | {ours: model_step(c, world, VOCABULARY, rows())}
+
+        def as_it_computes(name: str) -> None:
+            torch.set_float32_matmul_precision(default)
+            if name == ours:
+                use(dataclasses.replace(c, threads=1), world.device)
+
+        seconds: dict[str, list[float]] = {}
+        steps = made(lambda: None)
         for _ in range(rounds):
             for name, step in steps.items():
-                torch.set_float32_matmul_precision(default)
-                if name == ours:
-                    use(dataclasses.replace(c, threads=1), world.device)
-                seconds[name].append(cpu_s(step, world))
+                as_it_computes(name)
+                seconds.setdefault(name, []).append(cpu_s(step, world))
         if world.rank == 0:
             report(seconds, c, ours)
+        for name, step in made(lambda: language(c, world)).items() if learn else ():
+            as_it_computes(name)
+            losses = [step() for _ in range(learn)]
+            if world.rank == 0:
+                last = statistics.mean(losses[-LAST:])
+                print(f"{name:22} {losses[0]:.4f} -> {last:.4f} nats after {learn} steps")
 
 
 def report(seconds: dict[str, list[float]], c: Config, ours: str) -> None:
@@ -120,14 +164,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", help="a clone of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--learn", type=int, default=100, help="steps; 0: none")
     args = parser.parse_args()
     if not Path(args.folder, "model.py").is_file():
         parser.error(f"{args.folder} has no model.py: give the folder of a clone of nanoGPT")
     if "RANK" in os.environ:
-        worker(str(Path(args.folder).resolve()), args.rounds)
+        worker(str(Path(args.folder).resolve()), args.rounds, args.learn)
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", __file__, args.folder, "--rounds", str(args.rounds)]
+    command += ["--nproc-per-node", "2", __file__, args.folder]
+    command += ["--rounds", str(args.rounds), "--learn", str(args.learn)]
     sys.exit(subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode)
 
 
