@@ -5,6 +5,7 @@ checkpoint and at its end; what is between that and the next life was spent noti
 forming the world again. The owners add up to the elapsed time, times the ranks that there were.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ class Owners:
     stop_time: float | None = None  # it ended in good order
     noticed: float | None = None  # it did not: when a survivor noticed, or its last step ended
     survived: bool = False  # did a rank survive, to say so?
+    since_s: float | None = None  # from the phases until one of the two, by the clock of that rank
+    redo_until: int = 0  # the last step that a lost life had finished
+    last_step: int = 0  # as its end says
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; one that has been counted changes nothing.
@@ -70,8 +74,10 @@ class Owners:
         if kind == "stop":
             self.stop_time = float(event["time"])
         elif kind == "end":
-            self.noticed = float(event["at"])
-            self.survived = bool(event.get("phases"))
+            self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
+            self.survived = bool(event.get("survived", event.get("phases")))
+        if kind != "checkpoint" and "since_s" in event:
+            self.since_s = max(0.0, float(event["since_s"]))
         if told := event.get("phases"):
             self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
 
@@ -84,11 +90,14 @@ class Owners:
         """The life before is over: its seconds, and those until this one, have their owners."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
         # a launcher that is still there has stopped its workers for pods that come or go
-        fault = self.generation > 0 and (self.stop_time is None or bool(start.get("restarts")))
+        same_job = bool(start.get("restarts") or start.get("goes_on"))
+        fault = self.generation > 0 and (self.stop_time is None or same_job)
         self.seconds = self.so_far(began, int(start["world_size"]), fault)
         self.generation, self.world_size = start["generation"], int(start["world_size"])
         self.began, self.follows_fault = began, fault
+        self.redo_until = int(start.get("step") or 0) + int(start.get("redo") or 0)
         self.phases, self.stop_time, self.noticed, self.survived = {}, None, None, False
+        self.since_s, self.last_step = None, 0
 
     def so_far(
         self, until: float | None = None, world_size: int = 0, fault: bool = False
@@ -112,17 +121,28 @@ class Owners:
             return seconds
         told = self.began + of_0  # up to here its phases say
         if self.stop_time is not None:
-            ended = max(told, self.stop_time)
-            seconds["checkpoint"] += (ended - told) * self.world_size  # the last one
-            if until is not None:
-                owner = "reforming" if fault else "stopped"
-                seconds[owner] += max(0.0, until - ended) * world_size
-        elif until is not None:
-            noticed = min(max(told, self.noticed or told), max(told, until))
-            owner = "detection" if self.survived else "training"
-            seconds[owner] += (noticed - told) * self.world_size
-            seconds["reforming"] += max(0.0, until - noticed) * world_size
+            spent, owner = self._until(self.stop_time, told), "checkpoint"  # the last one
+        elif until is None:
+            return seconds
+        elif self.survived:
+            spent, owner = self._until(self.noticed or told, told, until), "detection"
+        else:  # up to its last step
+            spent = self._until(self.noticed or told, told, until)
+            owner = "redone" if 0 < self.last_step <= self.redo_until else "training"
+        seconds[owner] += spent * self.world_size
+        if until is not None:
+            ended = (self.noticed if self.stop_time is None else self.stop_time) or told
+            # by either clock: they may differ, and jump
+            gaps = [gap for gap in (until - ended, until - told - spent) if gap >= 0]
+            stopped = self.stop_time is not None and not fault
+            seconds["stopped" if stopped else "reforming"] += min(gaps, default=0.0) * world_size
         return seconds
+
+    def _until(self, ended: float, told: float, most: float = math.inf) -> float:
+        """Seconds from its phases to its end."""
+        if self.since_s is not None:
+            return self.since_s
+        return max(0.0, min(ended, most) - told)
 
 
 def _of_rank(phases: Phases, rank: int) -> float:

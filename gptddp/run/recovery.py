@@ -6,13 +6,18 @@ A life that is killed cannot say so: the next one does, from a survivor's snapsh
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
 from typing import Any
 
+from gptddp.run.history import backwards_if_there, log_path
+from gptddp.run.json_lines import parse
 from gptddp.run.summary import Summary
 
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
+_MOST_LINES = 20_000  # of a log are read: the table is there every ten seconds
 UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
 
 
@@ -25,25 +30,45 @@ class Last:
     step_time: float  # when it did
     cause: str | None  # as a survivor saw it; None: the life itself recorded how it ended
     failed_time: float | None  # when a survivor noticed
-    # where its seconds went, by phase and rank, as a survivor knows
-    phases: Mapping[str, Any] = field(default_factory=dict)
+    # where its seconds went: `phases` by rank, and `since_s` from then until its end, as a survivor
+    # knows, or else the log
+    spent: Mapping[str, Any] = field(default_factory=dict)
 
 
 def last_life(
     ledger: Summary,
     line: Mapping[str, Any] | None,
     fault: Mapping[str, Any] | None,
+    run_dir: Path,
 ) -> Last | None:
     """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
     if not ledger.life or line is None:
         return None
+    if fault and fault["cause"] == UNKNOWN:  # it was left while the life went on
+        fault = None
     said = ledger.ended
     unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
     cause = None if said else (fault or {}).get("cause", unheard)
     time = None if said or not fault else fault["time"]
     # a life that is lost before its first step leaves the snapshot of the one before as it was
-    own = fault if fault and not said and fault.get("generation") == ledger.life else {}
-    return Last(ledger.life, line["step"], line["time"], cause, time, own.get("phases", {}))
+    if fault and not said and fault.get("generation") == ledger.life:
+        spent = {name: fault[name] for name in ("phases", "since_s") if name in fault}
+        spent["survived"] = True
+    else:
+        logged = {} if said else _logged(run_dir, ledger.life, line["time"])
+        spent = {**logged, "survived": False}
+    return Last(ledger.life, line["step"], line["time"], cause, time, spent)
+
+
+def _logged(run_dir: Path, generation: int, until: float) -> dict[str, Any]:
+    """The last phases in the log of a life, and the seconds from then `until` its last step."""
+    lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
+    for line in islice(lines, _MOST_LINES):
+        if line and "phases" in line:
+            with suppress(LookupError, TypeError, ValueError):  # foreign
+                since_s = float(line["since_s"]) + max(0.0, until - line["time"])
+                return {"phases": line["phases"], "since_s": round(since_s, 3)}
+    return {}
 
 
 def unsaved_s(ledger: Summary) -> float:

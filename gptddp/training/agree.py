@@ -51,8 +51,8 @@ def agree(
     parts = np.array(head, dtype=np.int64), batch.cursors.ravel(), spent.mine().ravel()
     mine = np.concatenate(parts)
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
-    end = len(mine) - spent.micros.size
-    spent.take(total[end:].reshape(spent.micros.shape))
+    end = 9 + batch.cursors.size
+    spent.take(total[end:].reshape(world.world_size, -1))
     targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
     return Agreed(
         targets=targets,

@@ -23,7 +23,7 @@ PHASES = (
     "other",
 )
 STEPPING = ("warmup", "step", "redo")
-_WAIT, _STEP = PHASES.index("wait"), PHASES.index("step")
+_WAIT = PHASES.index("wait")
 _BUSY = [PHASES.index(phase) for phase in (*STEPPING, "data_wait")]
 _TELL_US = 10_000_000  # of rank 0 between two records of the table in the log
 
@@ -33,7 +33,7 @@ class PhaseClock:
 
     def __init__(self, phase: str = "init"):
         self.seconds = dict.fromkeys(PHASES, 0.0)  # of the phases that have ended
-        self._phase, self._since = phase, time.monotonic()
+        self.phase, self._since = phase, time.monotonic()  # the present one, since then
         self.began = time.time()
 
     def enter(self, phase: str) -> float:
@@ -42,24 +42,31 @@ class PhaseClock:
         A phase is added when it ends, so that a hang is never counted as a step.
         """
         now = time.monotonic()
-        spent, ended = now - self._since, self._phase
+        spent, ended = now - self._since, self.phase
         self.seconds[ended] += spent
-        self._phase, self._since = phase, now
+        self.phase, self._since = phase, now
         return spent
 
     def waited(self, seconds: float) -> None:
-        """So much of the present phase was spent waiting for other ranks."""
+        """So much of the present phase was spent waiting for other ranks; no more than there is."""
+        seconds = min(seconds, time.monotonic() - self._since)
         self._since += seconds
         self.seconds["wait"] += seconds
 
     def micros(self) -> np.ndarray:
         """Until now, whole microseconds int64 (phases,), the present phase included."""
-        self.enter(self._phase)
+        self.enter(self.phase)
         return np.array([round(1e6 * self.seconds[phase]) for phase in PHASES], dtype=np.int64)
 
 
 class RankSeconds:
-    """The clocks of all ranks in this life, as of the last agreement: the same on every rank."""
+    """The clocks of all ranks in this life, as of the last agreement: the same on every rank.
+
+    A rank waits twice in a step: at the agreement for those who come later, and within the step for
+    the sums. At the agreement that is what the last one has needed longer than it since all met
+    before. What every rank has waited for the sums is the time that they take: it is no wait, and
+    stays with the step.
+    """
 
     def __init__(self, clock: PhaseClock, world: World) -> None:
         self.clock = clock
@@ -67,31 +74,57 @@ class RankSeconds:
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
         self.is_due = True  # is it time to put the table into the log? Now and then
         self._rank = world.rank
+        self._late = np.zeros(world.world_size, dtype=np.int64)  # of the last, behind each; us
+        self._sums_s = 0.0  # waited within the last step, on this rank
+        self._kind = "step"  # its phase
+        self.meet()
+
+    def meet(self) -> None:
+        """All ranks are here at the same moment: behind a collective that needs all of them."""
+        self._met, self._met_busy = time.monotonic(), int(self.clock.micros()[_BUSY].sum())
+        self._met_phase = self.clock.phase
+
+    @property
+    def since_s(self) -> float:
+        """Seconds since the ranks have met, as the table has them; from any thread."""
+        return time.monotonic() - self._met
+
+    def waited(self, seconds: float) -> None:
+        """Within the present phase, a step, this rank has waited so long for the sums."""
+        self.clock.waited(seconds)
+        self._sums_s, self._kind = seconds, self.clock.phase
 
     def mine(self) -> np.ndarray:
-        """What this rank brings to a sum over all ranks: its own row, zeros for the others."""
-        rows = np.zeros_like(self.micros)
-        rows[self._rank] = self.clock.micros()
+        """What this rank brings to a sum over all ranks: its own row, zeros for the others.
+
+        Microseconds, int64 (ranks, phases + 3): behind the phases, those since the ranks have met,
+        how many of them it was busy, and how many it has waited for the sums.
+        """
+        rows = np.zeros((len(self.micros), len(PHASES) + 3), dtype=np.int64)
+        now = self.clock.micros()
+        since = [self.since_s * 1e6, now[_BUSY].sum() - self._met_busy, self._sums_s * 1e6]
+        rows[self._rank] = [*now, *map(round, since)]
         return rows
 
     def take(self, rows: np.ndarray) -> None:
-        """The sum of what all have brought.
-
-        What every rank has waited since the last time is no wait for a slower rank but the time
-        that the sums themselves take: it is given to the step.
-        """
-        since = rows - self.micros
-        common = int(since[:, _WAIT].min())
+        """The sum of what all have brought: they have met."""
+        (since, busy, sums), rows = rows[:, len(PHASES) :].T, rows[:, : len(PHASES)].copy()
+        common, kind = int(sums.min()), self._kind
         rows[:, _WAIT] -= common
-        rows[:, _STEP] += common
+        rows[:, PHASES.index(kind)] += common
         self.clock.seconds["wait"] -= common / 1e6
-        self.clock.seconds["step"] += common / 1e6
-        self.busy_s = since[:, _BUSY].sum(1) / 1e6
+        self.clock.seconds[kind] += common / 1e6
+        self._late, self._sums_s, self.busy_s = since.max() - since, 0.0, busy / 1e6
+        self.clock.waited(self._late[self._rank] / 1e6)
         before, now = int(self.micros[0].sum()), int(rows[0].sum())
-        self.is_due = not before or now // _TELL_US > before // _TELL_US
+        changed = not before or self.clock.phase != self._met_phase
+        self.is_due = changed or now // _TELL_US > before // _TELL_US
         self.micros = rows
+        self.meet()
 
     def told(self) -> dict[str, list[float]]:
-        """The table as JSON: for each phase that there was, the seconds of each rank."""
-        seconds = {name: us / 1e6 for name, us in zip(PHASES, self.micros.T, strict=True)}
+        """The table as JSON, as of when all had met: the seconds of each rank, by phase."""
+        rows = self.micros.copy()
+        rows[:, _WAIT] += self._late
+        seconds = {name: us / 1e6 for name, us in zip(PHASES, rows.T, strict=True)}
         return {name: it.round(3).tolist() for name, it in seconds.items() if it.any()}

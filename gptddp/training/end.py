@@ -97,7 +97,8 @@ class Ending(threading.Thread):
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
             known = recorder.of_step(self._progress)
-            recorder.event("stop", step=step, cause=self._cause, **known)
+            since_s = round(recorder.spent.since_s, 3)
+            recorder.event("stop", step=step, cause=self._cause, **known, since_s=since_s)
             error = self._insist(self._finish) or error
             recorder.lease.release()
             recorder.console.ended(step, self._cause, where)

@@ -178,6 +178,7 @@ class Life:
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
         machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
+        self.spent.meet()
         if self.recorder:
             self.recorder.begin(tensors, n_params, self.progress, state, machines)
         pending = self.recorder.ledger.pending if self.recorder else None
@@ -198,7 +199,8 @@ class Life:
         pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
         batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
-        self.clock.enter("wait")
+        redo = self.step < self.origin.step + self.origin.redo
+        self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
         self._began_step = time.monotonic()
         return batch
 
@@ -210,8 +212,6 @@ class Life:
         logged = self.recorder.log.durable_step if self.recorder else 0
         stop, now = self.stop.asked, self.progress
         agreed = agree(batch, stop, now.train_s, save, late, logged, self.spent, self.world)
-        redo = self.step < self.origin.step + self.origin.redo
-        self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
         self.live.forget(agreed.logged)
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         budget = used_up(self.config, now.step, now.tokens, now.train_s)
@@ -224,6 +224,7 @@ class Life:
 
     def quarantine(self, batch: Batch) -> None:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
+        self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
         if self.recorder:  # before any rank acts on it
             self.recorder.quarantine(decision, self.progress)
@@ -242,7 +243,7 @@ class Life:
         they are finite: the same on every rank, since they come out of sums over all of them. A
         step that is not has used its data all the same.
         """
-        self.clock.waited(wait_s)
+        self.spent.waited(wait_s)
         finite = all(map(math.isfinite, numbers.values()))
         self.live.mark_changing()
         yield finite
@@ -320,6 +321,7 @@ class Life:
 
     def save(self) -> None:
         """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""
+        self.clock.enter("checkpoint")
         self.late.copy(self.step)
         if self.recorder and self._save_due:
             self.recorder.save(self._tensors, self.progress)

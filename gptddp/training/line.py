@@ -37,5 +37,5 @@ def of_step(
     if c.max_time:  # without it the rate is a function of step and tokens
         line["train_s"] = agreed.train_s
     if spent.is_due:
-        line["phases"] = spent.told()
+        line |= {"phases": spent.told(), "since_s": round(spent.since_s, 3)}
     return line

@@ -126,6 +126,7 @@ class LiveState:
                     "time": time.time(),
                     "generation": self.origin.generation,
                     "phases": self.spent.told(),
+                    "since_s": round(self.spent.since_s, 3),
                 },
             )
         except OSError as error:

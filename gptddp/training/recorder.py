@@ -20,6 +20,7 @@ from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
+from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
@@ -54,6 +55,7 @@ class Recorder:
         self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
+        self._owners = Owners()  # of the run's rank-seconds
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._ready = 0.0  # unix seconds at which the first step began
@@ -77,6 +79,7 @@ class Recorder:
         origin, world = self.origin, self.world
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
+        self._owners = ledger.owners
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -88,7 +91,6 @@ class Recorder:
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
         self._start(ledger, progress, machines)
-        self._owners = ledger.owners
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         self.metrics.began(origin, progress, world, self._run_began, self._flops)
         self.console.began(params, world.device.type, world.world_size)
@@ -102,7 +104,6 @@ class Recorder:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
         self._event(
-            ledger,
             "start",
             origin.generation,
             step=origin.step,
@@ -111,6 +112,7 @@ class Recorder:
             world_size=world.world_size,
             nodes=world.nodes,
             restarts=world.restarts,
+            goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
             device=world.device.type,
             seconds=int(self.clock.micros().sum()) / 1e6,
             chain_fp=f"{progress.chain_fp:016x}",
@@ -149,13 +151,13 @@ class Recorder:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         newest = max(lines, key=lambda line: line["step"], default=None)
-        last = self._last = last_life(ledger, newest, state.fault)
+        run = Path(self.config.run_dir)
+        last = self._last = patiently(lambda: last_life(ledger, newest, state.fault, run))
         if last and last.cause:
             at = last.failed_time or last.step_time
-            cause = crash_loop.first(Path(self.config.run_dir), last.generation) or last.cause
-            spent = {"phases": last.phases} if last.phases else {}
-            end = {"step": last.step, "cause": cause, "at": at, **spent}
-            self._event(ledger, "end", last.generation, **end)
+            cause = crash_loop.first(run, last.generation) or last.cause
+            end = {"step": last.step, "cause": cause, "at": at, **last.spent}
+            self._event("end", last.generation, **end)
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
@@ -235,19 +237,21 @@ class Recorder:
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """At the end of a run: until Prometheus has its last numbers, or a stop is asked for."""
+        self.spent.micros[0] = self.clock.micros()  # with the last save
         self.metrics.spent(self.spent)
+        self.metrics.owned(self._owners.so_far())
         if self._scrapes:
             self._scrapes.wait_for_last(asked)
 
-    def _event(self, ledger: Summary, event: str, generation: int, **fields: Any) -> None:
-        """Append an event to the ledger, and count its seconds in the sum that was read of it."""
+    def _event(self, event: str, generation: int, **fields: Any) -> None:
+        """Append an event to the ledger, and count its seconds."""
         self.ledger.event(event, generation, **fields)
         about = {"event": event, "time": time.time(), "generation": generation}
-        ledger.owners.add({**about, **fields})
+        self._owners.add({**about, **fields})
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""
-        self.ledger.event(event, self.origin.generation, **fields)
+        self._event(event, self.origin.generation, **fields)
 
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""

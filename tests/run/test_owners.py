@@ -136,10 +136,10 @@ def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
     assert owned_by({"event": "start", "generation": 1}, good) == {}
 
 
-def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word():
+def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word(tmp_path):
     """Lost before its first step, it leaves the snapshot of the life before as it was."""
     fault = {"cause": "lost", "time": 5.0, "generation": 1, "phases": {"step": [1.0]}}
     line = {"step": 3, "time": 4.0}
     for life_, phases in ((1, fault["phases"]), (2, {})):
         ledger = summary.Summary(life=life_)
-        assert last_life(ledger, line, fault).phases == phases
+        assert last_life(ledger, line, fault, tmp_path).spent.get("phases", {}) == phases
