@@ -32,31 +32,43 @@ class PhaseClock:
     """Each second since the start belongs to exactly one phase; the parts add up to the whole."""
 
     def __init__(self, phase: str = "init"):
-        self.seconds = dict.fromkeys(PHASES, 0.0)  # of the phases that have ended
-        self.phase, self._since = phase, time.monotonic()  # the present one, since then
+        self._ns = dict.fromkeys(PHASES, 0)  # whole numbers: no microsecond comes or goes
+        self.phase, self._since = phase, time.monotonic_ns()  # the present one, since then
         self.began = time.time()
 
-    def enter(self, phase: str) -> float:
-        """End the present phase and begin `phase`; seconds of the one that ended.
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of the phases that have ended."""
+        return {phase: ns / 1e9 for phase, ns in self._ns.items()}
+
+    def enter(self, phase: str) -> None:
+        """End the present phase and begin `phase`.
 
         A phase is added when it ends, so that a hang is never counted as a step.
         """
-        now = time.monotonic()
-        spent, ended = now - self._since, self.phase
-        self.seconds[ended] += spent
+        now = time.monotonic_ns()
+        self._ns[self.phase] += now - self._since
         self.phase, self._since = phase, now
-        return spent
 
-    def waited(self, seconds: float) -> None:
-        """So much of the present phase was spent waiting for other ranks; no more than there is."""
-        seconds = min(seconds, time.monotonic() - self._since)
-        self._since += seconds
-        self.seconds["wait"] += seconds
+    def waited(self, seconds: float) -> int:
+        """So much of the present phase was spent waiting for other ranks; no more than there is.
+
+        Returns whole microseconds.
+        """
+        micros = int(min(seconds * 1e6, (time.monotonic_ns() - self._since) / 1e3))
+        self._since += 1000 * micros
+        self._ns["wait"] += 1000 * micros
+        return micros
+
+    def worked(self, micros: int, phase: str) -> None:
+        """So much of what counts as waiting was none, but belongs to `phase`."""
+        self._ns["wait"] -= 1000 * micros
+        self._ns[phase] += 1000 * micros
 
     def micros(self) -> np.ndarray:
         """Until now, whole microseconds int64 (phases,), the present phase included."""
         self.enter(self.phase)
-        return np.array([round(1e6 * self.seconds[phase]) for phase in PHASES], dtype=np.int64)
+        return np.array([self._ns[phase] // 1000 for phase in PHASES], dtype=np.int64)
 
 
 class RankSeconds:
@@ -75,7 +87,7 @@ class RankSeconds:
         self.is_due = True  # is it time to put the table into the log? Now and then
         self._rank = world.rank
         self._late = np.zeros(world.world_size, dtype=np.int64)  # of the last, behind each; us
-        self._sums_s = 0.0  # waited within the last step, on this rank
+        self._sums = 0  # waited within the last step, on this rank; us
         self._kind = "step"  # its phase
         self.meet()
 
@@ -91,8 +103,7 @@ class RankSeconds:
 
     def waited(self, seconds: float) -> None:
         """Within the present phase, a step, this rank has waited so long for the sums."""
-        self.clock.waited(seconds)
-        self._sums_s, self._kind = seconds, self.clock.phase
+        self._sums, self._kind = self.clock.waited(seconds), self.clock.phase
 
     def mine(self) -> np.ndarray:
         """What this rank brings to a sum over all ranks: its own row, zeros for the others.
@@ -102,8 +113,8 @@ class RankSeconds:
         """
         rows = np.zeros((len(self.micros), len(PHASES) + 3), dtype=np.int64)
         now = self.clock.micros()
-        since = [self.since_s * 1e6, now[_BUSY].sum() - self._met_busy, self._sums_s * 1e6]
-        rows[self._rank] = [*now, *map(round, since)]
+        busy = now[_BUSY].sum() - self._met_busy
+        rows[self._rank] = [*now, round(1e6 * self.since_s), busy, self._sums]
         return rows
 
     def take(self, rows: np.ndarray) -> None:
@@ -112,9 +123,8 @@ class RankSeconds:
         common, kind = int(sums.min()), self._kind
         rows[:, _WAIT] -= common
         rows[:, PHASES.index(kind)] += common
-        self.clock.seconds["wait"] -= common / 1e6
-        self.clock.seconds[kind] += common / 1e6
-        self._late, self._sums_s, self.busy_s = since.max() - since, 0.0, busy / 1e6
+        self.clock.worked(common, kind)
+        self._late, self._sums, self.busy_s = since.max() - since, 0, busy / 1e6
         self.clock.waited(self._late[self._rank] / 1e6)
         before, now = int(self.micros[0].sum()), int(rows[0].sum())
         changed = not before or self.clock.phase != self._met_phase
