@@ -4,6 +4,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from gptddp.training.recorder import Recorder
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told, and the state is left in memory too
 _MEET_S = 1.0  # between two meetings of the ranks
+_SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
 def save_last(
@@ -59,6 +61,29 @@ def save_last(
             return False
         if not waits:
             raise _unwritten(recorder)
+
+
+def wait_for_scrape(recorder: Recorder | None, world: World, asked: Callable[[], bool]) -> None:
+    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
+
+    Together: the first pod that has exited would make the operator delete the others. In a thread,
+    so that the ranks go on meeting.
+    """
+    stopped = threading.Event()
+    waiting: threading.Thread | None = None
+    if recorder:
+        recorder.last_numbers()
+        wait = partial(recorder.wait_for_scrape, stopped.is_set)
+        waiting = threading.Thread(target=wait, name="scrape", daemon=True)
+        waiting.start()
+    while True:
+        if waiting:
+            waiting.join(_SCRAPE_S)
+        flags = [waiting is not None and waiting.is_alive(), asked()]
+        waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
+        if stops or not waits:
+            stopped.set()
+            return
 
 
 def _unwritten(recorder: Recorder | None) -> OSError:

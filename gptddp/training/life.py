@@ -41,7 +41,7 @@ from gptddp.training import line, quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock, RankSeconds
-from gptddp.training.end import save_last
+from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
@@ -341,10 +341,9 @@ class Life:
             self.progress,
             self.cause,
         )
+        if self.cause != "stopped" and saved and self.config.metrics_port:
+            wait_for_scrape(self.recorder, self.world, lambda: self.stop.asked)  # all ranks
         self.world.leave_together()  # all ranks
-        if self.recorder and self.cause != "stopped" and saved:
-            pulse.allow(connect.FIRST_TIMEOUT_S)
-            self.recorder.wait_for_scrape(lambda: self.stop.asked)
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")
         self.live.remove_snapshot()

@@ -235,11 +235,14 @@ class Recorder:
             )
         )
 
-    def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
-        """At the end of a run: until Prometheus has its last numbers, or a stop is asked for."""
+    def last_numbers(self) -> None:
+        """Bring the metrics up to the end of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
         self.metrics.spent(self.spent)
         self.metrics.owned(self._owners.so_far())
+
+    def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
+        """Until Prometheus has the last numbers, or a stop is `asked` for."""
         if self._scrapes:
             self._scrapes.wait_for_last(asked)
 

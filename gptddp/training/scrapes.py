@@ -1,21 +1,27 @@
 """The server of /metrics, and the scrape that rank 0 waits for at its end.
 
 What was counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s,
-a fifth of the steps. So the end of a life waits for one more, as long as they usually are apart.
+a fifth of the steps. So a run that is done waits for one more of each scraper, as long as its
+scrapes usually are apart.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
-from socketserver import TCPServer, ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from http.server import ThreadingHTTPServer
+from itertools import pairwise
+from socketserver import TCPServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import MetricsHandler
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 5.0
+_SILENT_S = 10.0  # of a client that says nothing, or does not read
+_MOST_CLIENTS = 16  # whose scrapes are remembered
 MOST_S = 75.0  # that the last scrape is waited for; Prometheus has 60 s between two by default
 
 
@@ -23,16 +29,18 @@ class Scrapes:
     """Serves a registry from threads. A port that is taken is tried again; training never waits."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "") -> None:
+        """`address`: of this machine; "": all that it has, of IPv4 and IPv6."""
         self._registry, self._port, self._address = registry, port, address
         self._answered = threading.Condition()
-        self._began: list[float] = []  # monotonic, of the last two that were answered whole
+        # by client, monotonic: when its newest scrapes began that it has read to their end
+        self._began: dict[str, list[float]] = {}
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def _serve(self) -> None:
         warned = False
         while True:
             try:
-                server = _Server((self._address or "0.0.0.0", self._port), self._handler())
+                server = _Server(self._address, self._port, self._handler())
             except OSError as error:
                 if not warned:
                     log.warning(
@@ -45,61 +53,74 @@ class Scrapes:
                 warned = True
                 time.sleep(_RETRY_S)
                 continue
-            server.set_app(make_wsgi_app(self._registry))
             log.info("metrics: http://%s:%d/metrics", self._address or "localhost", self._port)
             server.serve_forever()
 
-    def _handler(self) -> type[WSGIRequestHandler]:
+    def _handler(self) -> type[MetricsHandler]:
         scrapes = self
 
-        class Handler(WSGIRequestHandler):
-            """Says when an answer has been written, to its last byte."""
+        class Handler(MetricsHandler):
+            """Says when a client has read an answer to its end."""
 
-            def handle(self) -> None:
+            timeout = _SILENT_S
+            registry = self._registry
+
+            def do_GET(self) -> None:
                 began = time.monotonic()
-                super().handle()
-                if getattr(self, "path", "").startswith("/metrics"):
-                    scrapes.answered(began)
-
-            def log_message(self, *_: object) -> None:
-                """Nobody wants a line for each scrape."""
+                super().do_GET()
+                self.connection.shutdown(socket.SHUT_WR)
+                # one that leaves before it has read all resets the connection: an error here
+                if not self.rfile.read(1) and self.path.startswith("/metrics"):
+                    scrapes.answered(began, self.client_address[0])
 
         return Handler
 
-    def answered(self, began: float) -> None:
-        """A scrape that began then has got all of its answer."""
+    def answered(self, began: float, client: str) -> None:
+        """This client has got all of the answer to a scrape that began then."""
         with self._answered:
-            self._began = [*self._began, began][-2:]
+            newest = [*self._began.pop(client, []), began][-3:]
+            others = list(self._began.items())[1 - _MOST_CLIENTS :]
+            self._began = {**dict(others), client: newest}
             self._answered.notify_all()
 
     def wait_for_last(self, asked: Callable[[], bool]) -> bool:
-        """Wait for a scrape that begins from now on; False where none comes.
+        """Wait for a scrape of every scraper that begins from now on; False where one is missing.
 
-        As long as the last two were apart, and a little, or until a stop is `asked` for; not at all
-        where nobody scrapes, or nobody does any more.
+        As long as its last ones were apart, and a little, or until a stop is `asked` for; not at
+        all for a client that scraped less than twice, or does no more.
         """
         now = time.monotonic()
         with self._answered:
-            if len(self._began) < 2:
-                return False
-            interval = self._began[1] - self._began[0]
-            if now - self._began[1] > 2 * interval + 0.5:
-                return False
-            end = now + min(MOST_S, 1.2 * interval + 0.5)
-            while self._began[-1] < now and time.monotonic() < end and not asked():
+            waits = {
+                client: now + min(MOST_S, 1.2 * apart_s + 0.5)
+                for client, began in self._began.items()
+                # two behind one address come in turn: the longer way between them is an interval
+                if (apart_s := max((b - a for a, b in pairwise(began)), default=0.0))
+                and now - began[-1] <= 2 * apart_s + 0.5
+            }
+            missing = set(waits)
+            while missing and not asked():
+                missing = {it for it in missing if self._began.get(it, [now])[-1] < now}
+                if not any(time.monotonic() < waits[it] for it in missing):
+                    break
                 self._answered.wait(0.1)
-            return self._began[-1] >= now
+            return bool(waits) and not missing
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: str, port: int, handler: type[MetricsHandler]) -> None:
+        self._both = not address and socket.has_dualstack_ipv6()
+        if self._both:
+            self.address_family = socket.AF_INET6
+        super().__init__((address or ("::" if self._both else "0.0.0.0"), port), handler)
 
     def server_bind(self) -> None:
         """Without the look-up of the host's name, which may take seconds."""
+        if self._both:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
-        self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away in the middle is no error of ours."""
