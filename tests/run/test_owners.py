@@ -9,23 +9,24 @@ from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
 from gptddp.run.recovery import last_life
 
-# Rank 1 of two reads rows 2 s late in one step, and computes 2 s longer in another; both evaluate
-# for 2 s more.
+# In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes 2 s
+# longer for a copy of its state; both evaluate for 2 s more.
 DELAYED = """
 import os, sys, time
 from gptddp import train
 from gptddp.training import quarantine
-slow = os.environ["RANK"] == "1"
-def late(work, calls, anywhere=False):
+from gptddp.training.late_save import LateSave
+def late(work, calls, *ranks):
     def called(*args):
         calls.append(1)
-        if len(calls) == 4 and (slow or anywhere):
+        if len(calls) == 4 and os.environ["RANK"] in ranks:
             time.sleep(2.0)
         return work(*args)
     return called
-quarantine.next_batch = late(quarantine.next_batch, [])
-train.of_step = late(train.of_step, [1])
-train.evaluate = late(train.evaluate, [1, 1, 1], anywhere=True)
+quarantine.next_batch = late(quarantine.next_batch, [], "1")
+train.forward_backward = late(train.forward_backward, [], "0")
+train.evaluate = late(train.evaluate, [1, 1, 1], "0", "1")
+LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -35,18 +36,24 @@ def delayed(corpus, tmp_path_factory):
     """The folder of that run, and its rank-seconds by owner."""
     run = tmp_path_factory.mktemp("delayed") / "run"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", "8"]
+    flags += ["--checkpoint-every", "0.01"]
     for process in ranks(2, *flags, code=DELAYED):
         assert process.wait(120) == 0, process.stderr.read()
     return run, summary.read(run).owners.so_far()
 
 
 def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
-    """2 s each in one rank's rows, one rank's step and everybody's evaluation."""
+    """2 s each in one rank's rows, the other's step, its save, and everybody's evaluation.
+
+    That each has waited for the other in one step is no transport of sums.
+    """
     owned = delayed[1]
     assert owned["data"] == pytest.approx(2.0, abs=0.2)
     assert owned["training"] >= 2.0
-    assert owned["waiting"] == pytest.approx(4.0, abs=0.8)
+    assert owned["checkpoint"] >= 2.0
+    assert owned["waiting"] == pytest.approx(6.0, abs=0.8)
     assert owned["evaluation"] == pytest.approx(4.0, abs=0.8)
+    assert owned["other"] <= 0.2
 
 
 def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
