@@ -1,16 +1,22 @@
 """Every rank-second of a run has an owner, and an injected delay is found where it was."""
 
+import json
+import time
+from pathlib import Path
+
 import pytest
 from support.forked import ranks
+from support.local_jobs import until
+from support.owned import check_owners, owned
 from support.toy import SMALL
 
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
-from gptddp.run.recovery import last_life
+from gptddp.run.recovery import UNKNOWN, last_life
 
-# In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes 2 s
-# longer for a copy of its state; both evaluate for 2 s more.
+# In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
+# 2 s longer for a copy of its state; both evaluate for 2 s more.
 DELAYED = """
 import os, sys, time
 from gptddp import train
@@ -29,6 +35,19 @@ train.evaluate = late(train.evaluate, [1, 1, 1], "0", "1")
 LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
 sys.exit(train.main(sys.argv[1:]))
 """
+
+SLOWLY = """
+import sys, time
+from gptddp import train
+step = train.forward_backward
+train.forward_backward = lambda *args: time.sleep(0.1) or step(*args)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def logged_since(run: Path, began: float) -> int:
+    """How many steps were done since then."""
+    return sum(line["time"] > began for line in history(run))
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +162,99 @@ def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
     assert owned_by({"event": "start", "generation": 1}, good) == {}
 
 
+ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases say what was until 1022
+LOST = {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0, "step": 9}
+SURVIVED = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": True}
+
+
+@pytest.mark.parametrize(
+    ("end", "owned"),
+    [
+        (SURVIVED, {"training": 40, "detection": 16, "start": 4, "reforming": 20}),
+        # in its first step: no table was ever agreed on
+        (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "reforming": 20}),
+        (SURVIVED | {"survived": False}, {"training": 56, "start": 4, "reforming": 20}),
+        # its clock was an hour ahead, or behind
+        (SURVIVED | {"at": 4630.0}, {"training": 40, "detection": 16, "start": 4, "reforming": 20}),
+        (
+            SURVIVED | {"at": -2570.0},
+            {"training": 40, "detection": 16, "start": 4, "reforming": 20},
+        ),
+    ],
+)
+def test_what_was_between_the_last_agreement_and_the_next_life(end, owned):
+    """A survivor waited, or nobody has survived and there were steps; then the world formed."""
+    assert owned_by(ONE["start"], end, life(2, 1040.0, 2, init=1.0)["start"]) == owned
+
+
+def test_steps_done_again_and_lost_again_are_done_again():
+    """All ranks killed for the second time, before the run has got any further."""
+    start = ONE["start"] | {"step": 3, "redo": 6}
+    end = LOST | {"survived": False, "phases": {"init": [2.0] * 2, "redo": [20.0] * 2}}
+    third = life(2, 1040.0, 2, init=1.0)["start"]
+    assert owned_by(start, end, third) == {"start": 4, "redone": 2 * 28, "reforming": 20}
+    assert owned_by(start, end | {"step": 10}, third)["training"] == 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("marks", "owner"),
+    [({}, "stopped"), ({"goes_on": True}, "reforming"), ({"restarts": 1}, "reforming")],
+)
+def test_a_stop_of_some_pods_is_no_stop_of_the_job(marks, owner):
+    """A launcher that has been in a life before says so, on whichever pod rank 0 is now."""
+    stop = {"event": "stop", "generation": 1, "time": 1022.0, "phases": ONE["phases"]}
+    second = life(2, 1040.0, 2, init=1.0)["start"] | marks
+    assert owned_by(ONE["start"], stop, second)[owner] == 2 * 18
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_a_clock_that_jumps_in_a_life_makes_no_second(ahead_s):
+    """The last save takes what the clock of the rank says, not what the time of day does."""
+    stop = {"event": "stop", "generation": 1, "time": 1023.0 + ahead_s, "since_s": 1.0}
+    second = life(2, 1040.0 + ahead_s, 2, init=1.0)["start"]
+    owned = owned_by(ONE["start"], stop | {"phases": ONE["phases"]}, second)
+    assert owned == {"training": 40, "start": 4, "checkpoint": 2, "stopped": 2 * 17}
+
+
+def lost(run: Path, generation: int, fault: dict | None) -> dict:
+    """What the next life says of one whose last step was at 30.0, by this fault in a snapshot."""
+    last = last_life(summary.Summary(life=generation), {"step": 3, "time": 30.0}, fault, run)
+    return dict(last.spent)
+
+
 def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word(tmp_path):
-    """Lost before its first step, it leaves the snapshot of the life before as it was."""
+    """Lost before its first step, it leaves the snapshot of the life before as it was.
+
+    Nor does a copy for a late save say how the life has ended: its log knows more.
+    """
     fault = {"cause": "lost", "time": 5.0, "generation": 1, "phases": {"step": [1.0]}}
-    line = {"step": 3, "time": 4.0}
-    for life_, phases in ((1, fault["phases"]), (2, {})):
-        ledger = summary.Summary(life=life_)
-        assert last_life(ledger, line, fault, tmp_path).spent.get("phases", {}) == phases
+    assert lost(tmp_path, 1, fault) == {"phases": fault["phases"], "survived": True}
+    assert lost(tmp_path, 2, fault) == {"survived": False}
+    table = {"step": 2, "time": 28.0, "phases": {"step": [9.0]}, "since_s": 0.5}
+    lines = [table, {"step": 3, "time": 30.0}]
+    (tmp_path / "log.1.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
+    logged = {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
+    assert lost(tmp_path, 1, None) == logged
+    assert lost(tmp_path, 1, fault | {"cause": UNKNOWN}) == logged
+
+
+def test_a_life_that_all_ranks_leave_at_once_has_its_owners(corpus, tmp_path):
+    """Killed twice, the second time among the steps done again; the sum is what went by."""
+    run = tmp_path / "run"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--checkpoint-every", "3600"]
+    for _ in range(2):
+        began, processes = time.time(), ranks(2, *flags, "--steps", "5000", code=SLOWLY)
+        until(lambda began=began: logged_since(run, began) >= 10, timeout_s=60)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait(10)
+        time.sleep(1.0)
+    for process in ranks(2, *flags, "--steps", "24"):
+        assert process.wait(60) == 0, process.stderr.read()
+    found = owned(run)
+    assert found["redone"] >= 2 * 10 * 0.1
+    assert found["training"] + found["waiting"] >= 2 * 10 * 0.1
+    assert found["reforming"] >= 2 * 1.0
+    start, *_, stop = read_ledger(run)
+    check_owners(run, 2 * (stop["time"] - start["time"] + start["seconds"]))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from support.launchers import START
 from support.measurements import recovery
+from support.owned import check_owners
 from support.paths import SUPPORT
 from support.same_bits import check_same_bits
 from support.toy import SMALL
@@ -67,6 +68,7 @@ class Job:
         runs: Path | None = None,
         **env: str,
     ) -> None:
+        self.size, self.born = size, time.monotonic()
         runs = runs or folder / "runs"
         self.folder, self.run, self.orders = folder, runs / "gptddp", folder / "orders"
         self.orders.mkdir(parents=True)
@@ -240,8 +242,12 @@ def _slot() -> int:
 
 
 def check_same_run(job: Job, undisturbed: Path) -> None:
-    """Every step once, and the same bits in every number and tensor; every checkpoint verifies."""
+    """Every step once, and the same bits in every number and tensor; every checkpoint verifies.
+
+    And every rank-second has an owner.
+    """
     check_same_bits(job.run, undisturbed)
+    check_owners(job.run, job.size * (time.monotonic() - job.born))
     command = [sys.executable, "-c", "from gptddp import main; main()"]
     verify = [*command, "checkpoints", str(job.run), "--verify"]
     subprocess.run(verify, check=True, capture_output=True)

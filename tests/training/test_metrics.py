@@ -111,9 +111,9 @@ def test_the_last_scrape_is_waited_for_where_somebody_scrapes(port):
     assert not found.wait_for_last(lambda: False)  # nobody comes
     assert not found.wait_for_last(lambda: True)  # a stop is asked for
     assert time.monotonic() - began < 10
-    scrape(port)
-    time.sleep(0.3)
-    scrape(port)
+    for _ in range(3):
+        scrape(port)
+        time.sleep(0.3)
     time.sleep(1.5)
     began = time.monotonic()
     assert not found.wait_for_last(lambda: False)  # nobody scrapes any more

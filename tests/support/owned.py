@@ -1,0 +1,43 @@
+"""Has every rank-second of a run an owner?"""
+
+from pathlib import Path
+
+import pytest
+
+from gptddp.run import summary
+from gptddp.run.history import read_ledger
+
+
+def owned(run: Path) -> dict[str, float]:
+    """The rank-seconds of a run by owner, as its ledger says."""
+    return summary.read(run).owners.so_far()
+
+
+def check_owners(run: Path, most: float) -> None:
+    """At most a percent of the rank-seconds is nobody's, and none is negative.
+
+    They add up to the ranks times the time between the starts, and to no more than `most`: that
+    holds for clocks that jump too.
+    """
+    found = owned(run)
+    total = sum(found.values())
+    assert min(found.values()) >= 0, found
+    assert found["other"] <= 0.01 * total, found
+    assert total <= 1.01 * most, found
+    elapsed = elapsed_rank_s(run)
+    if elapsed <= most:  # else a clock has jumped
+        assert total == pytest.approx(elapsed, rel=0.01), found
+
+
+def elapsed_rank_s(run: Path) -> float:
+    """Ranks times time, up to the recorded end: between two lives those of the second."""
+    total, began, world, last = 0.0, None, 0, 0.0
+    for event in read_ledger(run):
+        if event["event"] == "start":
+            now = event["time"] - event["seconds"]
+            if began is not None:
+                total += world * (last - began) + event["world_size"] * (now - last)
+            began, world, last = now, event["world_size"], now
+        elif event["event"] in ("stop", "end"):
+            last = event.get("at", event["time"])
+    return total + world * (last - began) if began is not None else 0.0

@@ -1,0 +1,180 @@
+"""The last scrape: who is waited for, for how long, and what it shows."""
+
+import os
+import socket
+import threading
+import time
+import urllib.request
+
+import pytest
+from support.forked import ranks
+from support.local_jobs import until
+from support.owned import owned
+from support.toy import SMALL
+
+from gptddp.run.history import read_ledger
+from gptddp.training import metrics as m
+from gptddp.training import scrapes
+from gptddp.training.scrapes import Scrapes
+
+SLOWLY = """
+import sys, time
+from gptddp import train
+step = train.forward_backward
+train.forward_backward = lambda *args: time.sleep(0.1) or step(*args)
+sys.exit(train.main(sys.argv[1:]))
+"""
+APART_S = 0.6  # two scrapes of one scraper
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """A server of metrics, and clients of any address of the loopback."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.scrapes = Scrapes(m.Metrics(run_id="r").registry, self.port)
+        until(self.connect).close()
+
+    def connect(self, client: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), 5, (client, 0))
+
+    def ask(self, client: str = "127.0.0.1") -> socket.socket:
+        """A request whose answer is still to be read."""
+        it = self.connect(client)
+        it.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        return it
+
+    def scrape(self, client: str = "127.0.0.1") -> None:
+        """A scrape that the server knows of."""
+        before = time.monotonic()
+        with self.ask(client) as it:
+            while it.recv(1 << 16):
+                pass
+        until(lambda: any(began[-1] >= before for began in self.scrapes._began.values()))
+
+    def waits(self, asked=lambda: False) -> tuple[bool, float]:
+        """What the wait for the last scrape says, and how many seconds it takes."""
+        began = time.monotonic()
+        return self.scrapes.wait_for_last(asked), time.monotonic() - began
+
+
+def later(work, *args) -> None:
+    threading.Timer(0.2, work, args).start()
+
+
+@pytest.fixture
+def server() -> Server:
+    """One that has been scraped twice."""
+    it = Server()
+    it.scrape()
+    time.sleep(APART_S)
+    it.scrape()
+    return it
+
+
+def test_a_scrape_that_is_not_read_to_its_end_is_none(server):
+    """The client has closed before; the next one is waited for, no longer than an interval."""
+
+    def half() -> None:
+        with server.ask() as it:
+            it.recv(100)
+            time.sleep(0.1)
+
+    later(half)
+    found, seconds = server.waits()
+    assert not found and APART_S <= seconds < 10 * APART_S
+    later(server.scrape)
+    assert server.waits()[0]
+
+
+def test_a_client_that_says_nothing_is_sent_away_and_keeps_nobody(server, monkeypatch):
+    """Nor does a connection that was opened before stand for a scrape."""
+    with server.connect() as silent:
+        later(server.scrape)
+        assert server.waits()[0]
+        assert server.waits(lambda: True) == (False, pytest.approx(0, abs=0.3))  # a stop
+        monkeypatch.setattr(scrapes, "_SILENT_S", 0.2)
+        with Server().connect() as other:  # whose limit is that
+            other.settimeout(5)
+            assert other.recv(1) == b""
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.recv(1)
+
+
+def test_each_of_two_scrapers_is_waited_for():
+    """One scrapes shortly after the other: an interval is not the time between the two."""
+    server = Server()
+    for _ in range(2):
+        for client in ("127.0.0.1", "127.0.0.2"):
+            server.scrape(client)
+        time.sleep(APART_S)
+    for client in ("127.0.0.1", "127.0.0.2"):
+        later(server.scrape, client)
+    found, seconds = server.waits()
+    assert found and seconds >= 0.2
+    later(server.scrape)
+    assert not server.waits()[0]  # the other one does not come
+
+
+def test_two_scrapers_behind_one_address_are_not_one_in_a_hurry():
+    """The longer way between their scrapes counts."""
+    server = Server()
+    for pause_s in (0.05, APART_S, 0.05):
+        server.scrape()
+        time.sleep(pause_s)
+    time.sleep(0.6)  # more than twice the short way, and a little less than the long one
+    later(server.scrape)
+    assert server.waits()[0]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_it_is_served_to_ipv6_too(server):
+    """A cluster may have nothing else."""
+    with urllib.request.urlopen(f"http://[::1]:{server.port}/metrics", timeout=5) as answer:
+        assert b"gptddp_step" in answer.read()
+
+
+def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
+    """They have the whole run: the phases add up to its time, the owners are those of the ledger.
+
+    A rank that left before rank 0 would have the operator delete its pod in the wait.
+    """
+    port, run = free_port(), tmp_path / "run"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--metrics-port", str(port)]
+    flags += ["--eval-every", "20", "--checkpoint-every", "0.2", "--steps", "60"]
+    first, second = ranks(2, *flags, code=SLOWLY, env=os.environ | {"POD_ADDRESS": "127.0.0.1"})
+
+    def scrape() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            lines = [it for it in answer.read().decode().splitlines() if it[0] != "#"]
+        return {name: float(value) for name, _, value in (it.rpartition(" ") for it in lines)}
+
+    until(scrape, timeout_s=60)
+    newest = until(lambda: read_ledger(run)) and time.monotonic()
+    while read_ledger(run)[-1]["event"] != "stop":
+        if time.monotonic() - newest > 1.5:
+            newest = time.monotonic()
+            scrape()
+        time.sleep(0.02)
+    assert (first.poll(), second.poll()) == (None, None)
+    time.sleep(0.3)
+    last = scrape()
+    assert [it.wait(30) for it in (first, second)] == [0, 0]
+    start, *_, stop = read_ledger(run)
+    elapsed = stop["time"] - start["time"] + start["seconds"]
+    phases = sum(it for name, it in last.items() if name.startswith("gptddp_phase_seconds"))
+    assert phases == pytest.approx(elapsed, rel=0.01, abs=0.05)
+    seconds = owned(run)
+    for cause in ("evaluation", "checkpoint", "waiting", "data"):
+        found = last[f'gptddp_run_lost_seconds{{cause="{cause}"}}']
+        assert found == pytest.approx(seconds[cause], abs=0.01)
+    ratio = seconds["training"] / sum(seconds.values())
+    assert last["gptddp_run_goodput_ratio"] == pytest.approx(ratio, abs=0.01)
