@@ -77,12 +77,14 @@ class Owners:
             self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
             self.survived = bool(event.get("survived", event.get("phases")))
         if kind != "checkpoint" and "since_s" in event:
-            self.since_s = max(0.0, float(event["since_s"]))
+            since_s = float(event["since_s"])
+            self.since_s = since_s if 0 <= since_s < math.inf else None
         if told := event.get("phases"):
             self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
-        fits = all(len(row) == self.world_size for row in phases.values())
+        rows = phases.values()
+        fits = all(len(it) == self.world_size and 0 <= min(it) <= max(it) < math.inf for it in rows)
         if fits and _of_rank(phases, 0) >= _of_rank(self.phases, 0):
             self.phases = phases
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from support.faulty_jobs import SHORT, check_same_run, long
+from support.owned import owned
 
 from gptddp.launch.rendezvous import FIRST_REPORT_S
 
@@ -140,6 +141,17 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
         f"{name} is back after {back_s} s", fault, "all go on with it; counted from its return"
     )
     assert fault.redone == 0 and fault.lives == 1
+
+
+def test_a_drain_of_the_host_is_no_stop_of_the_run(job):
+    """The others are still there: until it is back, the world is forming again."""
+    job.steady()
+    before = owned(job.run)
+    job.stop(0)
+    job.bring_back(0)
+    job.steady()
+    after = owned(job.run)
+    assert after["stopped"] == 0 and after["reforming"] > before["reforming"] + 1
 
 
 def test_the_run_is_the_undisturbed_one(job, undisturbed):

@@ -1,6 +1,7 @@
 """Every rank-second of a run has an owner, and an injected delay is found where it was."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -153,7 +154,19 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
     assert owned_by(start, stop) == {"training": 20.0, "start": 4.0}
 
 
-@pytest.mark.parametrize("phases", ["x", {"step": 3}, {"step": ["a", "b"]}, {"step": [1.0]}, None])
+@pytest.mark.parametrize(
+    "phases",
+    [
+        *("x", {"step": 3}, {"step": ["a", "b"]}, {"step": [1.0]}, {"step": []}, None),
+        *(
+            {"step": [99.0]},
+            {"step": [99.0] * 3},
+            {"step": [math.inf, 1.0]},
+            {"step": [99.0, -1.0]},
+        ),
+        {"step": [21.0, 21.0]},  # of earlier, by a late writer
+    ],
+)
 def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
     """By hand, or of a world of another size."""
     one = life(1, 1000.0, 2, init=2.0, step=20.0)
