@@ -79,6 +79,13 @@ def server() -> Server:
     return it
 
 
+def test_nobody_is_waited_for_who_has_scraped_once():
+    """It may have been somebody with curl: nobody knows of an interval."""
+    server = Server()
+    server.scrape()
+    assert server.waits() == (False, pytest.approx(0, abs=0.3))
+
+
 def test_a_scrape_that_is_not_read_to_its_end_is_none(server):
     """The client has closed before; the next one is waited for, no longer than an interval."""
 
