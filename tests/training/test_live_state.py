@@ -46,7 +46,10 @@ def test_a_step_waits_for_the_snapshot_that_is_being_left(tmp_path, monkeypatch)
 
     monkeypatch.setattr(snapshot, "write", slowly)
     tensors = {"w": torch.zeros(4)}
-    origin, spent = SimpleNamespace(run_id="r", generation=1), SimpleNamespace(told=dict)
+    origin, spent = (
+        SimpleNamespace(run_id="r", generation=1),
+        SimpleNamespace(told=dict, since_s=0.0),
+    )
     live = LiveState(Path(tmp_path, "left"), origin, spent)
     live.mark_whole(tensors, Progress(step=3))
     watchdog = threading.Thread(target=live.leave_snapshot, args=("a stop",))
