@@ -89,9 +89,9 @@ class RankSeconds:
         self._late = np.zeros(world.world_size, dtype=np.int64)  # of the last, behind each; us
         self._sums = 0  # waited within the last step, on this rank; us
         self._kind = "step"  # its phase
-        self.meet()
+        self._meet()  # a life is made where all have the origin of it
 
-    def meet(self) -> None:
+    def _meet(self) -> None:
         """All ranks are here at the same moment: behind a collective that needs all of them."""
         self._met, self._met_busy = time.monotonic(), int(self.clock.micros()[_BUSY].sum())
         self._met_phase = self.clock.phase
@@ -130,7 +130,7 @@ class RankSeconds:
         changed = not before or self.clock.phase != self._met_phase
         self.is_due = changed or now // _TELL_US > before // _TELL_US
         self.micros = rows
-        self.meet()
+        self._meet()
 
     def told(self) -> dict[str, list[float]]:
         """The table as JSON, as of when all had met: the seconds of each rank, by phase."""

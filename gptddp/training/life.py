@@ -178,7 +178,6 @@ class Life:
         self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
         self.live.mark_whole(tensors, self.progress)
         machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
-        self.spent.meet()
         if self.recorder:
             self.recorder.begin(tensors, n_params, self.progress, state, machines)
         pending = self.recorder.ledger.pending if self.recorder else None

@@ -5,6 +5,7 @@ a fifth of the steps. So a run that is done waits for one more of each scraper, 
 scrapes usually are apart.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -40,7 +41,7 @@ class Scrapes:
         warned = False
         while True:
             try:
-                server = _Server(self._address, self._port, self._handler())
+                server = self._listen()
             except OSError as error:
                 if not warned:
                     log.warning(
@@ -55,6 +56,13 @@ class Scrapes:
                 continue
             log.info("metrics: http://%s:%d/metrics", self._address or "localhost", self._port)
             server.serve_forever()
+
+    def _listen(self) -> ThreadingHTTPServer:
+        """Raises OSError."""
+        if not self._address and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # IPv6 may be there and of no use
+                return _ServerOfBoth(("::", self._port), self._handler())
+        return _Server((self._address or "0.0.0.0", self._port), self._handler())
 
     def _handler(self) -> type[MetricsHandler]:
         scrapes = self
@@ -108,19 +116,21 @@ class Scrapes:
 
 
 class _Server(ThreadingHTTPServer):
-    def __init__(self, address: str, port: int, handler: type[MetricsHandler]) -> None:
-        self._both = not address and socket.has_dualstack_ipv6()
-        if self._both:
-            self.address_family = socket.AF_INET6
-        super().__init__((address or ("::" if self._both else "0.0.0.0"), port), handler)
-
     def server_bind(self) -> None:
         """Without the look-up of the host's name, which may take seconds."""
-        if self._both:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away in the middle is no error of ours."""
+
+
+class _ServerOfBoth(_Server):
+    """Of IPv6, and of IPv4 with it."""
+
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()

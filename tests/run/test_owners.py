@@ -82,12 +82,15 @@ def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
     start, *_, stop = read_ledger(run)
     elapsed = stop["time"] - (start["time"] - start["seconds"])
     assert sum(owned.values()) == pytest.approx(2 * elapsed, rel=0.01)
+    told = sum(row[0] for row in stop["phases"].values())
+    assert stop["since_s"] == pytest.approx(elapsed - told, abs=0.05)
 
 
 def test_the_log_has_the_table_now_and_then(delayed):
     """In the first line of a life, one number for each rank."""
     first = next(history(delayed[0]))
     assert [len(row) for row in first["phases"].values()] == [2] * len(first["phases"])
+    assert first["since_s"] > 0
 
 
 def life(generation: int, began: float, world: int, **phases: float) -> dict:

@@ -25,6 +25,7 @@ def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
     (end,) = events(tmp_path, "end")
     assert (end["generation"], end["step"]) == (1, 3)
     assert "Connection closed by peer" in end["cause"]
+    assert end["survived"] and end["phases"] and end["since_s"] >= 0
     (recovered,) = events(tmp_path, "recovered")
     assert (recovered["generation"], recovered["step"]) == (2, 4)
     parts = [recovered[f"{name}_s"] for name in ("detect", "reform", "reload", "first_step")]

@@ -1,41 +1,42 @@
 """The clocks of ranks that meet: who waits for whom, and what is only the time of the sums."""
 
-import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from gptddp.training.clock import PHASES, PhaseClock, RankSeconds
-
-LATE_S = 0.2
+from gptddp.training import clock as module
+from gptddp.training.clock import PhaseClock, RankSeconds
 
 
 class Ranks:
-    """Two ranks, each in a thread of its own; they meet as in an all-reduce."""
+    """Two ranks by one clock that the test sets; they meet as in an all-reduce."""
 
-    def __init__(self, phase: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+        self.now = 1000.0
+        of_day = SimpleNamespace(
+            monotonic=lambda: self.now,
+            monotonic_ns=lambda: round(1e9 * self.now),
+            time=time.time,
+        )
+        monkeypatch.setattr(module, "time", of_day)
         worlds = [SimpleNamespace(rank=rank, world_size=2) for rank in range(2)]
         self.spent = [RankSeconds(PhaseClock(phase), world) for world in worlds]
 
-    def step(self, before=(0.0, 0.0), sums=(0.0, 0.0)) -> None:
-        """Each comes so late to the agreement; within the step behind it, it waits for the sums."""
-        barrier, rows = threading.Barrier(2), [np.empty(0)] * 2
-
-        def run(rank: int) -> None:
-            time.sleep(before[rank])
-            rows[rank] = self.spent[rank].mine()
-            barrier.wait(10)
-            self.spent[rank].take(sum(rows))
-            time.sleep(sums[rank])
-            self.spent[rank].waited(sums[rank])
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def step(self, before=(0.0, 0.0), sums=(0.0, 0.0), phase="") -> None:
+        """Each comes so late to the agreement; at the end of the step it waits for the sums."""
+        begin, rows = self.now, []
+        for spent, late_s in zip(self.spent, before, strict=True):
+            self.now = begin
+            spent.clock.enter(phase or spent.clock.phase)
+            self.now = begin + late_s
+            rows.append(spent.mine())
+        self.now = begin + max(before)
+        for spent in self.spent:
+            spent.take(sum(rows))
+        self.now += max(sums)
+        for spent, wait_s in zip(self.spent, sums, strict=True):
+            spent.waited(wait_s)
 
     def told(self) -> dict[str, list[float]]:
         """The table, of which both ranks have the same."""
@@ -44,53 +45,56 @@ class Ranks:
         return first
 
 
-def test_the_table_has_the_wait_that_ends_when_it_is_made():
+@pytest.fixture
+def ranks(monkeypatch):
+    """Two ranks in a phase: ranks(phase)."""
+    return lambda phase: Ranks(monkeypatch, phase)
+
+
+def test_the_table_has_the_wait_that_ends_when_it_is_made(ranks):
     """So its ranks have lived equally long: who is lost then, is not counted as formed later."""
-    ranks = Ranks("step")
-    ranks.step(before=(0.0, LATE_S))
-    first, second = (sum(row[rank] for row in ranks.told().values()) for rank in range(2))
-    assert first == pytest.approx(second, abs=0.05)
-    assert ranks.told()["wait"] == pytest.approx([LATE_S, 0.0], abs=0.05)
+    it = ranks("step")
+    it.step(before=(0.0, 2.0))
+    assert it.told() == {"step": [0.0, 2.0], "wait": [2.0, 0.0]}
+    it.step(before=(0.5, 0.0))
+    assert it.told() == {"step": [0.5, 2.0], "wait": [2.0, 0.5]}
 
 
-def test_ranks_that_wait_for_each_other_in_one_step_both_wait():
+def test_ranks_that_wait_for_each_other_in_one_step_both_wait(ranks):
     """One comes late to the agreement, the other to the sums."""
-    ranks = Ranks("step")
-    ranks.step(before=(0.0, LATE_S), sums=(0.0, LATE_S))
-    ranks.step()
-    assert ranks.told()["wait"] == pytest.approx([LATE_S, LATE_S], abs=0.05)
+    it = ranks("step")
+    it.step(before=(0.0, 2.0), sums=(0.0, 2.0))
+    it.step()
+    assert it.told() == {"step": [2.0, 2.0], "wait": [2.0, 2.0]}
 
 
-def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step():
+def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step(ranks):
     """A step done again does not become new by its transport; nobody was busy meanwhile."""
-    ranks = Ranks("redo")
-    ranks.step(sums=(LATE_S, LATE_S + 0.1))
-    ranks.step()
-    assert ranks.told()["wait"] == pytest.approx([0.0, 0.1], abs=0.05)
-    assert ranks.told()["redo"] == pytest.approx([LATE_S + 0.1, LATE_S], abs=0.05)
-    assert "step" not in ranks.told()
-    assert ranks.spent[0].busy_s == pytest.approx([0.1, 0.0], abs=0.05)
+    it = ranks("redo")
+    it.step(sums=(2.0, 2.5))
+    it.step(phase="step")
+    assert it.told() == {"redo": [2.5, 2.0], "wait": [0.0, 0.5]}
+    assert it.spent[0].busy_s.tolist() == [0.5, 0.0]
 
 
-def test_no_phase_ever_becomes_shorter():
+def test_no_phase_ever_becomes_shorter(ranks):
     """A counter would refuse it, and the training end: not by a microsecond, in many steps."""
-    ranks = Ranks("step")
-    before = ranks.spent[0].micros
+    it = ranks("step")
+    before, begin = it.spent[0].micros, it.now
     for i in range(200):
-        ranks.step(sums=(1e-5 * (i % 3), 1.7e-6))
-        assert (ranks.spent[0].micros >= before).all()
-        before = ranks.spent[0].micros
-    clock = ranks.spent[0].clock
-    assert round(1e6 * sum(clock.seconds.values())) == pytest.approx(clock.micros().sum(), rel=0.01)
+        it.step((1.3e-6 * (i % 5), 1.7e-6), (1.1e-6 * (i % 3), 1.7e-6))
+        assert (it.spent[0].micros >= before).all()
+        before = it.spent[0].micros
+    for spent in it.spent:
+        assert sum(spent.clock.seconds.values()) <= it.now - begin
+        spent.clock.enter("other")
+        assert sum(spent.clock.seconds.values()) == pytest.approx(it.now - begin, abs=1e-8)
 
 
-def test_the_table_is_due_where_the_phase_changes():
+def test_the_table_is_due_where_the_phase_changes(ranks):
     """So that of a life that nobody survives the steps done again end at a table."""
-    ranks, due = Ranks("warmup"), []
+    it, due = ranks("warmup"), []
     for phase in ("warmup", "redo", "redo", "step", "step"):
-        for spent in ranks.spent:
-            spent.clock.enter(phase)
-        ranks.step()
-        due.append(ranks.spent[0].is_due)
+        it.step((0.1, 0.1), phase=phase)
+        due.append(it.spent[0].is_due)
     assert due == [True, True, False, True, False]
-    assert len(ranks.spent[0].micros[0]) == len(PHASES)
