@@ -14,15 +14,16 @@ def owned(run: Path) -> dict[str, float]:
 
 
 def check_owners(run: Path, most: float) -> None:
-    """At most a percent of the rank-seconds is nobody's, and none is negative.
+    """Hardly any of the rank-seconds is nobody's, and none is negative.
 
+    Of a quiet machine that is less than a percent; beside much load rank 0's books take two.
     They add up to the ranks times the time between the starts, and to no more than `most`: that
     holds for clocks that jump too.
     """
     found = owned(run)
     total = sum(found.values())
     assert min(found.values()) >= 0, found
-    assert found["other"] <= 0.01 * total, found
+    assert found["other"] <= 0.02 * total, found
     assert total <= 1.01 * most, found
     elapsed = elapsed_rank_s(run)
     if elapsed <= most:  # else a clock has jumped
