@@ -7,8 +7,10 @@ so it costs no message of its own, and a rank that survives rank 0 has it too.
 import time
 
 import numpy as np
+import torch
 
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import PeakMemory
 
 PHASES = (
     "init",  # from the start of the trainer until the newest state is known
@@ -22,6 +24,12 @@ PHASES = (
     "eval",
     "other",
 )
+STATES = {  # of rank 0, by its phase; the rest is training
+    "init": "starting",
+    "restore": "restoring",
+    "checkpoint": "checkpointing",
+    "eval": "evaluating",
+}
 STEPPING = ("warmup", "step", "redo")
 _WAIT, _STEP = PHASES.index("wait"), PHASES.index("step")
 _BUSY = [PHASES.index(phase) for phase in (*STEPPING, "data_wait")]
@@ -33,7 +41,7 @@ class PhaseClock:
 
     def __init__(self, phase: str = "init"):
         self.seconds = dict.fromkeys(PHASES, 0.0)  # of the phases that have ended
-        self._phase, self._since = phase, time.monotonic()
+        self.phase, self._since = phase, time.monotonic()
         self.began = time.time()
 
     def enter(self, phase: str) -> float:
@@ -42,10 +50,14 @@ class PhaseClock:
         A phase is added when it ends, so that a hang is never counted as a step.
         """
         now = time.monotonic()
-        spent, ended = now - self._since, self._phase
+        spent, ended = now - self._since, self.phase
         self.seconds[ended] += spent
-        self._phase, self._since = phase, now
+        self.phase, self._since = phase, now
         return spent
+
+    def state(self, draining: bool) -> str:
+        """What this rank does now, in a word for who looks at it; `draining`: it is to stop."""
+        return "draining" if draining else STATES.get(self.phase, "training")
 
     def waited(self, seconds: float) -> None:
         """So much of the present phase was spent waiting for other ranks."""
@@ -54,15 +66,19 @@ class PhaseClock:
 
     def micros(self) -> np.ndarray:
         """Until now, whole microseconds int64 (phases,), the present phase included."""
-        self.enter(self._phase)
+        self.enter(self.phase)
         return np.array([round(1e6 * self.seconds[phase]) for phase in PHASES], dtype=np.int64)
 
 
 class RankSeconds:
-    """The clocks of all ranks in this life, as of the last agreement: the same on every rank."""
+    """The clocks of all ranks in this life, as of the last agreement: the same on every rank.
 
-    def __init__(self, clock: PhaseClock, world: World) -> None:
-        self.clock = clock
+    With them goes the most memory that each rank has held, since the table was last due.
+    """
+
+    def __init__(self, clock: PhaseClock, world: World, device: torch.device | None = None) -> None:
+        self.clock, self.memory = clock, PeakMemory(device)
+        self.peaks = np.zeros((world.world_size, len(self.memory.kinds)), dtype=np.int64)  # bytes
         self.micros = np.zeros((world.world_size, len(PHASES)), dtype=np.int64)
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
         self.is_due = True  # is it time to put the table into the log? Now and then
@@ -70,8 +86,8 @@ class RankSeconds:
 
     def mine(self) -> np.ndarray:
         """What this rank brings to a sum over all ranks: its own row, zeros for the others."""
-        rows = np.zeros_like(self.micros)
-        rows[self._rank] = self.clock.micros()
+        rows = np.zeros((len(self.micros), len(PHASES) + len(self.memory.kinds)), dtype=np.int64)
+        rows[self._rank] = *self.clock.micros(), *self.memory.read()
         return rows
 
     def take(self, rows: np.ndarray) -> None:
@@ -80,6 +96,7 @@ class RankSeconds:
         What every rank has waited since the last time is no wait for a slower rank but the time
         that the sums themselves take: it is given to the step.
         """
+        rows, self.peaks = rows[:, : len(PHASES)], rows[:, len(PHASES) :]
         since = rows - self.micros
         common = int(since[:, _WAIT].min())
         rows[:, _WAIT] -= common
@@ -89,6 +106,8 @@ class RankSeconds:
         self.busy_s = since[:, _BUSY].sum(1) / 1e6
         before, now = int(self.micros[0].sum()), int(rows[0].sum())
         self.is_due = not before or now // _TELL_US > before // _TELL_US
+        if self.is_due:
+            self.memory.reset()
         self.micros = rows
 
     def told(self) -> dict[str, list[float]]:

@@ -63,7 +63,7 @@ class Life:
         origin = self.origin = state.origin
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
-        self.spent = RankSeconds(clock, world)
+        self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin, self.spent)
         self.late = LateSave(self.live)
@@ -78,6 +78,8 @@ class Life:
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
         stop.hung = self._hung
+        if self.recorder:
+            self.recorder.metrics.state = lambda: clock.state(stop.asked)
 
     @property
     def config(self) -> Config:

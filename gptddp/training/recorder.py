@@ -47,8 +47,16 @@ class Recorder:
         run = Path(c.run_dir)
         self.ledger = Ledger(run)
         self.log = RunLog(run, origin.generation, self.ledger)
+        on_gpu = world.device.type == "cuda"
+        self._peak = peak_flops(torch.cuda.get_device_name(world.device), c) if on_gpu else None
         self.metrics = Metrics(
-            run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
+            spent.memory.kinds,
+            self._peak and self._peak * world.world_size,
+            run_id=run.name,
+            version=__version__,
+            torch=torch.__version__,
+            precision=str(c.precision),
+            model=str(c.preset),
         )
         self.console = Console(origin)
         self.tidier = Tidier(run, lease.elsewhere)
@@ -91,6 +99,8 @@ class Recorder:
         self._owners = ledger.owners
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         self.metrics.began(origin, progress, world, self._run_began, self._flops)
+        if origin.source not in ("scratch", "memory"):
+            self.metrics.loaded(state.read_s + self.clock.seconds["restore"])
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
@@ -217,9 +227,7 @@ class Recorder:
         """Say what has come out of the run; the MFU is that of this life, as is its world."""
         c, world, device = self.config, self.world, self.world.device
         tokens, train_s = self._before
-        on_gpu = device.type == "cuda"
         done = progress.tokens - tokens, progress.train_s - train_s
-        peak = peak_flops(torch.cuda.get_device_name(device), c) if on_gpu else None
         ended = time.time() if done[0] else self._line.get("time", time.time())
         self.console.results(
             results.lines(
@@ -228,14 +236,15 @@ class Recorder:
                 progress,
                 params=self._params,
                 total_s=ended - self._run_began,
-                peak_vram_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else 0,
-                mfu=results.mfu(self._flops, *done, world.world_size, peak),
+                peak_vram_bytes=self.spent.memory.most if device.type == "cuda" else 0,
+                mfu=results.mfu(self._flops, *done, world.world_size, self._peak),
             )
         )
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """At the end of a run: until Prometheus has its last numbers, or a stop is asked for."""
         self.metrics.spent(self.spent)
+        self.metrics.state = lambda: "finished"
         if self._scrapes:
             self._scrapes.wait_for_last(asked)
 
