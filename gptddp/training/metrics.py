@@ -102,6 +102,11 @@ class Metrics:
             "rank_busy_seconds", "Of the ranks, in the last step.", "stat", ("min", "mean", "max")
         )
         self.slowest = gauge("slowest_rank", "The rank that was busy longest in the last step.")
+        named = ("slow_rank", "slow_pod")
+        self.straggler = gauge("straggler_ratio", "Times the median: a rank that is slow.", named)
+        self.stuck = gauge("stuck_rank", "1: the others wait for it, and a step stalls.", named)
+        self.stall = gauge("stall_seconds", "Of a step that does not move, as last told.")
+        self.stall.set(0)
         self.flops = gauge("model_flops_per_token", "Forward and backward.")
         self.peak_memory = registry.labelled(
             "peak_memory_bytes", "The most that a rank has held of late.", "kind", memory
@@ -125,6 +130,7 @@ class Metrics:
         self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
         self._phase_seen = dict.fromkeys(PHASES, 0)  # microseconds
         self._tokens = 0  # of the run, as of the last step
+        self._has_slow = False
 
     def _export_labels(self) -> None:
         """From the first scrape on, every series is there."""
@@ -217,12 +223,37 @@ class Metrics:
         for kind, nbytes in zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True):
             self.peak_memory.labels(kind).set(nbytes)
 
+    def slow(self, ratios: Mapping[str, float]) -> None:
+        """The ranks that are slow now, by name; of the others there is no series."""
+        if ratios or self._has_slow:
+            self.straggler.clear()
+        self._has_slow = bool(ratios)
+        for name, ratio in ratios.items():
+            self.straggler.labels(*_rank_and_pod(name)).set(ratio)
+
+    def stalled(self, seconds: float, names: Sequence[str]) -> None:
+        """A step does not move, as these ranks are missing."""
+        self.stall.set(seconds)
+        self.stuck.clear()
+        for name in names:
+            self.stuck.labels(*_rank_and_pod(name)).set(1)
+
+    def moves(self) -> None:
+        """It has moved."""
+        self.stalled(0, [])
+
     def owned(self, rank_seconds: Mapping[str, float]) -> None:
         """Where all rank-seconds of the run have gone so far, by owner."""
         for cause in LOSSES:
             self.lost.labels(cause).set(rank_seconds[cause])
         if total := sum(rank_seconds.values()):
             self.goodput.set(rank_seconds["training"] / total)
+
+
+def _rank_and_pod(name: str) -> tuple[str, str]:
+    """Of `rank 3 (demo-worker-3)`: "3" and the pod, which may be ""."""
+    rank, _, pod = name.removeprefix("rank ").partition(" ")
+    return rank, pod.strip("()")
 
 
 class _State(Collector):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.data import lanes
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import Diverged
@@ -33,6 +34,8 @@ from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.stalls import Stall
+from gptddp.training.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,12 @@ class Recorder:
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
+        slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
+        self._stragglers = Stragglers([len(it) for it in slots])
+        self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
+        self._goodput: float | None = None  # of the run, as far as it is known
+        self._stalled_at = 0.0  # monotonic: when the last stall was told
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -166,6 +174,7 @@ class Recorder:
             spent = {"phases": last.phases} if last.phases else {}
             end = {"step": last.step, "cause": cause, "at": at, **spent}
             self._event(ledger, "end", last.generation, **end)
+            self.console.fault(last.generation, last.step, cause)
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
@@ -177,12 +186,47 @@ class Recorder:
             self._last = None
         self.metrics.stepped(line, progress, step_s)
         self.metrics.expect(self.config, progress)
-        self.console.step(line, progress, step_s)
         self.metrics.spent(self.spent)
         if "phases" in line:
             self._owners.phases = line["phases"]
             self.metrics.owned(self._owners.so_far())
+            self._goodput = self._owners.goodput()
+        self._judge_pace(line, step_s)
+        slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
+        self.console.step(line, progress, step_s, self._goodput, slow)
         self.saves.watch()
+
+    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
+        """Who is slow, and that a step has moved after all, into ledger, metrics and console."""
+        step, names = line["step"], self.world.names
+        if stall := self._stall:
+            self._stall = None
+            self.metrics.moves()
+            seconds = round(time.monotonic() - self._stalled_at + stall.seconds, 1)
+            self.event("stall_end", step=step, seconds=seconds)
+            self.console.moves(step, seconds)
+        if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
+            return
+        busy_s = self.spent.busy_s
+        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], busy_s)
+        for it in new:
+            self.event("slow", step=step, rank=it.rank, name=names[it.rank], ratio=it.ratio)
+            self.console.slow(step, names[it.rank], it.ratio)
+        for it in over:
+            about = {"rank": it.rank, "name": names[it.rank], "seconds": round(it.seconds, 1)}
+            self.event("slow_end", step=step, **about)
+            self.console.fast(step, names[it.rank])
+        self.metrics.slow({names[it.rank]: it.ratio for it in self._stragglers.shown})
+
+    def stalled(self, stall: Stall) -> None:
+        """In a thread: a step does not move. It may be told again while it lasts."""
+        names = [self.world.names[rank] for rank in stall.missing]
+        if self._stall is None:
+            where = {"ranks": stall.missing, "names": names, "where": stall.text}
+            self.event("stall", step=stall.step, seconds=round(stall.seconds, 1), **where)
+        self._stalled_at, self._stall = time.monotonic(), stall
+        self.metrics.stalled(stall.seconds, names)
+        self.console.stalled(stall)
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
