@@ -171,7 +171,8 @@ def main(args: Sequence[str] | None = None) -> int:
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
         check_torch(TRAINER)
-        with Listening(lambda where: stop.hung(where)), connect(config.device) as world:
+        listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
+        with listening, connect(config.device) as world:
             train(config, world, stop)
     except Stopped:
         return stop.exit_code  # rank 0 has said what was saved

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import platform
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,31 @@ def peak_flops(gpu: str, c: Config) -> float | None:
     """What a GPU of this name can compute at most in the run's precision; None: not known."""
     found = [peak for name, peak in _PEAKS.items() if name in gpu and c.precision == "bf16"]
     return found[0] if found else None
+
+
+class PeakMemory:
+    """The most memory that this process has held, since `reset`, by kind."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._cuda = device if device and device.type == "cuda" else None
+        self.kinds = ("allocated", "reserved") if self._cuda else ("resident",)
+        self.most = 0  # of the first kind, of which resets take nothing away
+
+    def read(self) -> tuple[int, ...]:
+        """Bytes, of each of the `kinds`."""
+        if self._cuda is None:  # KiB; there is no reset of it
+            found: tuple[int, ...] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,)
+        else:
+            of = torch.cuda
+            found = (of.max_memory_allocated(self._cuda), of.max_memory_reserved(self._cuda))
+        self.most = max(self.most, found[0])
+        return found
+
+    def reset(self) -> None:
+        """On a GPU: from now on anew."""
+        if self._cuda is not None:
+            self.read()
+            torch.cuda.reset_peak_memory_stats(self._cuda)
 
 
 def use(c: Config, device: torch.device) -> None:

@@ -33,8 +33,8 @@ POLL_S = 0.5
 LAST_WORDS_S = 60.0  # for a snapshot of any size; a device that hangs never gives it
 HUNG = 1  # exit code: torchrun starts the ranks again
 
-_LAYOUT = struct.Struct("4d")
-_PID, _BEATS, _LIMIT_S, _STEP = range(4)
+_LAYOUT = struct.Struct("5d")
+_PID, _BEATS, _LIMIT_S, _STEP, _EXPECTED_S = range(5)
 
 
 class Pulse(NamedTuple):
@@ -44,6 +44,7 @@ class Pulse(NamedTuple):
     beats: int
     limit_s: float  # until the next beat
     step: int  # that it is in; 0 before its life has begun
+    expected_s: float = 0.0  # within which the next beat is expected; 0: nobody has said
 
 
 # Of this process; shared with its launcher as soon as the disk has room.
@@ -68,6 +69,21 @@ def allow(collective_s: float) -> None:
     beat()
 
 
+def expect(seconds: float) -> None:
+    """The next beats are expected within so long: later than that, people are told."""
+    _cells[_EXPECTED_S] = seconds
+
+
+def expected_s() -> float:
+    """What `expect` was called with last."""
+    return _cells[_EXPECTED_S]
+
+
+def step() -> int:
+    """The step that this process is in."""
+    return int(_cells[_STEP])
+
+
 def path_of(folder: Path, local_rank: int) -> Path:
     """The file of a worker's pulse, in the folder of its pod's verdict."""
     return folder / f"pulse.{local_rank}"
@@ -76,10 +92,10 @@ def path_of(folder: Path, local_rank: int) -> Path:
 def read(path: Path) -> Pulse | None:
     """The pulse of another process; None where it has none yet."""
     try:
-        pid, beats, limit_s, step = _LAYOUT.unpack(path.read_bytes())
+        pid, beats, limit_s, step, expected_s = _LAYOUT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return None
-    return Pulse(int(pid), int(beats), limit_s, int(step))
+    return Pulse(int(pid), int(beats), limit_s, int(step), expected_s)
 
 
 class Silence:
@@ -106,8 +122,13 @@ class Listening:
     somebody sees it, is not ended: it may be at a breakpoint.
     """
 
-    def __init__(self, last_words: Callable[[str], int]) -> None:
-        self.last_words = last_words
+    def __init__(
+        self,
+        last_words: Callable[[str], int],
+        silent: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """`silent` is told every POLL_S for how many seconds it has not come further."""
+        self.last_words, self.silent = last_words, silent
         self._over = threading.Event()
         self._is_shared = False
         self._only_told = not is_launched() and _at_terminal()
@@ -129,6 +150,8 @@ class Listening:
             if patience.lasts():
                 beat()
             seconds = silence.listen(0, int(_cells[_BEATS]))
+            with contextlib.suppress(Exception):  # whatever it is, the listening goes on
+                self.silent(seconds)
             if seconds <= _cells[_LIMIT_S]:
                 told = False
             elif not told:

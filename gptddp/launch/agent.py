@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.multiprocessing.spawn import ProcessContext
 
 from gptddp.distributed import torch_private_elastic
+from gptddp.distributed.environment import pod
 from gptddp.files import is_locked
 from gptddp.launch.hung import Hanging, Pulses, describe, is_stopped
 from gptddp.launch.rendezvous import Rendezvous
@@ -53,7 +54,8 @@ class Workers:
         that has crashed or hangs, how, and its step where that is known, else 0.
         """
         self.rendezvous, self.verdict, self.memory = rendezvous, verdict, memory
-        self.crashed, self.pulses = crashed, Pulses(verdict.parent)
+        self.crashed, self.pulses = crashed, Pulses(verdict.parent, self._tell_stopped)
+        self.first_rank = 0  # of this pod's
         self._agent: _Agent | None = None
 
     def install(self) -> None:
@@ -80,10 +82,16 @@ class Workers:
 
         `first_rank`: of this pod's. Raises what `crashed` raises.
         """
+        self.first_rank = first_rank
         for it in self.pulses.hanging(pids):
             wait_for_snapshot(self.memory, SNAPSHOT_S)
             if Path(f"/proc/{it.pid}").exists():
                 self._end(it, first_rank + it.local_rank)
+
+    def _tell_stopped(self, local_rank: int, step: int, seconds: float) -> None:
+        who = f"rank {self.first_rank + local_rank} ({pod()})"
+        what = f"{who} is stopped (SIGSTOP)"
+        self.rendezvous.say(f"step {step} has not moved for {seconds:.0f} s: {what}")
 
     def _end(self, it: Hanging, rank: int) -> None:
         line = describe({it.local_rank: it.pid}, self.verdict.parent)[0]

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,10 +31,14 @@ class Hanging(NamedTuple):
 class Pulses:
     """The pulses of this pod's workers; `folder` has their files, beside the verdict."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, tell: Callable[[int, int, float], None] = lambda *stopped: None
+    ) -> None:
+        """`tell`: called with local rank, step and seconds of a worker that is stopped."""
+        self.folder, self.tell = folder, tell
         # by local rank, and whether it has no pulse
         self._silence: dict[tuple[int, bool], pulse.Silence] = {}
+        self._told: dict[int, int] = {}  # by local rank: the beats after which it was stopped
 
     def hanging(self, pids: Iterable[int]) -> list[Hanging]:
         """Those that hang of the workers with these process ids, by local rank.
@@ -49,11 +53,20 @@ class Pulses:
                 it = pulse.Pulse(pid, _NO_BEAT, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
             key = local_rank, it.beats == _NO_BEAT
             seconds = self._silence.setdefault(key, pulse.Silence()).listen(pid, it.beats)
+            if seconds > it.expected_s > 0 and it.step and self._told.get(local_rank) != it.beats:
+                self._tell_stopped(local_rank, it, seconds)
             if seconds > it.limit_s + LATER_S:
                 if it.beats != _NO_BEAT or self._has_room():
                     found.append(Hanging(local_rank, pid, seconds, it.step))
                 del self._silence[key]  # it is told once, and again if it cannot be killed
         return found
+
+    def _tell_stopped(self, local_rank: int, it: pulse.Pulse, seconds: float) -> None:
+        """Of a worker that cannot say so itself; the others find out that it says nothing."""
+        with contextlib.suppress(OSError):
+            if is_stopped(it.pid):
+                self._told[local_rank] = it.beats
+                self.tell(local_rank, it.step, seconds)
 
     def _has_room(self) -> bool:
         """Could a worker have left its pulse? On a full disk it cannot, and is no worse for it."""

@@ -146,6 +146,12 @@ class Owners:
             return self.since_s
         return max(0.0, min(ended, most) - told)
 
+    def goodput(self) -> float | None:
+        """The part of all rank-seconds of the run so far that went to new steps; None of none."""
+        owned = self.so_far()
+        total = sum(owned.values())
+        return owned["training"] / total if total else None
+
 
 def _of_rank(phases: Phases, rank: int) -> float:
     return sum(row[rank] for row in phases.values())

@@ -21,6 +21,7 @@ from gptddp.run.json_lines import MOST_STEPS, parse_event
 from gptddp.run.owners import Owners
 
 COMMITS = 32  # whose names are kept: enough to say what a directory lacks
+NEWEST = 8  # slow ranks and stalls that are kept
 LEFT_OUT = 8  # lines that cannot be used, and are named
 STALE_BYTES = 64 << 10  # of the ledger that a start reads on top; then the file is written anew
 _PROOF_BYTES = 4096  # before that byte of the ledger, whose hash says that it is the same ledger
@@ -47,6 +48,9 @@ class Summary:
     # who was given --from-scratch last: the generation, and the job and id of that life
     from_scratch: dict[str, Any] | None = None
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
+    # of the newest: ranks that were slow and steps that stalled, with `seconds` once that was over
+    slow: list[dict[str, Any]] = field(default_factory=list)
+    stalls: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; any error says that it is a foreign one."""
@@ -80,11 +84,32 @@ class Summary:
             decision = _decision(event)
             if decision not in self.quarantine:
                 self.quarantine.append(decision)
+        elif kind in ("slow", "slow_end"):
+            self.slow = _paired(self.slow, event, "slow", "rank")
+        elif kind in ("stall", "stall_end"):
+            self.stalls = _paired(self.stalls, event, "stall", "generation")
         self.owners.add(event)
 
     def leave_out(self, what: str) -> None:
         """Remember that a line of the ledger cannot be used, so that a start can say so."""
         self.left_out = [*self.left_out, what][:LEFT_OUT]
+
+
+def _paired(
+    known: list[dict[str, Any]], event: Mapping[str, Any], begins: str, of: str
+) -> list[dict[str, Any]]:
+    """The newest of a kind: one more, or how long the last of the same rank or life has lasted."""
+    if event["event"] == begins:
+        if any(it["time"] == event["time"] for it in known):
+            return known
+        about = {name: it for name, it in event.items() if name != "event"}
+        return [*known, {**about, "seconds": None}][-NEWEST:]
+    key = event["generation"], event[of]
+    for it in reversed(known):
+        if (it["generation"], it.get(of)) == key and it["seconds"] is None:
+            it["seconds"] = event["seconds"]
+            break
+    return known
 
 
 def _decision(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def agree(
 ) -> Agreed:
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
 
-    With it go the clocks of all ranks, into `spent`.
+    With it go the clocks of all ranks, and the memory that they have held, into `spent`.
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
     travel as whole microseconds: so all ranks make the same float of them, and the same rate.
@@ -48,11 +48,11 @@ def agree(
     flags = (batch.bad >= 0, stop, save, late)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
     head += [logged, round(min(train_s, _MOST_S) * 1e6)] if world.rank == 0 else [0, 0]
-    parts = np.array(head, dtype=np.int64), batch.cursors.ravel(), spent.mine().ravel()
-    mine = np.concatenate(parts)
+    rows = spent.mine()
+    mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel(), rows.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
-    end = 9 + batch.cursors.size
-    spent.take(total[end:].reshape(world.world_size, -1))
+    end = len(mine) - rows.size
+    spent.take(total[end:].reshape(rows.shape))
     targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
     return Agreed(
         targets=targets,

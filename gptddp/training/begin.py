@@ -58,14 +58,17 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     given, data = world.gather(of_run(config)), world.gather(identity(dataset))
     loaded: Any = None
     lease: Lease | None = None
+    read_s = 0.0
 
     def on_rank_0(tell: Tell) -> dict[str, Any]:
-        nonlocal loaded, lease
+        nonlocal loaded, lease, read_s
         lease = take_run(config, world, tell)
+        began = time.monotonic()
         with _released_by_an_error(lease, config.run_dir):
             check_same_data(data, world)
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
             check_given(given, origin.config, world)
+        read_s = time.monotonic() - began
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
@@ -80,7 +83,7 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     meta, lines, events, fault = _of_the_source(world, state, source)
     origin = dataclasses.replace(origin, meta=meta)
     tensors = state.tensors if state else None
-    return NewestState(origin, source, tensors, lines, events, fault, path, lease)
+    return NewestState(origin, source, tensors, lines, events, fault, path, lease, read_s)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ class NewestState:
     fault: dict[str, Any] | None  # why the snapshot was left, as its rank saw it
     snapshot_path: Path | None  # where this rank leaves its state if a peer is lost
     lease: Lease | None  # on rank 0: its hold on the run
+    read_s: float = 0.0  # on rank 0: of the storage, to find it
 
 
 def checked(brought: Sequence[Any]) -> list[Brought]:

@@ -7,8 +7,10 @@ so it costs no message of its own, and a rank that survives rank 0 has it too.
 import time
 
 import numpy as np
+import torch
 
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import PeakMemory
 
 PHASES = (
     "init",  # from the start of the trainer until the newest state is known
@@ -22,6 +24,12 @@ PHASES = (
     "eval",
     "other",
 )
+STATES = {  # of rank 0, by its phase; the rest is training
+    "init": "starting",
+    "restore": "restoring",
+    "checkpoint": "checkpointing",
+    "eval": "evaluating",
+}
 STEPPING = ("warmup", "step", "redo")
 _WAIT = PHASES.index("wait")
 _BUSY = [PHASES.index(phase) for phase in (*STEPPING, "data_wait")]
@@ -65,6 +73,10 @@ class PhaseClock:
         self._ns["wait"] -= 1000 * micros
         self._ns[phase] += 1000 * micros
 
+    def state(self, draining: bool) -> str:
+        """What this rank does now, in a word for who looks at it; `draining`: it is to stop."""
+        return "draining" if draining else STATES.get(self.phase, "training")
+
     def micros(self) -> np.ndarray:
         """Until now, whole microseconds int64 (phases,), the present phase included."""
         self.enter(self.phase)
@@ -78,10 +90,13 @@ class RankSeconds:
     the sums. At the agreement that is what the last one has needed longer than it since all met
     before. What every rank has waited for the sums is the time that they take: it is no wait, and
     stays with the step.
+
+    With them goes the most memory that each rank has held, since the table was last due.
     """
 
-    def __init__(self, clock: PhaseClock, world: World) -> None:
-        self.clock = clock
+    def __init__(self, clock: PhaseClock, world: World, device: torch.device | None = None) -> None:
+        self.clock, self.memory = clock, PeakMemory(device)
+        self.peaks = np.zeros((world.world_size, len(self.memory.kinds)), dtype=np.int64)  # bytes
         self.micros = np.zeros((world.world_size, len(PHASES)), dtype=np.int64)
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
         self.is_due = True  # is it time to put the table into the log? Now and then
@@ -108,18 +123,23 @@ class RankSeconds:
     def mine(self) -> np.ndarray:
         """What this rank brings to a sum over all ranks: its own row, zeros for the others.
 
-        Microseconds, int64 (ranks, phases + 3): behind the phases, those since the ranks have met,
-        how many of them it was busy, and how many it has waited for the sums.
+        Microseconds, int64 (ranks, phases + 3 + kinds of memory): behind the phases, those since
+        the ranks have met, how many of them it was busy, and how many it has waited for the sums;
+        then bytes.
         """
-        rows = np.zeros((len(self.micros), len(PHASES) + 3), dtype=np.int64)
+        rows = np.zeros(
+            (len(self.micros), len(PHASES) + 3 + len(self.memory.kinds)), dtype=np.int64
+        )
         now = self.clock.micros()
         busy = now[_BUSY].sum() - self._met_busy
-        rows[self._rank] = [*now, round(1e6 * self.since_s), busy, self._sums]
+        met = round(1e6 * self.since_s), busy, self._sums
+        rows[self._rank] = *now, *met, *self.memory.read()
         return rows
 
     def take(self, rows: np.ndarray) -> None:
         """The sum of what all have brought: they have met."""
-        (since, busy, sums), rows = rows[:, len(PHASES) :].T, rows[:, : len(PHASES)].copy()
+        rows, met, self.peaks = np.split(rows, [len(PHASES), len(PHASES) + 3], axis=1)
+        (since, busy, sums), rows = met.T, rows.copy()
         common, kind = int(sums.min()), self._kind
         rows[:, _WAIT] -= common
         rows[:, PHASES.index(kind)] += common
@@ -129,6 +149,8 @@ class RankSeconds:
         before, now = int(self.micros[0].sum()), int(rows[0].sum())
         changed = not before or self.clock.phase != self._met_phase
         self.is_due = changed or now // _TELL_US > before // _TELL_US
+        if self.is_due:
+            self.memory.reset()
         self.micros = rows
         self._meet()
 

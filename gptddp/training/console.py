@@ -8,6 +8,7 @@ from gptddp import budget
 from gptddp.run.in_force import why_ended
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
+from gptddp.training.stalls import Stall
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,41 @@ class Console:
         where = f"from {origin.source}, step {origin.step}{end}"
         log.info("life %d: %s%s", origin.generation, where, redo)
 
-    def step(self, line: Mapping[str, Any], progress: Progress, step_s: float) -> None:
-        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
+    def fault(self, generation: int, step: int, cause: str) -> None:
+        """How a life has ended that could not say so itself."""
+        cause = cause.removeprefix(f"after step {step}: ")  # as a survivor says it
+        log.warning("life %d ended after step %d: %s", generation, step, cause)
+
+    def slow(self, step: int, name: str, ratio: float) -> None:
+        """A rank is slower than the others for a while now."""
+        text = "step %d: %s is slow: it takes %.1f times as long as the ranks' median"
+        log.warning(text, step, name, ratio)
+
+    def fast(self, step: int, name: str) -> None:
+        """It is not any more."""
+        log.info("step %d: %s is as fast as the others again", step, name)
+
+    def stalled(self, stall: Stall) -> None:
+        """A step does not move, and where the ranks are."""
+        text = "step %d has not moved for %.0f s: %s"
+        log.warning(text, stall.step, stall.seconds, stall.text)
+
+    def moves(self, step: int, seconds: float) -> None:
+        """It has moved after all."""
+        log.info("step %d has moved, after %.0f s", step, seconds)
+
+    def step(
+        self,
+        line: Mapping[str, Any],
+        progress: Progress,
+        step_s: float,
+        goodput: float | None = None,
+        slow: Sequence[tuple[str, float]] = (),
+    ) -> None:
+        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left.
+
+        `goodput`: of the run; `slow`: names of ranks that are slow, and how many times the median.
+        """
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
         if "val_loss" in line:
@@ -46,7 +80,10 @@ class Console:
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         where = f"step {budget.shown(c, *done)}  loss {loss}  lr {line['lr']:.2e}"
         speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {_ranks(line['world_size'])}"
-        log.info("%s  %s  %d:%02d left", where, speed, left // 60, left % 60)
+        rest = "" if goodput is None else f"  goodput {100 * goodput:.0f}%"
+        if slow:
+            rest += "  slow: " + ", ".join(f"{name} {ratio:.1f}x" for name, ratio in slow[:4])
+        log.info("%s  %s  %d:%02d left%s", where, speed, left // 60, left % 60, rest)
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """The losses of an evaluation."""

@@ -5,9 +5,7 @@ now and then before, by memory when a peer is lost.
 """
 
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,10 +44,10 @@ from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
+from gptddp.training.stalls import Stalls
 from gptddp.training.stop import StopFlag
 
-_RECENT = 64  # steps whose median says how long a silent peer is waited for
-_PATIENCE = 8  # so many times
+_PATIENCE = 8  # so many times as long as a step takes, a silent peer is waited for
 
 
 class Life:
@@ -63,7 +61,7 @@ class Life:
         origin = self.origin = state.origin
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
-        self.spent = RankSeconds(clock, world)
+        self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin, self.spent)
         self.late = LateSave(self.live)
@@ -72,12 +70,15 @@ class Life:
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: NewestState | None = state  # until it is restored
         self._tensors: Mapping[str, Tensor] = {}  # the live ones
-        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps
         self._save_due = False  # on rank 0, by rank 0's own clock
         self._began_step = self._ended_step = 0.0  # monotonic: of the last step
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
         stop.hung = self._hung
+        self.stalls = Stalls(world, clock, self.recorder.stalled if self.recorder else None)
+        stop.silent = self.stalls.silent
+        if self.recorder:
+            self.recorder.metrics.state = lambda: clock.state(stop.asked)
 
     @property
     def config(self) -> Config:
@@ -251,8 +252,7 @@ class Life:
         data = self._rows.loader.state(agreed.cursors)
         self.progress.advance(agreed.targets, agreed.fp, finite, step_s + batch.wait_s, data)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
-        self._recent.append(step_s)
-        self.world.set_timeout(_PATIENCE * statistics.median(self._recent))
+        self.world.set_timeout(_PATIENCE * self.stalls.stepped(step_s))
         no: dict[str, float | None] = {} if finite else {"loss": None, "grad_norm": None}
         done = batch, agreed, self.progress, step_s, numbers | no
         self.line = line.of_step(self.config, self.world, self.spent, *done)
@@ -330,6 +330,7 @@ class Life:
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""
         self.check_replicas()  # all ranks
+        self.stalls.over = True
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
         saved = save_last(
             self.recorder,

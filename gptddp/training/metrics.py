@@ -1,9 +1,11 @@
 """Rank 0's Prometheus metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import prometheus_client as prom
+from prometheus_client.core import StateSetMetricFamily
+from prometheus_client.registry import Collector
 
 from gptddp.budget import whole_last_step
 from gptddp.checkpoint.writer import Saved
@@ -13,11 +15,14 @@ from gptddp.distributed.connect import World
 from gptddp.run.origin import Origin
 from gptddp.run.owners import LOSSES
 from gptddp.run.progress import Progress
-from gptddp.training.clock import PHASES, RankSeconds
+from gptddp.training.clock import PHASES, STATES, RankSeconds
 
 _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 _SAVE_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)  # buckets
+
+
+_STATES = (*STATES.values(), "training", "draining", "finished")
 
 
 class _Registry(prom.CollectorRegistry):
@@ -42,6 +47,13 @@ class _Registry(prom.CollectorRegistry):
             made.set(float("nan"))
         return made
 
+    def labelled(self, name: str, text: str, label: str, values: Sequence[str]) -> prom.Gauge:
+        """One for each of these values of a label, from the first scrape on."""
+        made = self.gauge(name, text, (label,))
+        for value in values:
+            made.labels(value).set(float("nan"))
+        return made
+
     def counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Counter:
         """Of this process: it starts at 0."""
         return prom.Counter(f"gptddp_{name}", text, labels, registry=self)
@@ -50,7 +62,8 @@ class _Registry(prom.CollectorRegistry):
 class Metrics:
     """The families of one process. Counters start at 0; what belongs to the run is a gauge."""
 
-    def __init__(self, **info: str):
+    def __init__(self, memory: Sequence[str] = (), peak: float | None = None, **info: str) -> None:
+        """`memory`: its kinds; `peak`: FLOP/s of all devices, None where that is not known."""
         self.registry = registry = _Registry()
         gauge, counter = registry.gauge, registry.counter
         prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
@@ -64,7 +77,9 @@ class Metrics:
         self.max_steps = gauge("max_steps", "Step at which the run is expected to end.")
         self.tokens_seen = gauge("tokens_seen", "Tokens trained by the run.")
         self.last_step_time = gauge("last_step_timestamp_seconds", "When the last step finished.")
-        self.loss = gauge("loss", "Nats a token, over all ranks.", ("split",))
+        self.loss = registry.labelled(
+            "loss", "Nats a token, over all ranks.", "split", ("train", "val")
+        )
         self.grad_norm = gauge("grad_norm", "Gradient norm before clipping.")
         self.lr = gauge("learning_rate", "Learning rate of the last step.")
         self.world_size = gauge("world_size", "Ranks in the present world.")
@@ -83,16 +98,31 @@ class Metrics:
         self.run_start = gauge("run_start_timestamp_seconds", "When the run began.")
         self.goodput = gauge("run_goodput_ratio", "Of all rank-seconds of the run: training.")
         self.lost = gauge("run_lost_seconds", "Rank-seconds of the run by owner.", ("cause",))
-        self.busy = gauge("rank_busy_seconds", "Of the ranks, in the last step.", ("stat",))
+        self.busy = registry.labelled(
+            "rank_busy_seconds", "Of the ranks, in the last step.", "stat", ("min", "mean", "max")
+        )
         self.slowest = gauge("slowest_rank", "The rank that was busy longest in the last step.")
+        named = ("slow_rank", "slow_pod")
+        self.straggler = gauge("straggler_ratio", "Times the median: a rank that is slow.", named)
+        self.stuck = gauge("stuck_rank", "1: the others wait for it, and a step stalls.", named)
+        self.stall = gauge("stall_seconds", "Of a step that does not move, as last told.")
+        self.stall.set(0)
         self.flops = gauge("model_flops_per_token", "Forward and backward.")
+        self.peak_memory = registry.labelled(
+            "peak_memory_bytes", "The most that a rank has held of late.", "kind", memory
+        )
+        self._peak, self._flops = peak, 0
+        if peak:
+            self.mfu = gauge("mfu_ratio", "Of what the devices can compute: the last step.")
+        self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
+        registry.register(_State(self))
         self.step_s = registry.histogram("step_duration_seconds", "Wall time of a step.", _STEP_S)
         self.data_s = registry.histogram(
             "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step.", _WAIT_S
         )
         self.save_s = registry.histogram(
             "checkpoint_duration_seconds",
-            "A save: its stall of training; all.",
+            "Of a save, its stall of training and all; of a load, all.",
             _SAVE_S,
             ("op",),
         )
@@ -100,6 +130,7 @@ class Metrics:
         self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
         self._phase_seen = dict.fromkeys(PHASES, 0)  # microseconds
         self._tokens = 0  # of the run, as of the last step
+        self._has_slow = False
 
     def _export_labels(self) -> None:
         """From the first scrape on, every series is there."""
@@ -107,14 +138,10 @@ class Metrics:
             self.phases.labels(phase)
         for result in ("success", "failure"):
             self.saves.labels(result)
-        for stat in ("min", "mean", "max"):
-            self.busy.labels(stat).set(float("nan"))
         for cause in LOSSES:
             self.lost.labels(cause).set(0)
-        for op in ("stall", "save"):
+        for op in ("stall", "save", "load"):
             self.save_s.labels(op)
-        for split in ("train", "val"):
-            self.loss.labels(split).set(float("nan"))
 
     def began(
         self, origin: Origin, progress: Progress, world: World, run_began: float, flops: int
@@ -128,6 +155,7 @@ class Metrics:
         self.agent_restarts.set(world.restarts)
         self.run_start.set(run_began)
         self.flops.set(flops)
+        self._flops = flops
         self.incarnation.set(origin.generation)
         self.step.set(origin.step)
         self.expect(origin.config, progress)
@@ -151,6 +179,8 @@ class Metrics:
         self.data_s.observe(line["data_wait_s"])
         self.last_step_time.set_to_current_time()
         self.lr.set(line["lr"])
+        if self._peak:
+            self.mfu.set(self._flops * line["tok_s"] / self._peak)
         if line["loss"] is None:
             self.nonfinite.inc()
         else:
@@ -173,19 +203,44 @@ class Metrics:
             self.save_s.labels("stall").observe(save.stall_s)
             self.save_s.labels("save").observe(save.stall_s + save.write_s)
 
+    def loaded(self, seconds: float) -> None:
+        """A checkpoint, from the storage into every rank."""
+        self.save_s.labels("load").observe(seconds)
+
     def saved_late(self, step: int, when: float) -> None:
         """The newest save, by a launcher; `when`: it began, in unix seconds."""
         self.checkpoint_step.set(step)
         self.checkpoint_time.set(when)
 
     def spent(self, spent: RankSeconds) -> None:
-        """Bring phases, and who was slow, up to the last agreement of the ranks."""
+        """Bring phases, memory, and who was slow, up to the last agreement of the ranks."""
         for phase, micros in zip(PHASES, spent.micros[0].tolist(), strict=True):
-            self.phases.labels(phase).inc((micros - self._phase_seen[phase]) / 1e6)
+            self.phases.labels(phase).inc(max(0, micros - self._phase_seen[phase]) / 1e6)
             self._phase_seen[phase] = micros
         for stat in ("min", "mean", "max"):
             self.busy.labels(stat).set(float(getattr(spent.busy_s, stat)()))
         self.slowest.set(int(spent.busy_s.argmax()))
+        for kind, nbytes in zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True):
+            self.peak_memory.labels(kind).set(nbytes)
+
+    def slow(self, ratios: Mapping[str, float]) -> None:
+        """The ranks that are slow now, by name; of the others there is no series."""
+        if ratios or self._has_slow:
+            self.straggler.clear()
+        self._has_slow = bool(ratios)
+        for name, ratio in ratios.items():
+            self.straggler.labels(*_rank_and_pod(name)).set(ratio)
+
+    def stalled(self, seconds: float, names: Sequence[str]) -> None:
+        """A step does not move, as these ranks are missing."""
+        self.stall.set(seconds)
+        self.stuck.clear()
+        for name in names:
+            self.stuck.labels(*_rank_and_pod(name)).set(1)
+
+    def moves(self) -> None:
+        """It has moved."""
+        self.stalled(0, [])
 
     def owned(self, rank_seconds: Mapping[str, float]) -> None:
         """Where all rank-seconds of the run have gone so far, by owner."""
@@ -193,3 +248,21 @@ class Metrics:
             self.lost.labels(cause).set(rank_seconds[cause])
         if total := sum(rank_seconds.values()):
             self.goodput.set(rank_seconds["training"] / total)
+
+
+def _rank_and_pod(name: str) -> tuple[str, str]:
+    """Of `rank 3 (demo-worker-3)`: "3" and the pod, which may be ""."""
+    rank, _, pod = name.removeprefix("rank ").partition(" ")
+    return rank, pod.strip("()")
+
+
+class _State(Collector):
+    """What rank 0 does, as of the scrape: it costs the loop nothing."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[StateSetMetricFamily]:
+        now = self._metrics.state()
+        states = {state: state == now for state in _STATES}
+        yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)

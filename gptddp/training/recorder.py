@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.data import lanes
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import Diverged
@@ -34,6 +35,8 @@ from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.stalls import Stall
+from gptddp.training.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +51,16 @@ class Recorder:
         run = Path(c.run_dir)
         self.ledger = Ledger(run)
         self.log = RunLog(run, origin.generation, self.ledger)
+        on_gpu = world.device.type == "cuda"
+        self._peak = peak_flops(torch.cuda.get_device_name(world.device), c) if on_gpu else None
         self.metrics = Metrics(
-            run_id=run.name, version=__version__, precision=str(c.precision), model=str(c.preset)
+            spent.memory.kinds,
+            self._peak and self._peak * world.world_size,
+            run_id=run.name,
+            version=__version__,
+            torch=torch.__version__,
+            precision=str(c.precision),
+            model=str(c.preset),
         )
         self.console = Console(origin)
         self.tidier = Tidier(run, lease.elsewhere)
@@ -58,7 +69,12 @@ class Recorder:
         self._owners = Owners()  # of the run's rank-seconds
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
+        slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
+        self._stragglers = Stragglers([len(it) for it in slots])
+        self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
+        self._goodput: float | None = None  # of the run, as far as it is known
+        self._stalled_at = 0.0  # monotonic: when the last stall was told
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -93,6 +109,8 @@ class Recorder:
         self._start(ledger, progress, machines)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         self.metrics.began(origin, progress, world, self._run_began, self._flops)
+        if origin.source not in ("scratch", "memory"):
+            self.metrics.loaded(state.read_s + self.clock.seconds["restore"])
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
@@ -158,6 +176,7 @@ class Recorder:
             cause = crash_loop.first(run, last.generation) or last.cause
             end = {"step": last.step, "cause": cause, "at": at, **last.spent}
             self._event("end", last.generation, **end)
+            self.console.fault(last.generation, last.step, cause)
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""
@@ -169,12 +188,47 @@ class Recorder:
             self._last = None
         self.metrics.stepped(line, progress, step_s)
         self.metrics.expect(self.config, progress)
-        self.console.step(line, progress, step_s)
         self.metrics.spent(self.spent)
         if "phases" in line:
             self._owners.phases = line["phases"]
             self.metrics.owned(self._owners.so_far())
+            self._goodput = self._owners.goodput()
+        self._judge_pace(line, step_s)
+        slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
+        self.console.step(line, progress, step_s, self._goodput, slow)
         self.saves.watch()
+
+    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
+        """Who is slow, and that a step has moved after all, into ledger, metrics and console."""
+        step, names = line["step"], self.world.names
+        if stall := self._stall:
+            self._stall = None
+            self.metrics.moves()
+            seconds = round(time.monotonic() - self._stalled_at + stall.seconds, 1)
+            self.event("stall_end", step=step, seconds=seconds)
+            self.console.moves(step, seconds)
+        if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
+            return
+        busy_s = self.spent.busy_s
+        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], busy_s)
+        for it in new:
+            self.event("slow", step=step, rank=it.rank, name=names[it.rank], ratio=it.ratio)
+            self.console.slow(step, names[it.rank], it.ratio)
+        for it in over:
+            about = {"rank": it.rank, "name": names[it.rank], "seconds": round(it.seconds, 1)}
+            self.event("slow_end", step=step, **about)
+            self.console.fast(step, names[it.rank])
+        self.metrics.slow({names[it.rank]: it.ratio for it in self._stragglers.shown})
+
+    def stalled(self, stall: Stall) -> None:
+        """In a thread: a step does not move. It may be told again while it lasts."""
+        names = [self.world.names[rank] for rank in stall.missing]
+        if self._stall is None:
+            where = {"ranks": stall.missing, "names": names, "where": stall.text}
+            self.event("stall", step=stall.step, seconds=round(stall.seconds, 1), **where)
+        self._stalled_at, self._stall = time.monotonic(), stall
+        self.metrics.stalled(stall.seconds, names)
+        self.console.stalled(stall)
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
@@ -219,9 +273,7 @@ class Recorder:
         """Say what has come out of the run; the MFU is that of this life, as is its world."""
         c, world, device = self.config, self.world, self.world.device
         tokens, train_s = self._before
-        on_gpu = device.type == "cuda"
         done = progress.tokens - tokens, progress.train_s - train_s
-        peak = peak_flops(torch.cuda.get_device_name(device), c) if on_gpu else None
         ended = time.time() if done[0] else self._line.get("time", time.time())
         self.console.results(
             results.lines(
@@ -230,8 +282,8 @@ class Recorder:
                 progress,
                 params=self._params,
                 total_s=ended - self._run_began,
-                peak_vram_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else 0,
-                mfu=results.mfu(self._flops, *done, world.world_size, peak),
+                peak_vram_bytes=self.spent.memory.most if device.type == "cuda" else 0,
+                mfu=results.mfu(self._flops, *done, world.world_size, self._peak),
             )
         )
 
@@ -240,6 +292,7 @@ class Recorder:
         self.spent.micros[0] = self.clock.micros()  # with the last save
         self.metrics.spent(self.spent)
         self.metrics.owned(self._owners.so_far())
+        self.metrics.state = lambda: "finished"
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """Until Prometheus has the last numbers, or a stop is `asked` for."""

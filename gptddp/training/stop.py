@@ -21,6 +21,8 @@ class StopFlag(Watchdog):
         self.holds = False  # is there a state that would be lost?
         # What is done where the main thread hangs, here; the exit code. The life sets it.
         self.hung: Callable[[str], int] = lambda where: LifeLost.exit_code
+        # Told in a thread for how many seconds this rank has not come further. The life sets it.
+        self.silent: Callable[[float], None] = lambda seconds: None
         grace_s = environment.grace_s()
         self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
         # torchrun passes on what the terminal has sent to all of its processes.

@@ -15,6 +15,7 @@ from support.paths import ROOT
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.observe import status
+from gptddp.k8s.observe.progress import progress
 
 STEPS = [
     "runs/demo: tiny, 0.8 M parameters, fp32 on cpu, 4 ranks; 48 rows of 256 tokens a step",
@@ -72,7 +73,16 @@ def test_status_as_json_has_everything(k8s, running):
     """The same facts under names, and nothing else on stdout."""
     result = k8s("status", "demo", "-o", "json")
     found = json.loads(result.stdout)
-    assert found["progress"] == {"step": 130, "steps": 400, "loss": 3.1002, "tok_s": 44000.0}
+    assert found["progress"] == {
+        "step": 130,
+        "steps": 400,
+        "loss": 3.1002,
+        "tok_s": 44000.0,
+        "left_s": 80,
+        "goodput": None,
+        "slow": [],  # as version 0.1.0 logged it
+    }
+    assert (found["stall"], found["fault"]) == (None, None)
     assert found["replicas"] == {"ready": 3, "desired": 4, "min": 2, "max": 4}
     assert found["causes"][0]["id"] == "image" and found["causes"][0]["pods"] == ["demo-worker-3"]
     assert [c["type"] for c in found["conditions"]] == ["Created", "Running"]
@@ -172,10 +182,10 @@ def test_ages_are_kubectls(seconds, text):
 def test_an_end_that_is_an_estimate_is_an_end():
     """Where tokens or time end a run, its log has `~` before the last step."""
     line = "step 7/~9  loss 3.2144  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"
-    assert status.progress([line])["progress"]["steps"] == 9
+    assert progress([line])["progress"]["steps"] == 9
 
 
 def test_a_step_that_is_not_finite_is_a_step():
     """No number is made up for it."""
     line = "step 7/9  loss not finite  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"
-    assert status.progress([line])["progress"]["loss"] is None
+    assert progress([line])["progress"]["loss"] is None

@@ -1,6 +1,8 @@
 """Rank 0's metrics: a real scrape over HTTP, and a port that is taken."""
 
+import math
 import socket
+import statistics
 import threading
 import time
 import urllib.request
@@ -8,12 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from gptddp.checkpoint.writer import Saved
 from gptddp.config import Config
+from gptddp.run.owners import OWNERS
 from gptddp.run.progress import Progress
 from gptddp.training import metrics as m
 from gptddp.training import scrapes
-from gptddp.training.clock import PhaseClock, RankSeconds
+from gptddp.training.clock import PHASES, STATES, PhaseClock, RankSeconds
 from gptddp.training.scrapes import Scrapes
+
+LINE = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "data_wait_s": 0.1, "tok_s": 100.0}
 
 
 @pytest.fixture
@@ -55,6 +61,91 @@ def test_a_scrape_shows_what_was_recorded(port):
     assert float(lines['gptddp_phase_seconds_total{phase="step"}']) >= 0.02
     assert lines['gptddp_loss{split="val"}'] == "NaN"
     assert lines["gptddp_last_checkpoint_step"] == "NaN"
+
+
+def values(metrics: m.Metrics, family: str) -> dict[str, float]:
+    """Its samples by the value of their label."""
+    (found,) = [it for it in metrics.registry.collect() if it.name == f"gptddp_{family}"]
+    return {next(iter(it.labels.values()), ""): it.value for it in found.samples}
+
+
+def series(metrics: m.Metrics) -> set[tuple[str, ...]]:
+    """Names and labels of all that a scrape shows."""
+    samples = [it for family in metrics.registry.collect() for it in family.samples]
+    return {(it.name, *it.labels.values()) for it in samples}
+
+
+def test_the_state_is_that_of_the_phase_and_of_the_end():
+    """One of them is 1 at any time: what rank 0 does as it is asked."""
+    metrics, clock, stop = m.Metrics(), PhaseClock(), []
+    metrics.state = lambda: clock.state(bool(stop))
+    seen = []
+    for phase in PHASES:
+        clock.enter(phase)
+        found = values(metrics, "state")
+        seen += [state for state, holds in found.items() if holds]
+    stop.append(1)
+    assert values(metrics, "state")["draining"] == 1
+    expected = dict.fromkeys(PHASES, "training") | STATES
+    assert seen == [expected[phase] for phase in PHASES]
+    assert set(found) == {*seen, "draining", "finished"}
+
+
+def test_the_peak_of_memory_is_of_the_rank_that_holds_most():
+    """As the table of all ranks has it, in bytes; NaN before the first step."""
+    spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=2))
+    metrics = m.Metrics(spent.memory.kinds)
+    assert math.isnan(values(metrics, "peak_memory_bytes")["resident"])
+    rows = spent.mine()
+    mine = int(rows[0, -1])
+    assert 10 << 20 < mine < 100 << 30
+    rows[1, -1] = 3 * mine
+    spent.take(rows)
+    metrics.spent(spent)
+    assert values(metrics, "peak_memory_bytes") == {"resident": 3 * mine}
+
+
+def test_mfu_is_there_where_the_peak_is_known():
+    """FLOPs of a token times tokens a second, of what the devices can do; NaN before a step."""
+    assert "mfu_ratio" not in str(m.Metrics().registry.collect())
+    metrics, progress = m.Metrics(peak=2000.0), Progress(1, 100)
+    origin = SimpleNamespace(generation=1, step=0, config=Config(steps=9))
+    world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
+    metrics.began(origin, progress, world, 0.0, flops=6)
+    assert math.isnan(values(metrics, "mfu_ratio")[""])
+    metrics.stepped(LINE, progress, 1.0)
+    assert values(metrics, "mfu_ratio")[""] == 6 * 100 / 2000
+
+
+def test_every_series_is_there_before_anything_has_happened():
+    """With 0 for what is counted and NaN for what is not known: a scrape adds none later."""
+    spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=2))
+    metrics = m.Metrics(spent.memory.kinds, peak=1.0)
+    before = series(metrics)
+    spent.take(spent.mine())
+    metrics.spent(spent)
+    metrics.stepped({**LINE, "val_loss": 1.0}, Progress(1, 100), 1.0)
+    metrics.saved(Saved(1, "step-1", 9, 0.1, 0.1, None))
+    metrics.owned(dict.fromkeys(OWNERS, 1.0))
+    metrics.loaded(1.0)
+    assert series(metrics) == before
+
+
+def test_all_of_it_costs_a_step_next_to_nothing():
+    """The calls of one step of rank 0 of four: 0.06 ms measured, of a step of over a second."""
+    spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=4))
+    metrics, config, progress = m.Metrics(spent.memory.kinds), Config(steps=400), Progress(1, 100)
+    spent_s = []
+    for _ in range(100):
+        began = time.thread_time()
+        for phase in PHASES:
+            spent.clock.enter(phase)
+        spent.take(spent.mine())
+        metrics.stepped(LINE, progress, 1.0)
+        metrics.expect(config, progress)
+        metrics.spent(spent)
+        spent_s.append(time.thread_time() - began)
+    assert statistics.median(spent_s) < 0.5e-3
 
 
 def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():

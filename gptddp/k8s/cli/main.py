@@ -19,6 +19,6 @@ def cli() -> None:
 cli.modules = {
     **dict.fromkeys(("render", "submit"), "submit"),
     **dict.fromkeys(("delete", "scale", "suspend", "resume"), "change"),
-    **dict.fromkeys(("list", "status", "logs", "wait"), "observe"),
+    **dict.fromkeys(("list", "status", "top", "logs", "wait"), "observe"),
     **dict.fromkeys(("prepare", "sample"), "short_jobs"),
 }

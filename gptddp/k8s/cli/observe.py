@@ -1,4 +1,4 @@
-"""The commands that only read: `list`, `status`, `logs` and `wait`."""
+"""The commands that only read: `list`, `status`, `top`, `logs` and `wait`."""
 
 import json
 import time
@@ -8,13 +8,13 @@ import click
 
 from gptddp.errors import visible, visible_lines
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options
+from gptddp.k8s.cli.options import cluster_options, job_options
 
 
 @click.command("list")
 @click.option("-A", "--all-namespaces", is_flag=True, help="jobs of all namespaces")
 @click.option("-o", "--output", type=click.Choice(["json", "name"]), help="format [a table]")
-@cluster_options
+@job_options
 def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
     """List the jobs of gptddp with their state, their pods and their age."""
     from gptddp.k8s.cluster import JOB
@@ -52,7 +52,7 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
 @click.command()
 @click.argument("name")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
-@cluster_options
+@job_options
 def status(name: str, output: str | None, cluster: Any) -> None:
     """Say how a job does: its state, why it does not run, its pods, its step.
 
@@ -69,14 +69,31 @@ def status(name: str, output: str | None, cluster: Any) -> None:
         click.echo(json.dumps(answer, indent=2))
         return
     click.echo(visible_lines(job_status.to_text(answer)))
-    if command := job_status.next_command(answer):
+    if command := job_status.next_command(answer, local=" --local" in cluster.flags):
         note(f"next: {command}{cluster.flags}")
 
 
 @click.command()
 @click.argument("name")
+@click.option("--once", is_flag=True, help="print it once and end [without a terminal]")
+@click.option("--every", type=click.FloatRange(0.2), default=2.0, help="seconds between looks [2]")
+@job_options
+@click.pass_context
+def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -> None:
+    """Watch a job: step, loss, speed, goodput, time left, pods, the last fault.
+
+    The numbers of `status`, made anew until the job ends; Ctrl-C leaves it alone. Where stdout is
+    no terminal they are printed once. Exit code as of `wait`, with --once as of `status`.
+    """
+    from gptddp.k8s.cli import screen
+
+    ctx.exit(screen.watch(cluster, name, once=once, every_s=every))
+
+
+@click.command()
+@click.argument("name")
 @click.option("--timeout", type=float, metavar="SECONDS", help="give up after this time [never]")
-@cluster_options
+@job_options
 @click.pass_context
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
     """Wait for a job's end, and tell each change of its state.
@@ -123,4 +140,4 @@ def logs(
         pod_logs.show_job(cluster, name, click.echo, note, rank=rank, tail=tail, previous=previous)
 
 
-COMMANDS = (list_, status, logs, wait)
+COMMANDS = (list_, status, top, logs, wait)

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+LOCAL_DIR = Path("gptddp-local")
+
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """kubectl's `--context` and `--kubeconfig`, as they are."""
@@ -20,6 +22,45 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `cluster_options`, and --local: the `cluster` may be the jobs of this machine."""
+
+    @functools.wraps(command)
+    def chosen(
+        *args: Any,
+        local: bool,
+        local_dir: Path | None,
+        namespace: str | None,
+        context: str | None,
+        kubeconfig: Path | None,
+        **options: Any,
+    ) -> Any:
+        given = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
+        for name in (it for it in given if local and given[it]):
+            raise click.UsageError(f"--{name} has no meaning here: --local asks no cluster")
+        if local_dir and not local:
+            raise click.UsageError("--local-dir has no meaning here: it is for --local")
+        if local:
+            from gptddp.k8s.local.seen import LocalJobs
+
+            return command(*args, cluster=LocalJobs(local_dir or LOCAL_DIR), **options)
+        from gptddp.k8s.cluster import connect
+
+        return command(*args, cluster=connect(namespace, kubeconfig, context), **options)
+
+    for option in (
+        click.option(
+            "--local-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            help=f"folder of local jobs [{LOCAL_DIR}]",
+        ),
+        click.option("--local", is_flag=True, help="of the jobs on this machine"),
+        click.option("-n", "--namespace", help="namespace [the context's]"),
+    ):
+        chosen = option(chosen)
+    return context_options(chosen)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from gptddp.k8s.cli.command import Command, note
-from gptddp.k8s.cli.options import context_options
+from gptddp.k8s.cli.options import LOCAL_DIR, context_options
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
@@ -150,7 +150,7 @@ def _render_slurm(
 @click.option(
     "--local-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("gptddp-local"),
+    default=LOCAL_DIR,
     help="folder of local jobs and volumes [gptddp-local]",
 )
 @click.option(

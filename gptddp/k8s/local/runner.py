@@ -16,7 +16,7 @@ from gptddp.errors import GptddpError
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
 from gptddp.k8s.local import conditions, pods
 from gptddp.k8s.local.controller import Controller
-from gptddp.k8s.local.screen import Screen, StepFeed, duration, relative_path
+from gptddp.k8s.local.screen import Screen, StepFeed, duration, relative_path, told
 from gptddp.k8s.render import manifest
 
 TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is noticed at once
@@ -119,8 +119,9 @@ class Runner:
 
     def _progress(self, now: float) -> str:
         up = sum(pod.alive for pod in self.pods)
-        step = self.steps.line(now) if self.steps else ""
-        return f"{step}{'  ' if step else ''}pods {up}/{len(self.pods)}"
+        step = self.steps.line(now, self.screen.spark) if self.steps else ""
+        more = told(self.pods[0].log) if step else ""
+        return f"{step}{'  ' if step else ''}pods {up}/{len(self.pods)}{more}"
 
     def _event(self, text: str) -> None:
         self.screen.event(text)

@@ -11,7 +11,11 @@ from typing import IO, Any
 
 from gptddp import budget
 from gptddp.config import Config
+from gptddp.errors import visible
+from gptddp.k8s.observe.progress import progress, rows, sparkline
 
+_TAIL_BYTES = 16 << 10
+_SPARK = 16  # characters
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
@@ -22,6 +26,7 @@ class StepFeed:
         """`config`: the run's, for its budgets; None where that cannot be told."""
         self.run, self.config = run, config
         self._step: int | None = None
+        self._losses: dict[int, float] = {}  # by step
         self._recent: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
 
     def newest(self) -> dict[str, Any]:
@@ -37,8 +42,11 @@ class StepFeed:
                     return entry
         return {}
 
-    def line(self, now: float) -> str:
-        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23`; empty before the first step."""
+    def line(self, now: float, spark: int = 0) -> str:
+        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23`; empty before the first step.
+
+        spark: so many characters show the losses so far.
+        """
         entry = self.newest()
         step = entry.get("step")
         if not isinstance(step, int):
@@ -54,6 +62,10 @@ class StepFeed:
         for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
             if isinstance(entry.get(key), int | float):
                 parts.append(form.format(entry[key]))
+        if isinstance(loss := entry.get("loss"), int | float):
+            self._losses = {at: it for at, it in self._losses.items() if at < step} | {step: loss}
+            if spark and len(self._losses) > 1:
+                parts.insert(2, sparkline(self._losses.values(), spark))
         if (eta_s := self._eta_s(*done)) is not None:
             parts.append(f"ETA {duration(eta_s)}")
         return "  ".join(parts)
@@ -69,6 +81,22 @@ class StepFeed:
 def _number(value: Any) -> Any:
     """A number of the log; 0 for what is none, as in a line without it, or in a foreign one."""
     return value if isinstance(value, int | float) and 0 <= value < 2**63 else 0
+
+
+def told(log: Path) -> str:
+    """What rank 0 has told in its pod's log beside its steps: goodput, who is slow, a stall."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        found = rows(progress(file.read().decode(errors="replace").splitlines()))
+        parts = [f"{name} {text}" for name, text in found.items() if text]
+        return visible("".join(f"  {part}" for part in parts))
+    return ""
+
+
+def _has_blocks(stream: IO[str]) -> bool:
+    with contextlib.suppress(UnicodeError, LookupError):
+        return bool("\u2588".encode(getattr(stream, "encoding", None) or "ascii"))
+    return False
 
 
 def duration(seconds: float) -> str:
@@ -91,6 +119,7 @@ class Screen:
         self.name = name
         self.out, self.err = out or sys.stdout, err or sys.stderr
         self.terminal = self.err.isatty()
+        self.spark = _SPARK if self.terminal and _has_blocks(self.err) else 0
         self._line = ""
         self._next = 0.0
         self._tails: dict[str, tuple[Path, int]] = {}

@@ -1,6 +1,5 @@
 """What `status` and `list` show of a job: one dict, and the same as text."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,20 +16,16 @@ from gptddp.k8s.objects import (
     role_and_index,
     wanted_pods,
 )
-from gptddp.k8s.observe import why
+from gptddp.k8s.observe import progress, why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_causes import Cause
 from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
-TAIL = 200  # lines of a log that are searched for the newest step
-_STEP = re.compile(
-    r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
-)
-_SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
-
 
 def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
     """Everything that `status` shows; `logged` are the last lines of rank 0's log."""
+    found_in_log = progress.progress(logged)
+    del found_in_log["losses"]  # of those that `top` keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found = why.causes(facts)
     return {
@@ -47,26 +42,9 @@ def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
             "max": policy.get("maxReplicas"),
         },
         "pods": [_pod(pod, facts.now) for pod in facts.pods],
-        **progress(logged),
+        **found_in_log,
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
-
-
-def progress(logged: Iterable[str]) -> dict[str, Any]:
-    """The newest step of the training, and the newest checkpoint that is named, in log lines."""
-    step, checkpoint = None, None
-    for line in logged:
-        if found := _STEP.search(line):
-            loss = found["loss"]
-            step = {
-                "step": int(found["step"]),
-                "steps": int(found["steps"]),
-                "loss": float(loss) if re.fullmatch(r"[\d.]+", loss) else None,
-                "tok_s": float(found["speed"]) * 1e3,
-            }
-        elif saved := _SAVED.search(line):
-            checkpoint = saved[1] or saved[2]
-    return {"progress": step, "checkpoint": checkpoint}
 
 
 def tail_of_rank_0(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
@@ -76,7 +54,9 @@ def tail_of_rank_0(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
     """
     for pod in [pod for pod in pods if has_log(pod)][:1]:
         try:
-            log = cluster.log(pod["metadata"]["name"], container=CONTAINER, tail=TAIL, quiet_s=5.0)
+            log = cluster.log(
+                pod["metadata"]["name"], container=CONTAINER, tail=progress.TAIL, quiet_s=5.0
+            )
             return [parse(line)[1] for line in log]
         except ClusterError:
             break  # a node that does not answer: the rest of the status is worth having
@@ -132,6 +112,7 @@ def to_text(status: dict[str, Any]) -> str:
         "age": duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
         "step": _step(done) if done else "",
+        **progress.rows(status),
         "checkpoint": status["checkpoint"] or "",
     }
     width = max(map(len, rows)) + 2
@@ -187,9 +168,11 @@ def duration(seconds: float) -> str:
     return f"{s // 3600}h" if s < 2 * 86400 else f"{s // 86400}d"
 
 
-def next_command(status: dict[str, Any]) -> str:
+def next_command(status: dict[str, Any], local: bool = False) -> str:
     """What to type next in this state, or nothing."""
     name, state = status["name"], status["state"]
+    if local:
+        return "" if state in (*why.FINAL, why.SUSPENDED) else f"gptddp-k8s top {name}"
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
         of = next((f" --rank {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")

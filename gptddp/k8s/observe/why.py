@@ -189,6 +189,8 @@ def _suspended(facts: Facts) -> Iterator[Cause]:
     queue = (facts.job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
     if queue:
         yield Cause("queued", f"it waits for room in the queue {queue}")
+    elif (facts.job.get("status") or {}).get("local"):
+        yield Cause("suspended", "it was stopped, or its submit is gone: the same submit goes on")
     else:
         yield Cause("suspended", f"it is suspended: gptddp-k8s resume {facts.name}")
 

@@ -1,0 +1,134 @@
+"""The terminal of `top`: a frame that is drawn again and again in its place."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+from gptddp.k8s import exit_codes
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.observe import progress, status, top, why
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.watcher import Watcher
+
+_RESIZE_S = 0.1  # between two looks at the size of the terminal
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, no cursor; and back
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def watch(cluster: Cluster, name: str, *, once: bool, every_s: float) -> int:
+    """Show a job until it ends; its exit code, as of `wait`. Raises NotFoundError, ClusterError."""
+    live = not once and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    view = _View(cluster, name, live)
+    if not view.look():
+        raise cluster.not_found(name)
+    if not live:
+        width = shutil.get_terminal_size((200, 50)).columns if sys.stdout.isatty() else 0
+        _write("\n".join(view.lines(width)) + "\n")
+        return exit_codes.SUCCEEDED
+    with _screen():
+        there = True
+        while there and view.state not in why.FINAL:
+            view.draw()
+            view.wait(every_s)
+            there = view.look()
+    _write("\n".join(view.lines(0)) + "\n")  # what was last seen stays
+    codes = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
+    return codes[view.state] if there else exit_codes.GONE
+
+
+class _View:
+    """What is known of the job, and the terminal that shows it."""
+
+    def __init__(self, cluster: Cluster, name: str, live: bool) -> None:
+        self.state = ""
+        self._cluster, self._live, self._note = cluster, live, ""
+        self._watcher = Watcher(cluster, name, self._say)
+        self._losses = top.Losses()
+        self._history: list[float] = []
+
+    def look(self) -> bool:
+        """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
+        if (found := self._watcher.poll()) is None:
+            return False
+        self._note = ""
+        self._take(found)
+        return True
+
+    def _take(self, found: Facts) -> None:
+        logged = status.tail_of_rank_0(self._cluster, found.pods)
+        self._history = self._losses.add(progress.progress(logged)["losses"])
+        self._shown = status.of(found, logged)
+        self.state = self._shown["state"]
+
+    def _say(self, text: str) -> None:
+        """That the API server does not answer: what is shown is old."""
+        self._note = text
+        if self._live and self.state:
+            self.draw()
+
+    def lines(self, width: int, height: int = 0) -> list[str]:
+        """`width`: 0 where nothing is cut."""
+        colours = self._live and bool(width) and not os.environ.get("NO_COLOR")
+        return top.frame(
+            self._shown,
+            self._history,
+            width=width or 1000,
+            height=height,
+            colours=colours,
+            unicode=_has("\u2588"),
+            note=self._note,
+        )
+
+    def draw(self) -> None:
+        """Fill the screen, whatever its size is now."""
+        size = shutil.get_terminal_size()
+        lines = self.lines(max(1, size.columns), max(1, size.lines - 1))
+        _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in lines) + _REST)
+
+    def wait(self, seconds: float) -> None:
+        """Until the next look is due; a terminal of another size is drawn at once."""
+        end, size = time.monotonic() + seconds, shutil.get_terminal_size()
+        while (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(_RESIZE_S, left_s))
+            if size != (now := shutil.get_terminal_size()):
+                size = now
+                self.draw()
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[None]:
+    """The terminal's other screen; the own one is back however this ends."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    old = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    _write(_BEGIN)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            _write(_END)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _has(text: str) -> bool:
+    """Can stdout show this?"""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def _write(text: str) -> None:
+    encoding = sys.stdout.encoding or "ascii"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()

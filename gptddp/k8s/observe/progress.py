@@ -1,0 +1,95 @@
+"""What rank 0's log says of a training: the one place where its lines are read.
+
+`status`, `top` and the line of a local job show these numbers. Lines of older versions have fewer.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+TAIL = 200  # lines of a log that are searched for the newest step
+_STEP = re.compile(
+    r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
+    r"(?:  \d+ ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
+    r"(?:  goodput (?P<goodput>\d+)%)?(?:  slow: (?P<slow>.*))?"
+)
+_SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
+_SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
+_STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
+_MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
+_FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
+
+
+def progress(logged: Iterable[str]) -> dict[str, Any]:
+    """The newest of each in these lines, None for what they do not have.
+
+    `progress`: step, steps, loss, tok_s, left_s, goodput (0 to 1) and slow ranks with the ratio to
+    the median. `checkpoint`: the newest that is named. `stall`: a step that does not move. `fault`:
+    how the last life ended that could not say so itself. `losses`: by step.
+    """
+    found: dict[str, Any] = dict.fromkeys(("progress", "checkpoint", "stall", "fault"))
+    losses: dict[int, float] = {}
+    for line in logged:
+        if step := _STEP.search(line):
+            found |= {"progress": _step(step), "stall": None}
+            if (loss := found["progress"]["loss"]) is not None:
+                losses[found["progress"]["step"]] = loss
+        elif stall := _STALL.match(line):
+            seconds = int(stall[2])
+            found["stall"] = {"step": int(stall[1]), "seconds": seconds, "text": stall[3]}
+        elif fault := _FAULT.match(line):
+            about = {"life": int(fault[1]), "step": int(fault[2]), "cause": fault[3]}
+            found["fault"] = about
+        elif saved := _SAVED.search(line):
+            found["checkpoint"] = saved[1] or saved[2]
+        if _MOVED.match(line):
+            found["stall"] = None
+    return {**found, "losses": losses}
+
+
+def _step(found: re.Match[str]) -> dict[str, Any]:
+    loss, goodput, minutes = found["loss"], found["goodput"], found["minutes"]
+    slow = _SLOW.findall(found["slow"] or "")
+    return {
+        "step": int(found["step"]),
+        "steps": int(found["steps"]),
+        "loss": float(loss) if re.fullmatch(r"\d+(\.\d+)?", loss) else None,
+        "tok_s": float(found["speed"]) * 1e3,
+        "left_s": None if minutes is None else 60 * int(minutes) + int(found["seconds"]),
+        "goodput": None if goodput is None else int(goodput) / 100,
+        "slow": [{"name": name, "ratio": float(ratio)} for name, ratio in slow],
+    }
+
+
+def rows(found: dict[str, Any]) -> dict[str, str]:
+    """The same for a reader: a name and a text for each that there is."""
+    done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
+    shown = {"goodput": "", "slow": "", "stalled": "", "last fault": ""}
+    if stall:
+        shown["stalled"] = f"step {stall['step']}, {stall['seconds']} s: {stall['text']}"
+    if slow := done.get("slow"):
+        shown["slow"] = ", ".join(f"{it['name']} {it['ratio']:.1f} times the median" for it in slow)
+    if done.get("goodput") is not None:
+        shown["goodput"] = f"{100 * done['goodput']:.0f}%"
+    if fault:
+        shown["last fault"] = f"life {fault['life']}, after step {fault['step']}: {fault['cause']}"
+    return shown
+
+
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+
+
+def sparkline(losses: Iterable[float], width: int, unicode: bool = True) -> str:
+    """The values in at most `width` characters, each the mean of as many; the newest is the last.
+
+    Where the encoding of a terminal has no blocks, of ASCII.
+    """
+    values, marks = list(losses), _BLOCKS if unicode else _ASCII
+    if not values or width < 1:
+        return ""
+    n = min(width, len(values))
+    parts = [values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means), max(means)
+    scale = (len(marks) - 1) / (high - low) if high > low else 0.0
+    return "".join(marks[round((mean - low) * scale)] for mean in means)

@@ -1,0 +1,93 @@
+"""A job in a few lines that are made anew again and again: what `top` shows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gptddp.errors import visible
+from gptddp.k8s.observe import progress, status
+
+BAR = 30  # characters
+MOST_LOSSES = 10_000
+_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+_BAD = ("why", "stalled", "slow")
+
+
+class Losses:
+    """Those of all looks at a log so far, by step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def add(self, found: Mapping[int, float]) -> list[float]:
+        """What one more look has found; all of them, in order. Steps may be done again."""
+        if found:
+            newest = max(found)
+            self._known = {step: it for step, it in self._known.items() if step <= newest}
+        self._known |= found
+        kept = sorted(self._known)[-MOST_LOSSES:]
+        self._known = {step: self._known[step] for step in kept}
+        return list(self._known.values())
+
+
+def frame(
+    shown: Mapping[str, Any],
+    losses: list[float],
+    *,
+    width: int,
+    height: int = 0,
+    colours: bool = False,
+    unicode: bool = True,
+    note: str = "",
+) -> list[str]:
+    """The lines for a `status`; none wider than `width`, and `height` of them at most (0: all)."""
+    count, done = shown["replicas"], shown["progress"] or {}
+    head = f"{shown['name']}  {shown['state']}  pods {count['ready']}/{count['desired']}"
+    rows = {"why": shown["why"], "step": _step(done, width), "loss": _loss(done)}
+    rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
+    rows |= progress.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
+    key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
+    if losses and done:
+        room = max(0, min(60, width - key - len(rows["loss"]) - 3))
+        rows["loss"] += f"  {progress.sparkline(losses, room, unicode)}"
+    lines = [(head, _BOLD)]
+    for name, text in rows.items():
+        if text:
+            lines.append((f"{name + ':':{key}}{text}", _RED if name in _BAD else ""))
+    if shown["pods"]:
+        header = ("POD", "STATUS", "RESTARTS", "AGE", "NODE")
+        cells = [
+            (p["name"], p["status"], str(p["restarts"]), status.duration(p["age_s"]),
+             p["node"] or "-") for p in shown["pods"]
+        ]  # fmt: skip
+        lines += [("", ""), *((line, "") for line in status.table(header, cells))]
+    if note:
+        lines.insert(1, (note, _RED))
+    if height and len(lines) > height:
+        hidden = len(lines) - height + 1
+        lines = [*lines[: height - 1], (f"and {hidden} more lines", "")]
+    return [_styled(visible(text)[:width], style if colours else "") for text, style in lines]
+
+
+def _styled(text: str, style: str) -> str:
+    return f"{style}{text}{_PLAIN}" if style and text else text
+
+
+def _step(done: Mapping[str, Any], width: int) -> str:
+    if not done:
+        return ""
+    part = min(1.0, done["step"] / done["steps"]) if done["steps"] else 0.0
+    text = f"{done['step']}/{done['steps']}"
+    if width >= 72:
+        full = int(BAR * part)
+        text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
+    left = done["left_s"]
+    if left is None:
+        return text
+    hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+    return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
+
+
+def _loss(done: Mapping[str, Any]) -> str:
+    if not done:
+        return ""
+    return "not finite" if done["loss"] is None else f"{done['loss']:.4f}"

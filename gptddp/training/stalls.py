@@ -1,0 +1,164 @@
+"""A step that does not move: where each rank is, while it lasts.
+
+Every rank's pulse is listened to by a thread of its own (distributed/pulse.py). Where a rank has
+not come further for much longer than its steps take, that thread leaves in rank 0's store where the
+main thread is, and rank 0's reads what all have left. A rank that has left nothing is stopped, or
+cut off, or holds the GIL. It costs the loop nothing, and no collective is needed for it.
+"""
+
+import contextlib
+import json
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as td
+
+from gptddp.distributed import pulse, torch_private
+from gptddp.distributed.connect import World
+from gptddp.errors import visible
+from gptddp.training.clock import PhaseClock
+
+RECENT = 64  # steps whose median says how long one takes
+LEAST_S, MARGIN_S = 10.0, 30.0  # without progress: a stall; later than a step takes, at most
+FIRST_S = 45.0  # the same, before the first step is done
+AGAIN_S = 20.0  # between two reports of one stall
+GATHER_S = 2.0  # for the other ranks to notice as well
+_STORE_S = 5.0  # for an answer of the store
+_IDLE = 0.05  # of a CPU: a process on CPUs that uses less waits in its backward pass
+_SHOWN = 8  # ranks that are named
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What is known of a step that does not move."""
+
+    step: int
+    seconds: float  # since rank 0 has come further
+    missing: list[int]  # ranks that the others wait for
+    text: str  # where each rank is
+
+
+@dataclass
+class Stalls:
+    """Where this rank is; on rank 0 also where all are. `silent` is called in the pulse's thread.
+
+    `told` gets what rank 0 finds, in a thread as well.
+    """
+
+    world: World
+    clock: PhaseClock
+    told: Callable[[Stall], None] | None = None
+    over: bool = False  # the steps are: what follows may take its time
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _next_s: float = 0.0
+    _cpu: tuple[float, float] = (0.0, 0.0)  # monotonic, and CPU seconds of this process then
+    _idle: bool = False
+    _store: Any = None
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        pulse.expect(FIRST_S)
+
+    def stepped(self, step_s: float) -> float:
+        """One more step, of so many seconds; the median of the last ones."""
+        self._recent.append(step_s)
+        median = statistics.median(self._recent)
+        pulse.expect(limit_s(median))
+        return median
+
+    def silent(self, seconds: float) -> None:
+        """This rank has not come further for so long."""
+        now, cpu = time.monotonic(), time.process_time()
+        self._idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
+        self._cpu = now, cpu
+        if seconds < min(self._next_s, pulse.expected_s()):
+            self._next_s = 0.0
+        busy = self._thread is not None and self._thread.is_alive()
+        too_early = seconds < max(self._next_s, pulse.expected_s())
+        if self.over or busy or too_early or not pulse.step():  # 0: the life has not begun
+            return
+        self._next_s = seconds + AGAIN_S
+        args = pulse.step(), seconds
+        self._thread = threading.Thread(target=self._tell, args=args, name="stall", daemon=True)
+        self._thread.start()
+
+    def _tell(self, step: int, seconds: float) -> None:
+        mine = here(self.clock.phase, self._idle and self.world.device.type == "cpu")
+        found: dict[int, Any] = {self.world.rank: mine}
+        if self.world.world_size > 1:
+            # rank 0 is gone or stopped, this rank on its way out, or what was sent is no JSON
+            with contextlib.suppress(td.DistError, RuntimeError, ValueError):
+                found |= self._exchange(step, mine)
+        if self.told and step == pulse.step() and not self.over:
+            self.told(described(step, seconds, found, self.world.names))
+
+    def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
+        if self._store is None:  # a connection of its own: the loop may wait on the other
+            self._store = torch_private.default_store().clone()
+            self._store.set_timeout(timedelta(seconds=_STORE_S))
+        self._store.set(f"where {step} {self.world.rank}", json.dumps(mine))
+        if self.told is None:
+            return {}
+        time.sleep(GATHER_S)
+        others = [rank for rank in range(self.world.world_size) if rank != self.world.rank]
+        return {
+            rank: json.loads(self._store.get(key))
+            for rank in others
+            if self._store.check([key := f"where {step} {rank}"])
+        }
+
+
+def limit_s(step_s: float) -> float:
+    """Without progress for longer a step of so many seconds stalls."""
+    return max(LEAST_S, min(4 * step_s, step_s + MARGIN_S))
+
+
+def here(phase: str, idle: bool) -> dict[str, Any]:
+    """Where the main thread is; `idle`: its process has used no CPU of late."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = traceback.extract_stack(frame)[::-1] if frame else []
+    ours = [it for it in frames if Path(it.filename).is_relative_to(_PACKAGE)]
+    at = next((it for it in ours if Path(it.filename).name != "connect.py"), None)
+    inner = frames[0] if frames else None
+    collective = any(it.filename.endswith("distributed_c10d.py") for it in frames)
+    backward = inner is not None and "backward" in inner.name  # DDP's all-reduce is in it
+    shown = [it for it in (inner, at) if it is not None]
+    if collective or backward or inner is at:
+        shown = shown[1:]
+    names = dict.fromkeys(f"{it.name} ({Path(it.filename).name}:{it.lineno})" for it in shown)
+    place = ", called by ".join(names)
+    return {"phase": phase, "waits": collective or (backward and idle), "at": place}
+
+
+def described(step: int, seconds: float, found: Mapping[int, Any], names: Sequence[str]) -> Stall:
+    """Of what the ranks have left, by rank: first who is missing, then where the others wait."""
+    missing, parts, waiting = list[int](), list[str](), dict[str, list[int]]()
+    for rank, name in enumerate(names):
+        it = found.get(rank)
+        if not isinstance(it, dict):
+            missing.append(rank)
+            parts.append(f"{name} gives no sign of life")
+        elif it.get("waits"):
+            waiting.setdefault(visible(it.get("at", ""))[:200], []).append(rank)
+        else:
+            missing.append(rank)
+            where = visible(it.get("at", ""))[:200]
+            parts.append(f"{name} is at {where}, phase {visible(it.get('phase', ''))[:20]}")
+    if len(parts) > _SHOWN:
+        parts[_SHOWN:] = [f"and {len(parts) - _SHOWN} more ranks are in no collective"]
+    for place, ranks in waiting.items():
+        which = names[ranks[0]] if len(ranks) == 1 else f"{len(ranks)} ranks"
+        all_of_them = "all ranks" if len(ranks) == len(names) > 1 else which
+        verb = "waits" if len(ranks) == 1 else "wait"
+        parts.append(f"{all_of_them} {verb} in {place}")
+    return Stall(step, seconds, missing if waiting or len(names) == 1 else [], "; ".join(parts))

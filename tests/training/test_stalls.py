@@ -1,0 +1,151 @@
+"""A rank that is really slow, and one that is really stopped, in two ranks that train."""
+
+import os
+import re
+import signal
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.forked import ranks
+from support.toy import SMALL
+
+from gptddp.run import summary
+from gptddp.run.history import history, read_ledger
+from gptddp.training.stalls import described
+
+# Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`. Windows
+# and limits are a tenth of what they are.
+SLOWED = """
+import os, sys, time
+from pathlib import Path
+from gptddp import train
+from gptddp.training import stalls, stragglers
+stalls.LEAST_S, stalls.GATHER_S, stalls.AGAIN_S = 1.5, 0.5, 4.0
+stragglers.WINDOW_S, stragglers.HOLD_S = 2.0, 1.0
+def slowly(*args):
+    for part in of_step(*args):
+        time.sleep(0.02)
+        if os.environ["RANK"] == "1" and Path(os.environ["ORDERS"], "slow").exists():
+            time.sleep(0.05)
+        yield part
+of_step, train.of_step = train.of_step, slowly
+os.environ["POD_NAME"] = "pod-" + os.environ["RANK"]
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+class Job:
+    """Two ranks that train, and what rank 0 has said, exported and recorded."""
+
+    def __init__(self, folder: Path, corpus: Path) -> None:
+        self.folder, self.run = folder, folder / "run"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), "--log-every", "1"]
+        flags += ["--steps", "1000000", "--metrics-port", str(self.port)]
+        env = {**os.environ, "ORDERS": str(folder)}
+        self.ranks = ranks(2, *flags, code=SLOWED, env=env)
+        self.said = ""
+
+    def until(self, true, timeout_s: float = 60.0):
+        end = time.monotonic() + timeout_s
+        while not (found := true()):
+            assert time.monotonic() < end and self.ranks[0].poll() is None, self.said[-2000:]
+            time.sleep(0.05)
+            self.said += self.ranks[0].stderr.read()
+        return found
+
+    def events(self, kind: str) -> list[dict]:
+        return [it for it in read_ledger(self.run) if it["event"] == kind]
+
+    def page(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            return answer.read().decode()
+
+    def scraped(self, name: str, page: str = "") -> dict[str, float]:
+        """The samples of this family by their labels, now or in a page."""
+        lines = (page or self.page()).splitlines()
+        found = [re.fullmatch(rf"gptddp_{name}(\{{.*\}})? (\S+)", line) for line in lines]
+        return {it[1] or "": float(it[2]) for it in found if it}
+
+
+@pytest.fixture(scope="module")
+def job(corpus, tmp_path_factory):
+    made = Job(tmp_path_factory.mktemp("stalls"), corpus)
+    made.until(lambda: "step 3/" in made.said)
+    yield made
+    for process in made.ranks:
+        process.kill()
+
+
+def test_a_slow_rank_is_named_and_released(job):
+    """In rank 0's log, on each step's line, in a metric with its pod, in the ledger and its sum."""
+    assert job.scraped("straggler_ratio") == {}
+    (job.folder / "slow").touch()
+    (slow,) = job.until(lambda: job.events("slow"))
+    assert (slow["rank"], slow["name"]) == (1, "rank 1 (pod-1)") and slow["ratio"] > 1.3
+    job.until(
+        lambda: re.search(r"step \d+/.* left  goodput \d+%  slow: rank 1 \(pod-1\) ", job.said)
+    )
+    assert "rank 1 (pod-1) is slow: it takes " in job.said
+    ((labels, ratio),) = job.scraped("straggler_ratio").items()
+    assert labels == '{slow_pod="pod-1",slow_rank="1"}' and ratio > 1.3
+    assert [it["seconds"] for it in summary.read(job.run).slow] == [None]
+    (job.folder / "slow").unlink()
+    (over,) = job.until(lambda: job.events("slow_end"))
+    assert over["rank"] == 1 and over["seconds"] >= 1.0
+    job.until(lambda: "rank 1 (pod-1) is as fast as the others again" in job.said)
+    assert [it["seconds"] for it in summary.read(job.run).slow] == [over["seconds"]]
+    assert job.scraped("straggler_ratio") == {}
+
+
+def test_a_stopped_rank_is_missed_by_the_others(job):
+    """A step that does not move is told: which rank gives no sign, and where the other is."""
+    os.kill(job.ranks[1].pid, signal.SIGSTOP)
+    try:
+        (stall,) = job.until(lambda: job.events("stall"))
+        job.until(lambda: "has not moved for" in job.said)
+        assert job.scraped("stall_seconds")[""] >= 1.5
+        assert job.scraped("stuck_rank") == {'{slow_pod="pod-1",slow_rank="1"}': 1}
+    finally:
+        os.kill(job.ranks[1].pid, signal.SIGCONT)
+    assert (stall["ranks"], stall["names"]) == ([1], ["rank 1 (pod-1)"])
+    where = r"rank 1 \(pod-1\) gives no sign of life; rank 0 \(pod-0\) waits in \w+ \(\w+\.py:\d+\)"
+    assert re.fullmatch(where, stall["where"])
+    assert f"step {stall['step']} has not moved for " in job.said
+    (over,) = job.until(lambda: job.events("stall_end"))
+    assert over["step"] == stall["step"] and over["seconds"] >= stall["seconds"]
+    assert job.until(lambda: job.scraped("stall_seconds")[""] == 0)
+    assert job.scraped("stuck_rank") == {}
+    assert summary.read(job.run).stalls[-1]["seconds"] == over["seconds"]
+
+
+def test_the_phases_add_up_to_the_elapsed_time(job):
+    """Within a percent, up to the last agreement: slow and stalled seconds have a phase too."""
+    (start,) = job.events("start")
+    page = job.page()
+    spent = sum(job.scraped("phase_seconds_total", page).values())
+    step = int(job.scraped("step", page)[""])
+    times = {it["step"]: it["time"] - start["time"] + start["seconds"] for it in history(job.run)}
+    # as of the agreement before this step, or the one before, where it is just being recorded
+    assert 0.99 * times[step - 2] <= spent <= 1.01 * times[step]
+    assert job.scraped("state")['{gptddp_state="training"}'] == 1
+    assert job.scraped("peak_memory_bytes")['{kind="resident"}'] > 50 << 20
+
+
+def test_where_the_ranks_are_is_said_in_a_line():
+    """Who is missing comes first; those that wait are counted, by place; no escapes."""
+    names = [f"rank {i} (p{i})" for i in range(4)]
+    waits = {"phase": "step", "waits": True, "at": "agree (agree.py:1)"}
+    busy = {"phase": "data_wait", "waits": False, "at": "next_batch (q.py:2)\x1b[2J"}
+    stall = described(7, 12.0, {0: waits, 1: busy, 2: waits}, names)
+    assert stall.missing == [1, 3] and stall.text == (
+        "rank 1 (p1) is at next_batch (q.py:2)\\x1b[2J, phase data_wait; "
+        "rank 3 (p3) gives no sign of life; 2 ranks wait in agree (agree.py:1)"
+    )
+    assert described(7, 12.0, dict.fromkeys(range(4), waits), names).missing == []
+    assert described(7, 12.0, {0: busy, 1: "x", 2: None, 3: busy}, names).missing == []
