@@ -32,8 +32,7 @@ NOT_OF_THE_RUN = {
 }
 
 
-# Of a whole number; of a factor. Both are far beyond any use, and products of factors are numbers.
-_MOST, _FAR = 2**31 - 1, 1e6
+_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
 
 
 def _f(
@@ -99,7 +98,7 @@ class Config:
     )
     qk_norm: str = _f("none", FIXED, "norm of queries and keys: none or rmsnorm")
     head: str = _f("tied", FIXED, "output weights: tied to the embedding, or untied")
-    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0, most=_FAR)
+    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0, most=1e6)
     windows: str = _f(
         "L",
         FIXED,
@@ -156,13 +155,15 @@ class Config:
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
-    lr: float = _f(None, KEPT, "peak learning rate", least=0, most=_FAR)
+    lr: float = _f(
+        None, KEPT, "peak learning rate", least=0, most=1e30
+    )  # times the next two: in fp32
     final_lr: float = _f(
         0.1,
         KEPT,
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
-        most=_FAR,
+        most=1e3,
     )
     schedule: str = _f(
         "cosine",
@@ -172,7 +173,7 @@ class Config:
     warmdown: float = _f(0.2, KEPT, "part of the run, at its end, in which wsd decays", least=0)
     warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
     weight_decay: float = _f(
-        0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0, most=_FAR
+        0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0, most=1e3
     )
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "largest gradient norm; 0: no clipping", least=0)
@@ -296,7 +297,7 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value}: it must be a finite number")
     most = most or (_MOST if isinstance(value, int) else None)
     if most is not None and value > most:
-        raise ConfigError(f"{name} is {shown(value)}: it must be at most {int(most)}")
+        raise ConfigError(f"{name} is {shown(value)}: it must be at most {most}")
     if name == "softcap" and 0 < value < 0.01:
         raise ConfigError(f"softcap is {value}: use 0 for none, or at least 0.01; 15 is common")
     if name == "init_sha256" and value and not re.fullmatch("[0-9a-f]{64}", value):
