@@ -1,5 +1,6 @@
 """The whole of preset `autoresearch` against plain formulas: its model, and its training."""
 
+import dataclasses
 import math
 
 import pytest
@@ -67,10 +68,11 @@ def formula(p: dict[str, Tensor], c: Config, x: Tensor) -> Tensor:
     return 15 * torch.tanh(rms(h) @ p["head.weight"].T / 15)
 
 
+@pytest.mark.parametrize("attention", ["blocks", "fused"])
 @pytest.mark.parametrize(("n_head", "kv_heads", "n_layer"), [(2, 2, 4), (4, 2, 5), (6, 1, 1)])
-def test_the_model_is_its_formula(n_head, kv_heads, n_layer):
+def test_the_model_is_its_formula(n_head, kv_heads, n_layer, attention):
     """Logits, loss and the gradient of each parameter, against float64 and autograd."""
-    c = config(n_head, kv_heads, n_layer)
+    c = dataclasses.replace(config(n_head, kv_heads, n_layer), attention=attention)
     net, generator = build(c, VOCAB, CPU), torch.Generator().manual_seed(6)
     for p in net.parameters():  # none is 0, and no lambda is another's
         p.data.copy_(torch.randn(p.shape, generator=generator) * (0.2 if p.dim() > 1 else 1.0))
