@@ -5,7 +5,8 @@ from gptddp.config import Config
 
 def advice(c: Config, workers: int) -> list[str]:
     """One line for each thing that is allowed and wasteful, in a closed configuration."""
-    return [line for line in (_warm_up(c), _old_schedule(c), _lanes(c, workers)) if line]
+    notes = _warm_up(c), _final_lr(c), _old_schedule(c), _lanes(c, workers)
+    return [line for line in notes if line]
 
 
 def _warm_up(c: Config) -> str:
@@ -21,6 +22,16 @@ def _warm_up(c: Config) -> str:
         f"warmup_steps {c.warmup_steps} is more than {budget}: the learning rate ends at "
         f"{c.lr * steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
         f"--warmup-steps of at most {steps}, or more {more}"
+    )
+
+
+def _final_lr(c: Config) -> str:
+    """A part of the peak, and not a rate."""
+    if c.final_lr <= 1:
+        return ""
+    return (
+        f"final_lr {c.final_lr} is a part of the peak, and more than 1: the learning rate rises to "
+        f"{c.lr * c.final_lr:.1e} at the end; use at most 1, such as 0.1"
     )
 
 

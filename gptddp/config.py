@@ -32,6 +32,9 @@ NOT_OF_THE_RUN = {
 }
 
 
+_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
+
+
 def _f(
     default: Any,
     of: str,
@@ -87,9 +90,7 @@ class Config:
         "hash of the weights of init_from, as the run's config.json has it; by default what is "
         "found there",
     )
-    norm: str = _f(
-        "layernorm", FIXED, "layernorm, or rmsnorm: without weights, nor biases anywhere"
-    )
+    norm: str = _f("layernorm", FIXED, "layernorm, or rmsnorm: no weights, no biases anywhere")
     positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")
     activation: str = _f("gelu", FIXED, "of the MLP: gelu, relu2 (squared ReLU) or swiglu")
     kv_heads: int = _f(
@@ -97,7 +98,7 @@ class Config:
     )
     qk_norm: str = _f("none", FIXED, "norm of queries and keys: none or rmsnorm")
     head: str = _f("tied", FIXED, "output weights: tied to the embedding, or untied")
-    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0)
+    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0, most=1e6)
     windows: str = _f(
         "L",
         FIXED,
@@ -154,12 +155,15 @@ class Config:
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
-    lr: float = _f(None, KEPT, "peak learning rate", least=0)
+    lr: float = _f(
+        None, KEPT, "peak learning rate", least=0, most=1e30
+    )  # times the next two: in fp32
     final_lr: float = _f(
         0.1,
         KEPT,
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
+        most=1e3,
     )
     schedule: str = _f(
         "cosine",
@@ -168,7 +172,9 @@ class Config:
     )
     warmdown: float = _f(0.2, KEPT, "part of the run, at its end, in which wsd decays", least=0)
     warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
-    weight_decay: float = _f(0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0)
+    weight_decay: float = _f(
+        0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0, most=1e3
+    )
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "largest gradient norm; 0: no clipping", least=0)
     max_skipped: int = _f(
@@ -221,7 +227,9 @@ class Config:
     from_scratch: bool = _f(
         False, START, "begin at step 0 again where all checkpoints of the run are gone"
     )
-    metrics_port: int = _f(0, START, "port of rank 0's Prometheus metrics; 0: none")
+    metrics_port: int = _f(
+        0, START, "port of rank 0's Prometheus metrics; 0: none", least=0, most=2**16 - 1
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -252,7 +260,6 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
 }
-_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
 
 
 def shown(value: Any) -> str:
@@ -272,13 +279,6 @@ def _check(c: Config) -> None:
     check_shape(c)
     if c.reduce == "exact" and c.as_0_1:
         raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
-    if c.batch and c.lanes and c.batch % c.lanes:
-        low = c.batch // c.lanes * c.lanes
-        fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"
-        raise ConfigError(
-            f"batch {c.batch} is not divisible by lanes {c.lanes}: use a batch of {fix}, "
-            f"or lanes that divide {c.batch}"
-        )
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -293,10 +293,13 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError("cache_dir is empty: use a folder, auto for TMPDIR, or none")
     if least is not None and not value >= least:
         raise ConfigError(f"{name} is {value}: it must be at least {least}")
-    if isinstance(value, int) and value > (most or _MOST):
-        raise ConfigError(f"{name} is {shown(value)}: it must be at most {most or _MOST}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}: it must be a finite number")
+    most = most or (_MOST if isinstance(value, int) else None)
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {shown(value)}: it must be at most {most}")
+    if name == "softcap" and 0 < value < 0.01:
+        raise ConfigError(f"softcap is {value}: use 0 for none, or at least 0.01; 15 is common")
     if name == "init_sha256" and value and not re.fullmatch("[0-9a-f]{64}", value):
         raise ConfigError(f"init_sha256 is {shown(value)}: it must be 64 hex digits, in lower case")
     if name == "dropout" and not 0 <= value < 1:
@@ -305,8 +308,6 @@ def _check_value(name: str, value: Any) -> None:
         raise ConfigError(f"warmdown is {value}: it must be a part of the run, at most 1")
     if name == "betas" and not all(0 <= beta < 1 for beta in value):
         raise ConfigError(f"betas are {value}: each must be at least 0 and below 1")
-    if name == "metrics_port" and not 0 <= value < 65536:
-        raise ConfigError(f"metrics_port is {value}: use 1 to 65535, or 0 for none")
 
 
 def _is_path(text: str) -> bool:
@@ -327,7 +328,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     defaults |= given_by(preset, config.optimizer)
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
-        defaults["lr"] = PRESETS[preset]["lr"] / FINE_TUNING
+        defaults["lr"] /= FINE_TUNING
     if defaults["kv_heads"] is None:
         defaults["kv_heads"] = config.n_head or defaults["n_head"]
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}

@@ -60,8 +60,8 @@ MEASURED: dict[tuple[str, str], dict[str, Any]] = {  # by benchmarks/optimizers.
     ("muon", "tiny"): dict(lr=1.2e-2),
     ("muon", "modern-tiny"): dict(lr=1.2e-2),
 }
-# By this the peak rate of a run that begins with trained weights is less than the preset's. Radford
-# et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a twentieth.
+# By this the peak rate of a run that begins with trained weights is less than in these tables.
+# Radford et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a 20th.
 FINE_TUNING = 10
 
 # The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
@@ -80,6 +80,13 @@ def check_shape(c: Any) -> None:  # a Config, whose module imports this one
 
     Each message names the field, the rule and a fix.
     """
+    if c.batch and c.lanes and c.batch % c.lanes:
+        low = c.batch // c.lanes * c.lanes
+        fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"
+        raise ConfigError(
+            f"batch {c.batch} is not divisible by lanes {c.lanes}: use a batch of {fix}, "
+            f"or lanes that divide {c.batch}"
+        )
     if c.n_embd and c.n_head and c.n_embd % c.n_head:
         near = max(c.n_head, c.n_embd // c.n_head * c.n_head)
         raise ConfigError(
@@ -87,10 +94,10 @@ def check_shape(c: Any) -> None:  # a Config, whose module imports this one
             f"use {near} or {near + c.n_head}"
         )
     if c.kv_heads and c.n_head and c.n_head % c.kv_heads:
-        fix = max(n for n in range(1, min(c.kv_heads, c.n_head) + 1) if c.n_head % n == 0)
+        heads = max(n for n in range(1, min(c.kv_heads, c.n_head) + 1) if c.n_head % n == 0)
         raise ConfigError(
             f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each head of keys and "
-            f"values serves as many heads of queries; use --kv-heads {fix}"
+            f"values serves as many heads of queries; use --kv-heads {heads}"
         )
     if c.positions == "rope" and c.n_embd and c.n_head and (size := c.n_embd // c.n_head) % 2:
         raise ConfigError(

@@ -7,7 +7,7 @@ import pytest
 from gptddp.config import FIELDS, Config, check_world_size, with_preset
 from gptddp.errors import ConfigError
 from gptddp.flags import differences, flag, from_args, to_args
-from gptddp.presets import PRESETS
+from gptddp.presets import OPTIMIZERS, PRESETS
 
 
 def test_flags_win_over_toml_and_toml_over_the_preset(tmp_path):
@@ -41,6 +41,19 @@ def test_muon_has_a_rate_of_its_own_where_it_was_measured():
     configs = [Config(preset=preset, optimizer="muon", lr=lr) for preset, lr in given]
     rates = [with_preset(config, accelerator=False).lr for config in configs]
     assert rates == [1.2e-2, 1.2e-2, PRESETS["gpt2"]["lr"], 1e-3]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_from_trained_weights_has_a_tenth_of_the_rate(preset, optimizer):
+    """Of the one that it would have without them, whichever of preset and optimizer gives it."""
+    plain, tuned = (
+        with_preset(Config(preset=preset, optimizer=optimizer, **more), accelerator=False)
+        for more in ({}, {"init_from": "folder"})
+    )
+    assert tuned.lr == plain.lr / 10
+    given = Config(preset=preset, optimizer=optimizer, init_from="folder", lr=0.5)
+    assert with_preset(given, accelerator=False).lr == 0.5
 
 
 def test_flags_written_from_a_configuration_give_it_back():
@@ -87,6 +100,12 @@ def test_lanes_and_batch_follow_each_other():
         (["--windows", ""], "a pattern of S (half a row) and L"),
         (["--extras", "autoresearch", "--head", "tied"], "use --head untied"),
         (["--softcap", "-1"], "softcap is -1.0: it must be at least 0"),
+        (["--softcap", "1e39"], "softcap is 1e+39: it must be at most 1000000.0"),
+        (["--softcap", "1e-46"], "softcap is 1e-46: use 0 for none, or at least 0.01"),
+        (["--lr", "1e39"], "lr is 1e+39: it must be at most 1e+30"),
+        (["--weight-decay", "1e39"], "weight_decay is 1e+39: it must be at most 1000.0"),
+        (["--final-lr", "1e39"], "final_lr is 1e+39: it must be at most 1000.0"),
+        (["--metrics-port", "65536"], "metrics_port is 65536: it must be at most 65535"),
         (["--norm", "batchnorm"], "use one of layernorm, rmsnorm"),
         (["--preset", "huge"], "use one of tiny, gpt2"),
         (["--dropout", "1"], "below 1"),

@@ -117,6 +117,21 @@ def test_a_model_beyond_the_memory_is_refused(run, capfd):
     check_size(config, 50257, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [("--windows", "SL"), ("--mask", "document", "--positions", "rope")],
+    ids=lambda it: it[0],
+)
+def test_a_mask_beyond_the_memory_is_refused(run, capfd, flags):
+    """Of a long row: its size, that of the memory and the way out, before the allocation fails."""
+    long = ("--steps", "1", "--seq-len", str(2**20), "--positions", "rope", *flags)
+    assert run(*long, "--lanes", "1", "--batch", "1") == 2
+    err = capfd.readouterr().err
+    assert "seq_len 1048576" in err and "GiB" in err and "Traceback" not in err
+    assert "--windows L --mask none" in err
+    assert run("--steps", "1") == 0  # it had not begun
+
+
 # -- what is allowed and seldom meant ------------------------------------------------------------
 
 
@@ -166,6 +181,13 @@ def test_a_warm_up_longer_than_the_run_is_told():
     assert f"warmup_steps 6 is more than the 5 full steps of max_tokens {4 * full + 1}: " in line
     assert line.endswith("use a --warmup-steps of at most 5, or more --max-tokens")
     assert not advice(closed(steps=999, warmup_steps=6, max_tokens=5 * full + 1), 1)
+
+
+def test_a_rate_that_ends_above_its_peak_is_told():
+    """It looks like a rate, and is a part of one; at the peak it is none."""
+    (line,) = advice(closed(lr=1, final_lr=5), 1)
+    assert "final_lr 5 is a part of the peak" in line and "rises to 5.0e+00" in line
+    assert not advice(closed(final_lr=1), 1)
 
 
 def test_a_job_is_told_before_it_is_submitted():

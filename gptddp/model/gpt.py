@@ -121,7 +121,10 @@ class GPT(nn.Module):
 
 
 def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
-    """Raise ConfigError where weights, gradients and moments are more than all of the memory."""
+    """Raise ConfigError where weights, gradients and moments are more than all of the memory.
+
+    Or one mask of attention, for which torch's kernels add a number to each score.
+    """
     parameters = shape.n_params(c, vocab_size)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cuda":
@@ -131,6 +134,12 @@ def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
             f"a model of n_layer {c.n_layer}, n_embd {c.n_embd} and seq_len {c.seq_len} has "
             f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
             f"there are {memory_bytes / 2**30:.1f}: lower one of them"
+        )
+    if (mask_bytes := 4 * shape.masked_pairs(c)) > memory_bytes:
+        raise ConfigError(
+            f"seq_len {c.seq_len} with windows {c.windows[:20]} and mask {c.mask} needs a mask of "
+            f"{mask_bytes / 2**30:.1f} GiB, of which there are {memory_bytes / 2**30:.1f}: use a "
+            "smaller seq_len or micro_batch, or --windows L --mask none"
         )
 
 

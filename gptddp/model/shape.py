@@ -40,6 +40,13 @@ def window(c: Config, layer: int) -> int | None:
     return None if full else c.seq_len // 2
 
 
+def masked_pairs(c: Config) -> int:
+    """Pairs of tokens in the mask of a micro-batch; 0 where every token sees all before it."""
+    rows = c.micro_batch if c.mask == "document" else 1
+    windows = any(window(c, layer) is not None for layer in range(c.n_layer))
+    return rows * c.seq_len**2 if windows or c.mask == "document" else 0
+
+
 def n_params(c: Config, vocab_size: int) -> int:
     """The parameters of the model, before it is made; vectors and gates are left out."""
     width, kv = c.n_embd, c.kv_heads * head_size(c)

@@ -33,6 +33,29 @@ def killed(self, mine, parts):
 World.gather_parts = killed
 """
 
+# In its seventh step it ends when half of the matrices are changed; the others have theirs.
+KILLED_LATER = """
+import os, signal
+from gptddp.model.muon import Muon
+
+step, take, steps, taken, FILE = Muon.step, Muon._take, [], [], os.environ["KILLED"]
+
+def counted(self):
+    steps.append(1)
+    taken.clear()
+    step(self)
+
+def killed(self, update, weight):
+    taken.append(1)
+    if os.environ.get("RANK") == "1" and len(steps) == 7 and len(taken) > len(self._matrices) / 2:
+        if not os.path.exists(FILE):
+            open(FILE, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    take(self, update, weight)
+
+Muon.step, Muon._take = counted, killed
+"""
+
 
 def flags(data: Path, run: Path, kind: str) -> list[str]:
     places = ["--data", str(data), "--run-dir", str(run), "--checkpoint-every", "3600"]
@@ -71,15 +94,26 @@ def test_every_world_has_the_bits_of_one_process(corpus, undisturbed, tmp_path, 
     assert all("state_fp" in line for line in history(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("kind", ["muon", "autoresearch"])
-def test_a_peer_that_is_lost_in_the_middle_of_the_gather(corpus, undisturbed, tmp_path, kind):
-    """The survivors have the step before, whole: parameters, momentum and moments are those of an
-    undisturbed process, no step is done twice, and the run ends with the same bits."""
+@pytest.mark.parametrize(
+    ("kind", "killed", "step", "place"),
+    [
+        ("muon", KILLED, 6, "in prepare (muon.py:"),
+        ("autoresearch", KILLED, 6, "in prepare (muon.py:"),
+        ("autoresearch", KILLED_LATER, 7, "after step 7: "),
+    ],
+    ids=["muon-gather", "autoresearch-gather", "autoresearch-step"],
+)
+def test_a_peer_that_is_lost_in_the_middle(
+    corpus, undisturbed, tmp_path, kind, killed, step, place
+):
+    """Of the gather: the survivors have the step before, whole. Of its own changes: they have that
+    step. Parameters, momentum and moments are those of an undisturbed process, no step is done
+    twice, and the run ends with the same bits."""
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()
     env = {"PET_NPROC_PER_NODE": "3", "OMP_NUM_THREADS": "1", "GPTDDP_MEMORY": str(memory)}
     env |= {"KILLED": str(tmp_path / "killed")}
-    code = EVERY_STATE + KILLED + forked.LAUNCH
+    code = EVERY_STATE + killed + forked.LAUNCH
     log = tmp_path / "log"
     pod = forked.fork(code, *flags(corpus, run, kind), env=os.environ | env, stderr=log)
     try:
@@ -88,11 +122,11 @@ def test_a_peer_that_is_lost_in_the_middle_of_the_gather(corpus, undisturbed, tm
         pod.kill()
     events = read_ledger(run)
     (end,) = [event for event in events if event["event"] == "end"]
-    assert "in prepare (muon.py:" in end["cause"]
+    assert place in end["cause"]
     first, second = [event for event in events if event["event"] == "start"]
     assert (first["world_size"], second["source"], second["redo"]) == (3, "memory", 0)
-    sixth = list(history(undisturbed(kind)))[5]
-    assert (second["step"], second["state_fp"]) == (6, sixth["state_fp"])
+    line = list(history(undisturbed(kind)))[step - 1]
+    assert (second["step"], second["state_fp"]) == (step, line["state_fp"])
     check_same_bits(run, undisturbed(kind))
 
 

@@ -1,0 +1,201 @@
+"""The whole of preset `autoresearch` against plain formulas: its model, and its training."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gptddp.config import Config, with_preset
+from gptddp.model import optim
+from gptddp.model.gpt import build
+from gptddp.model.orthogonal import orthogonal
+from gptddp.run.progress import Progress
+
+CPU, VOCAB, T, WIDTH = torch.device("cpu"), 128, 20, 48
+
+
+def config(n_head: int, kv_heads: int, n_layer: int, steps: int = 400) -> Config:
+    fields = dict(n_head=n_head, kv_heads=kv_heads, n_layer=n_layer, n_embd=WIDTH, seq_len=T)
+    c = Config(preset="autoresearch", steps=steps, precision="fp32", **fields)
+    return with_preset(c, accelerator=False)
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def turned(x: Tensor) -> Tensor:
+    """x (rows, T, heads, size): channels i and i + size / 2 as complex numbers, by their angle."""
+    half = x.shape[-1] // 2
+    angles = torch.outer(
+        torch.arange(T).double(), 10_000.0 ** -(torch.arange(half).double() / half)
+    )
+    z = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angles)[:, None, :]
+    return torch.cat((z.real, z.imag), -1)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Each (rows, T, heads, size), of k and v fewer heads; a head after the other."""
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    unseen, each = (distance < 0) | (distance > window), q.shape[2] // k.shape[2]
+    out = []
+    for head in range(q.shape[2]):
+        mine = q[:, :, head] @ k[:, :, head // each].mT / math.sqrt(q.shape[3])
+        weights = mine.masked_fill(unseen, -math.inf).softmax(-1)
+        out.append(weights @ v[:, :, head // each])
+    return torch.cat(out, -1)
+
+
+def formula(p: dict[str, Tensor], c: Config, x: Tensor) -> Tensor:
+    """The logits, of weights in float64."""
+    size = c.n_embd // c.n_head
+    h = first = rms(p["wte.weight"][x])
+    for i in range(c.n_layer):
+        b, last = f"blocks.{i}.", i == c.n_layer - 1
+        h = p["resid_lambdas"][i] * h + p["x0_lambdas"][i] * first
+        n = rms(h)
+        heads = [c.n_head * size, c.kv_heads * size, c.kv_heads * size]
+        parts = (n @ p[b + "attn.qkv.weight"].T).split(heads, -1)
+        q, k, v = (part.view(*x.shape, -1, size) for part in parts)
+        if (c.n_layer - 1 - i) % 2 == 0:
+            gate = 2 * torch.sigmoid(n[..., :32] @ p[b + "attn.gate.weight"].T)
+            v = v + gate[..., None] * p[f"value_embeds.{i}.weight"][x].view(v.shape)
+        window = T if last or "SSSL"[i % 4] == "L" else T // 2
+        h = h + attended(rms(turned(q)), rms(turned(k)), v, window) @ p[b + "attn.proj.weight"].T
+        h = h + (rms(h) @ p[b + "fc.weight"].T).clamp(min=0).square() @ p[b + "proj.weight"].T
+    return 15 * torch.tanh(rms(h) @ p["head.weight"].T / 15)
+
+
+@pytest.mark.parametrize("attention", ["blocks", "fused"])
+@pytest.mark.parametrize(("n_head", "kv_heads", "n_layer"), [(2, 2, 4), (4, 2, 5), (6, 1, 1)])
+def test_the_model_is_its_formula(n_head, kv_heads, n_layer, attention):
+    """Logits, loss and the gradient of each parameter, against float64 and autograd."""
+    c = dataclasses.replace(config(n_head, kv_heads, n_layer), attention=attention)
+    net, generator = build(c, VOCAB, CPU), torch.Generator().manual_seed(6)
+    for p in net.parameters():  # none is 0, and no lambda is another's
+        p.data.copy_(torch.randn(p.shape, generator=generator) * (0.2 if p.dim() > 1 else 1.0))
+    plain = {n: p.detach().double().requires_grad_() for n, p in net.named_parameters()}
+    x, y = torch.randint(0, VOCAB, (2, 3, T), generator=generator)
+    logits = formula(plain, c, x)
+    torch.testing.assert_close(net(x).double(), logits, rtol=1e-4, atol=1e-4)
+    loss = -logits.log_softmax(-1).gather(-1, y[..., None]).sum()
+    ours = net(x, y)
+    assert ours.item() == pytest.approx(loss.item(), rel=1e-5)
+    ours.backward()
+    loss.backward()
+    for name, p in net.named_parameters():
+        wanted = plain[name].grad
+        assert wanted is not None and wanted.norm() > 0, name
+        assert (p.grad - wanted).norm() < 1e-4 * wanted.norm(), name
+
+
+def test_the_first_weights_have_the_sizes_of_the_trainer():
+    """N(0, 1) for embeddings and N(0, 0.001) for the head; matrices and value embeddings uniform
+    with a standard deviation of 1 / sqrt(width); lambdas of 1 and 0.1; zeros elsewhere."""
+    c = config(4, 4, 2)
+    net = build(c, 8192, CPU)
+    uniform = 1 / math.sqrt(WIDTH)
+    for name, p in net.named_parameters():
+        std, mean = p.std().item(), p.mean().item()
+        if "lambdas" in name:
+            assert (p == (1.0 if name == "resid_lambdas" else 0.1)).all()
+        elif name.endswith(("proj.weight", "gate.weight")):
+            assert not p.any(), name
+        else:
+            wanted = {"wte.weight": 1.0, "head.weight": 0.001}.get(name, uniform)
+            assert std == pytest.approx(wanted, rel=0.03), name
+            assert abs(mean) < 0.05 * wanted
+            if wanted == uniform:
+                assert p.abs().max() <= math.sqrt(3) * uniform
+
+
+def test_the_preset_is_the_trainer_at_its_depth_of_8():
+    """Its constants, each as that trainer has it."""
+    c = with_preset(Config(preset="autoresearch"), accelerator=True)
+    shape = c.n_layer, c.n_embd, c.n_head, c.kv_heads, c.seq_len, c.windows, c.softcap
+    assert shape == (8, 512, 4, 4, 2048, "SSSL", 15.0)
+    assert c.batch * c.seq_len == 2**19 and c.eval_tokens == 40 * 524288
+    assert (c.optimizer, c.lr, c.weight_decay, c.betas) == ("autoresearch", 0.04, 0.2, (0.8, 0.95))
+    schedule = c.schedule, c.warmup_steps, c.warmdown, c.final_lr, c.grad_clip
+    assert schedule == ("wsd", 0, 0.5, 0.0, 0.0)
+    parts = c.norm, c.positions, c.activation, c.qk_norm, c.head, c.extras, c.dropout, c.mask
+    assert parts[:4] == ("rmsnorm", "rope", "relu2", "rmsnorm")
+    assert parts[4:] == ("untied", "autoresearch", 0.0, "none")
+
+
+class Adam:
+    """As published, in float64."""
+
+    def __init__(self, rate: float, betas: tuple[float, float]) -> None:
+        self.rate, self.betas, self.step, self.m, self.v = rate, betas, 0, 0.0, 0.0
+
+    def update(self, g: Tensor, w: Tensor, part: float, done: float) -> Tensor:
+        self.step += 1
+        one, two = self.betas
+        self.m = one * self.m + (1 - one) * g.double()
+        self.v = two * self.v + (1 - two) * g.double() ** 2
+        m, v = self.m / (1 - one**self.step), self.v / (1 - two**self.step)
+        return self.rate * part * m / (v.sqrt() + 1e-10)
+
+
+class NorMuon:
+    """One matrix, with the update that our iterations make of its momentum, rounded to bf16."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.momentum, self.variance, self.step = torch.zeros(shape), 0.0, 0
+
+    def update(self, g: Tensor, w: Tensor, part: float, done: float) -> Tensor:
+        beta = 0.85 + 0.1 * min(1.0, self.step / 300)
+        self.step += 1
+        self.momentum = self.momentum.lerp(g, 1 - beta)
+        made = orthogonal(g.lerp(self.momentum, beta), torch.float32).bfloat16().double()
+        rows, columns = g.shape
+        square = made.square().mean(1 if rows >= columns else 0, keepdim=True)
+        self.variance = 0.95 * self.variance + 0.05 * square
+        even = made / self.variance.sqrt()
+        even *= made.norm() / even.norm()
+        decayed = torch.where(even * w >= 0, 0.2 * (1 - done) * w, 0.0)
+        return 0.04 * part * math.sqrt(max(1.0, rows / columns)) * (even + decayed)
+
+
+def rule(name: str, shape: tuple[int, int]) -> Adam | NorMuon:
+    wide = math.sqrt(768 / WIDTH)
+    if name.startswith("blocks."):
+        return NorMuon(shape)
+    if name == "x0_lambdas":
+        return Adam(0.5, (0.96, 0.95))
+    rates = {"resid_lambdas": 0.005, "head": 0.004 * wide}
+    return Adam(rates.get(name.split(".")[0], 0.6 * wide), (0.8, 0.95))
+
+
+def test_training_is_its_formula():
+    """Forty steps, in whose second half the rates go down: each parameter after each of them.
+
+    The gradients are given, so that no error is amplified; they are of many sizes.
+    """
+    steps = 40
+    c = config(4, 2, 2, steps)
+    net = build(c, VOCAB, CPU)
+    optimizer = optim.build(net, c)
+    wanted, rules = {}, {}
+    for name, p in net.named_parameters():
+        heads = [WIDTH, WIDTH // 2, WIDTH // 2] if ".qkv." in name else [len(p)]
+        wanted[name] = p.detach().double()
+        rules[name] = [rule(name, part.shape) for part in p.split(heads)], heads
+    generator = torch.Generator().manual_seed(7)
+    for step in range(steps):
+        done = step / steps
+        for name, p in net.named_parameters():
+            p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step % 7 - 4)
+            mine, heads = rules[name]
+            parts = zip(mine, p.grad.split(heads), wanted[name].split(heads), strict=True)
+            rate = min(1.0, 2 * (1 - done))
+            wanted[name] -= torch.cat([it.update(g, w, rate, done) for it, g, w in parts])
+        optimizer.set_lr(c, Progress(step=step))
+        optimizer.prepare()
+        optimizer.step()
+        for name, p in net.named_parameters():
+            error = (p.detach() - wanted[name]).norm()
+            assert error < 2e-5 * wanted[name].norm(), (step, name)
