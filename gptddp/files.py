@@ -29,6 +29,7 @@ TRANSIENT = (  # of a volume that may come back
 )
 # trouble that another try does not mend: what is in a file's place, or may not be read
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
 _MOMENT_S = (0.001, 0.002, 0.004)  # pauses before a lock is asked for again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux

@@ -107,6 +107,24 @@ def test_top_p_keeps_the_fewest_that_come_to_it():
     assert np.count_nonzero(drawn(chances, top_p=0.6, top_k=2)) == 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"top_p": 1e-300}, {"temperature": 1e-39}, {"temperature": 5e-324, "top_p": 0.5}],
+)
+def test_options_too_small_for_a_float_take_the_likeliest(options):
+    """As those that tend to it; no number becomes 0 or infinite on the way."""
+    assert drawn([0.2, 0.5, 0.3], **options)[1] == 1
+
+
+def test_as_many_tokens_as_one_likes(net):
+    """top_k beyond the vocabulary is all of it; 0 tokens are none."""
+    plain, more = (
+        list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"top_k": it})) for it in (0, 2**70)
+    )
+    assert plain == more and plain
+    assert not list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"tokens": 0}))
+
+
 def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
     """One piece a token, no replacement character in any, together the text; a text that is cut
     off in a character ends as `decode` says."""
@@ -167,6 +185,26 @@ def test_a_reader_that_has_had_enough_is_no_error(slow):
     slow.stdin.write(b"\n" * 8)
     assert slow.wait(20) == 1
     assert slow.stderr.read() == b"step 7, seed 0\n"
+
+
+def test_a_full_disk_behind_stdout_is_told(spawn):
+    """One line and exit code 1; a traceback would hide it."""
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "wb") as full:
+        process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)
+    assert process.wait(20) == 1
+    step, told = process.stderr.read().decode().splitlines()
+    assert told == "Error: [Errno 28] No space left on device: make room there first"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("tokens", "-1"), ("seed", str(2**64)), ("seed", str(-(2**63) - 1)), ("prompt", "a\udcff")],
+)
+def test_what_torch_or_the_tokenizer_would_choke_on_is_refused_first(tmp_path, flag, value):
+    """By the flag; a prompt that is not UTF-8 too."""
+    result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
+    assert result.exit_code == 2 and result.stdout == "" and f"--{flag}" in result.stderr
 
 
 @pytest.mark.parametrize(
