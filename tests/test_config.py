@@ -43,6 +43,26 @@ def test_muon_has_a_rate_of_its_own_where_it_was_measured():
     assert rates == [1.2e-2, 1.2e-2, PRESETS["gpt2"]["lr"], 1e-3]
 
 
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        ({"n_embd": 32}, 3e-4),
+        ({"n_embd": 768}, 6e-5),
+        ({"n_embd": 1024, "preset": "tiny"}, 3e-5),
+        ({"n_embd": 4096}, 2e-5),
+        ({"n_embd": 128, "optimizer": "muon"}, 1.2e-3),
+        ({"n_embd": 768, "optimizer": "muon"}, 6e-5),
+        ({"n_embd": 768, "lr": 1e-3}, 1e-3),
+    ],
+)
+def test_trained_weights_have_a_tenth_of_the_rate_of_their_width(fields, rate, accelerator):
+    """Whatever preset the machine has: that of CPUs has ten times the rate that GPT-2 can take."""
+    config = Config(init_sha256="0" * 64, n_head=2, **fields)
+    config = with_preset(config, accelerator=accelerator)
+    assert config.lr == pytest.approx(rate)
+
+
 def test_flags_written_from_a_configuration_give_it_back():
     """to_args is the inverse of from_args."""
     config = with_preset(Config(data="d", run_dir="r", betas=(0.8, 0.99)), accelerator=False)

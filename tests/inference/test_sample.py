@@ -47,6 +47,27 @@ def test_the_cache_changes_no_token(net, prompt):
     assert cached == plain and len(set(cached)) > 4
 
 
+def test_each_token_follows_from_as_many_before_it_as_a_row_has(net):
+    """By definition: the likeliest one behind BOS and the text so far, of which the newest count
+    where they are more than seq_len."""
+    ids = [256, *b"the quick brown"]
+    options = PLAIN | {"temperature": 0.0}
+    for made in generate(net, byte_tokenizer(), "the quick brown", **options):
+        with torch.no_grad():
+            logits = net(torch.tensor([ids[-16:]]))[0, -1, :257]
+        assert made == logits.argmax()
+        ids.append(made)
+    assert len(ids) > 20
+
+
+def test_the_seed_decides_the_text(net):
+    """The same one the same text, another one another."""
+    found = [
+        list(generate(net, byte_tokenizer(), "the", **PLAIN | {"seed": seed})) for seed in (3, 3, 4)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_the_cache_is_used(net, monkeypatch):
     """Within seq_len each token but the first costs one token's work."""
     seen = []

@@ -140,8 +140,8 @@ def test_a_dataset_is_prepared_with_the_tokenizer_of_the_folder(tmp_path, books)
 
 
 def test_another_tokenizer_is_refused_with_the_command_that_prepares_with_it(tmp_path):
-    """The same number of tokens is not enough, the same tokens with other numbers are not either;
-    without a tokenizer.json their number has to be the same."""
+    """The same number of tokens is not enough, nor are the same tokens by other merges; without a
+    tokenizer.json their number has to be the same."""
     ours = load_tokenizer(gpt2_tokenizer(tmp_path / "ours.json"))
     made = write_gpt2(tmp_path / "gpt2", vocab_size=ours.vocab_size)
     file = gpt2_tokenizer(made / "tokenizer.json", "it was another text in another language ")
@@ -150,6 +150,11 @@ def test_another_tokenizer_is_refused_with_the_command_that_prepares_with_it(tmp
         read(made, ours)
     assert f"gptddp prepare SOURCE --tokenizer {file} --out DIR" in str(error.value)
     assert f"the tokenizer of {DATA}" in str(error.value)
+    same = json.loads((tmp_path / "ours.json").read_text())
+    same["model"]["merges"].reverse()
+    file.write_text(json.dumps(same))
+    with pytest.raises(ConfigError, match="gives other tokens than the tokenizer of"):
+        read(made, ours)
     file.unlink()
     assert read(made, ours)
     with pytest.raises(ConfigError, match="wte.weight has 281 tokens, and the tokenizer of the"):
