@@ -17,7 +17,7 @@ _FIXES = {
     errno.ENOSPC: "free space on the volume, or lower --keep",
     errno.EDQUOT: "raise the quota, or lower --keep",
     errno.EROFS: "mount the volume writable",
-    errno.EACCES: "let this user write to the run directory",
+    errno.EACCES: "let this user read and write there",
     errno.EISDIR: "move away the directory that is in a file's place",
     errno.ENOTDIR: "move away the file that is in a directory's place",
     errno.ELOOP: "move away the symbolic link that is in a file's place",

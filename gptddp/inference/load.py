@@ -1,6 +1,7 @@
 """A trained model for who only reads it: of a run, or in a folder of Hugging Face's."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,9 +123,12 @@ def _tokenizer_of(config: Config) -> str:
 
 
 def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
-    config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
-    config = with_preset(config, accelerator=device.type != "cpu")
-    first = first_state(config, dataset)
+    try:
+        config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
+        config = with_preset(config, accelerator=device.type != "cpu")
+        first = first_state(config, dataset)
+    except ConfigError as error:  # of the same words, for another flag
+        raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
     config = dataclasses.replace(config, init_sha256=first.sha256)
     net = _net(config, dataset.tokenizer().vocab_size, first.tensors, device)
     return Trained(net, config, None)
