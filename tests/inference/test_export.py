@@ -178,6 +178,35 @@ def test_a_disk_that_is_full_at_any_write_leaves_nothing(run, loaded, tmp_path, 
     assert number > 10 and len(os.listdir(tmp_path / "new/model")) == 4
 
 
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
+    run, loaded, tmp_path, monkeypatch
+):
+    """Or a power cut would leave a folder that looks whole, with empty files."""
+    disk = Writes(tmp_path, monkeypatch.setattr)
+    with disk.failing(0, None, False):
+        export.export(run, tmp_path / "model")
+    (at,) = (n for n, it in enumerate(disk.seen) if it.startswith("rename"))
+    synced = [it for it in disk.seen[:at] if it.startswith("fsync")]
+    for path in (tmp_path / "model").iterdir():
+        assert any(path.name in it for it in synced), path.name
+
+
+def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
+    """257 tokens of 320 rows, of the embedding and of an output of its own; plain bytes have no
+    tokenizer.json."""
+    prepare([str(books)], str(tmp_path / "data"), Settings(tokenizer="bytes"))
+    flags = ["--preset", "modern-tiny", "--kv-heads", "1", "--head", "untied", "--steps", "1"]
+    where = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*SMALL, *where, *flags]) == 0
+    export.export(tmp_path / "run", tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert len(load(tmp_path / "run")[0].wte.weight) == 320
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert tensors[name].shape == (257, 32)
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 257
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors"]
+
+
 def test_a_disk_too_small_for_the_weights(run, tmp_path):
     """On a real tmpfs: the library that writes them has errors of its own."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "gptddp-test", str(tmp_path)]
