@@ -213,7 +213,7 @@ def test_a_full_disk_behind_stdout_is_told(spawn):
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open("/dev/full", "wb") as full:
         process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)
-    assert process.wait(20) == 1
+    assert process.wait(120) == 1
     step, told = process.stderr.read().decode().splitlines()
     assert told == "Error: [Errno 28] No space left on device: make room there first"
 
