@@ -9,14 +9,14 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import MISPLACED, exists, explain, may_pass
+from gptddp.files import FULL, MISPLACED, exists, explain, may_pass
 from gptddp.inference.commands import evaluate, sample
 
 
 class _Group(click.Group):
     """Ends a command that meets a user's mistake with its message and exit code.
 
-    An error of a volume that may pass is exit code 1; what is in the place of a file, 2.
+    An error of a volume that may pass, or is full, is exit code 1; what is in a file's place, 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -32,6 +32,9 @@ class _Group(click.Group):
             if error.errno in MISPLACED:
                 click.echo(f"Error: {visible_lines(explain(error))}", err=True)
                 ctx.exit(2)
+            if error.errno in FULL:  # also of stdout
+                click.echo(f"Error: {visible_lines(error)}: make room there first", err=True)
+                ctx.exit(1)
             if not may_pass(error):
                 raise
             click.echo(f"Error: {error}: give the command again when the volume is back", err=True)

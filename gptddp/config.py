@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import FINE_TUNING, OPTIMIZERS, PRESETS, check_shape, given_by
+from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, given_by
 
 # What becomes of a field when a run is continued.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -328,7 +328,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     defaults |= given_by(preset, config.optimizer)
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
-        defaults["lr"] /= FINE_TUNING
+        width, optimizer = (getattr(config, it) or defaults[it] for it in ("n_embd", "optimizer"))
+        defaults["lr"] = fine_tuning_rate(width, optimizer)
     if defaults["kv_heads"] is None:
         defaults["kv_heads"] = config.n_head or defaults["n_head"]
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}

@@ -17,7 +17,7 @@ _FIXES = {
     errno.ENOSPC: "free space on the volume, or lower --keep",
     errno.EDQUOT: "raise the quota, or lower --keep",
     errno.EROFS: "mount the volume writable",
-    errno.EACCES: "let this user write to the run directory",
+    errno.EACCES: "let this user read and write there",
     errno.EISDIR: "move away the directory that is in a file's place",
     errno.ENOTDIR: "move away the file that is in a directory's place",
     errno.ELOOP: "move away the symbolic link that is in a file's place",
@@ -29,6 +29,7 @@ TRANSIENT = (  # of a volume that may come back
 )
 # trouble that another try does not mend: what is in a file's place, or may not be read
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
 _MOMENT_S = (0.001, 0.002, 0.004)  # pauses before a lock is asked for again
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux

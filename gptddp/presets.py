@@ -60,9 +60,11 @@ MEASURED: dict[tuple[str, str], dict[str, Any]] = {  # by benchmarks/optimizers.
     ("muon", "tiny"): dict(lr=1.2e-2),
     ("muon", "modern-tiny"): dict(lr=1.2e-2),
 }
-# By this the peak rate of a run that begins with trained weights is less than in these tables.
-# Radford et al. 2018 (GPT, section 4.1) took a quarter of that of pre-training, nanoGPT a 20th.
+# By this the peak rate of a run that begins with trained weights is less than that of pre-training.
+# Radford et al. 2018 (GPT, section 4.1) took a quarter, nanoGPT a twentieth.
 FINE_TUNING = 10
+
+_GPT2S = ("tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # by width
 
 # The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
 PARTS = ("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras")
@@ -73,6 +75,15 @@ def given_by(preset: str, optimizer: str | None) -> dict[str, Any]:
     given = PRESETS[preset]
     optimizer = optimizer or given.get("optimizer", "adamw")
     return given | OPTIMIZERS[optimizer] | MEASURED.get((optimizer, preset), {})
+
+
+def fine_tuning_rate(n_embd: int, optimizer: str | None) -> float:
+    """The peak rate for trained weights of this width: by the smallest GPT-2 that is as wide.
+
+    Not by the preset of the run, which is `tiny` on every CPU: its rate would undo a larger model.
+    """
+    wide = [it for it in _GPT2S if PRESETS[it]["n_embd"] >= n_embd] or ["gpt2-xl"]
+    return float(given_by(wide[0], optimizer)["lr"] / FINE_TUNING)
 
 
 def check_shape(c: Any) -> None:  # a Config, whose module imports this one

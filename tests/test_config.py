@@ -7,7 +7,7 @@ import pytest
 from gptddp.config import FIELDS, Config, check_world_size, with_preset
 from gptddp.errors import ConfigError
 from gptddp.flags import differences, flag, from_args, to_args
-from gptddp.presets import OPTIMIZERS, PRESETS
+from gptddp.presets import PRESETS
 
 
 def test_flags_win_over_toml_and_toml_over_the_preset(tmp_path):
@@ -43,17 +43,24 @@ def test_muon_has_a_rate_of_its_own_where_it_was_measured():
     assert rates == [1.2e-2, 1.2e-2, PRESETS["gpt2"]["lr"], 1e-3]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_run_from_trained_weights_has_a_tenth_of_the_rate(preset, optimizer):
-    """Of the one that it would have without them, whichever of preset and optimizer gives it."""
-    plain, tuned = (
-        with_preset(Config(preset=preset, optimizer=optimizer, **more), accelerator=False)
-        for more in ({}, {"init_from": "folder"})
-    )
-    assert tuned.lr == plain.lr / 10
-    given = Config(preset=preset, optimizer=optimizer, init_from="folder", lr=0.5)
-    assert with_preset(given, accelerator=False).lr == 0.5
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        ({"n_embd": 32}, 3e-4),
+        ({"n_embd": 768}, 6e-5),
+        ({"n_embd": 1024, "preset": "tiny"}, 3e-5),
+        ({"n_embd": 4096}, 2e-5),
+        ({"n_embd": 128, "optimizer": "muon"}, 1.2e-3),
+        ({"n_embd": 768, "optimizer": "muon"}, 6e-5),
+        ({"n_embd": 768, "lr": 1e-3}, 1e-3),
+    ],
+)
+def test_trained_weights_have_a_tenth_of_the_rate_of_their_width(fields, rate, accelerator):
+    """Whatever preset the machine has: that of CPUs has ten times the rate that GPT-2 can take."""
+    config = Config(init_sha256="0" * 64, n_head=2, **fields)
+    config = with_preset(config, accelerator=accelerator)
+    assert config.lr == pytest.approx(rate)
 
 
 def test_flags_written_from_a_configuration_give_it_back():

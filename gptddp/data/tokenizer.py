@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,10 @@ class Tokenizer(ABC):
 
     kind: "bpe" or "bytes". sha256: hex, over what decides the ids. bos: id of the token that opens
     a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
-    special tokens. dtype: uint16 where every id fits, else uint32. changes: what the tokenizer does
-    to a text, so that its tokens have other bytes than the text; None where they have the same.
-    library: the one that encodes, with its version, as "tiktoken 0.9.0"; None where none does.
+    special tokens. merges: pairs of tokens, in the order of their use; none of bytes. dtype: uint16
+    where every id fits, else uint32. changes: what the tokenizer does to a text, so that its tokens
+    have other bytes than the text; None where they have the same. library: the one that
+    encodes, with its version, as "tiktoken 0.9.0"; None where none does.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Tokenizer(ABC):
     bos: int
     sha256: str
     token_bytes: np.ndarray
+    merges: Sequence[tuple[str, ...]] = ()
     changes: str | None = None
     library: str | None = None
 
@@ -133,6 +135,8 @@ class _Bpe(Tokenizer):
             if text not in self._special:
                 self._raw[i] = text.encode() if text in added else to_raw(text)
         self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
+        pairs = definition["model"].get("merges") or ()
+        self.merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in pairs]
         self._hf = _without_specials(definition)
         self._pattern = tiktoken_pattern(definition, self._hf, self._special)
         if self._pattern is not None:
@@ -229,14 +233,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Do both give the same ids? The same file; or the same tokens, and on odd text the same ids.
+    """Do both give the same ids? The same file; or the same tokens by the same merges, and on odd
+    text the same ids.
 
     A library that saves a tokenizer.json anew may write the same one otherwise.
     """
     if a.sha256 == b.sha256:
         return True
     tokens = [(t.vocab_size, t.bos, [t.to_bytes([i]) for i in range(t.vocab_size)]) for t in (a, b)]
-    return tokens[0] == tokens[1] and np.array_equal(a.encoder()(_PROBE), b.encoder()(_PROBE))
+    same = tokens[0] == tokens[1] and a.merges == b.merges
+    return same and np.array_equal(a.encoder()(_PROBE), b.encoder()(_PROBE))
 
 
 _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"

@@ -18,7 +18,14 @@ from gptddp.errors import visible
     metavar="TEXT",
     help="Text to go on from; a space at its end is a token that text rarely has there.",
 )
-@click.option("--tokens", default=200, show_default=True, metavar="N", help="Tokens to make.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Tokens to make.",
+)
 @click.option(
     "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
 )
@@ -32,7 +39,14 @@ from gptddp.errors import visible
     metavar="F",
     help="Of these the likeliest that come to this probability; 1: all.",
 )
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Another seed, other text.")
+@click.option(
+    "--seed",
+    type=click.IntRange(-(2**63), 2**64 - 1),  # as torch has it
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Another seed, other text.",
+)
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
     """Print text from the newest valid checkpoint of RUN, each token as soon as it is there.
@@ -44,7 +58,7 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
     from gptddp.inference.load import load
     from gptddp.inference.sample import check, generate, text_of
 
-    check(options["temperature"], options["top_k"], options["top_p"])
+    check(prompt, options["temperature"], options["top_k"], options["top_p"])
     net, tokenizer, step = load(run, data)
     click.echo(f"step {step}, seed {options['seed']}", err=True)
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
-from gptddp.files import fsync, read_json, write_json_atomic
+from gptddp.files import fsync, read_json, write_json_atomic, write_new
 from gptddp.inference.load import configuration, load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
@@ -35,8 +36,9 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
     run is left alone. Raises GptddpError for what cannot be exported or is there already.
     """
-    net, tokenizer, step = load(run, data)
+    _check_new(out)
     c, kind = configuration(run), kind_for(configuration(run))
+    net, tokenizer, step = load(run, data)
     metadata = {
         "format": "pt",
         "step": str(step),
@@ -45,27 +47,32 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     }
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
-        if os.path.lexists(out):
-            raise ConfigError(f"{out} exists: give another name to --export, or remove it")
         work.mkdir(parents=True)
         save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
         fsync(work / WEIGHTS)
         if out.suffix == ".safetensors":
+            _check_new(out)  # it may have been made meanwhile, and a rename would replace it
             os.rename(work / WEIGHTS, out)
         else:
             write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
             dataset = open_dataset(data or c.data, "quarantine")
             if file := dataset.manifest["tokenizer"]["file"]:
-                shutil.copyfile(dataset.dir / file, work / "tokenizer.json")
+                write_new(work / "tokenizer.json", (dataset.dir / file).read_bytes())
                 about = _tokenizer_config(read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
                 write_json_atomic(work / "tokenizer_config.json", about)
+            _check_new(out)
             os.rename(work, out)
         fsync(out.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # that library's own, for a full disk too
         raise ConfigError(f"--export {out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return step
+
+
+def _check_new(out: Path) -> None:
+    if out.name in ("", "..") or os.path.lexists(out):
+        raise ConfigError(f"{out} exists: give another name to --export, or remove it")
 
 
 def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """A trained model for who only reads it: of a run, or in a folder of Hugging Face's."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,11 +36,13 @@ def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
 
     The run is left as it is. `data` names the dataset directory where it is not the one that the
     run was trained on. Raises GptddpError where there is no run, no valid checkpoint or no such
-    dataset.
+    dataset, and where that has another tokenizer.
     """
     config = configuration(run)
-    tokenizer = open_dataset(data or config.data, "quarantine").tokenizer()
+    dataset = open_dataset(data or config.data, "quarantine")
     loaded = checkpoint(run)
+    _check_tokenizer(run, loaded, dataset, "name with --data a dataset that has that of the run")
+    tokenizer = dataset.tokenizer()
     return _net(config, tokenizer.vocab_size, loaded.tensors, CPU), tokenizer, loaded.step
 
 
@@ -95,16 +98,22 @@ def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.devic
     if not exists(path / "config.json"):
         raise ConfigError(f"{path} is neither a run directory nor a model: it has no config.json")
     config = with_preset(configuration(path), accelerator=device.type != "cpu")
-    loaded, tokenizer = checkpoint(path, step), dataset.tokenizer()
-    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
-    if not there or not tokenizer.sha256.startswith(there):
-        raise ConfigError(
-            f"run {path} has another tokenizer (sha256 {there[:12] or 'unknown'}...) than "
-            f"{dataset.dir} ({tokenizer.sha256[:12]}...): prepare the texts with that of the run, "
-            f"by `gptddp prepare SOURCE --tokenizer {_tokenizer_of(config)} --out DIR`"
-        )
-    net = _net(config, tokenizer.vocab_size, loaded.tensors, device)
+    loaded = checkpoint(path, step)
+    fix = f"by `gptddp prepare SOURCE --tokenizer {_tokenizer_of(config)} --out DIR`"
+    _check_tokenizer(path, loaded, dataset, f"prepare the texts with that of the run, {fix}")
+    net = _net(config, dataset.tokenizer().vocab_size, loaded.tensors, device)
     return Trained(net, config, loaded.step)
+
+
+def _check_tokenizer(run: Path, loaded: Loaded, dataset: Dataset, fix: str) -> None:
+    """Refuse one that the model was not trained with, also of as many tokens: no id is the same."""
+    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
+    given = dataset.tokenizer().sha256
+    if not there or not given.startswith(there):
+        raise ConfigError(
+            f"run {run} has another tokenizer (sha256 {there[:12] or 'unknown'}...) than "
+            f"{dataset.dir} ({given[:12]}...): {fix}"
+        )
 
 
 def _tokenizer_of(config: Config) -> str:
@@ -114,9 +123,12 @@ def _tokenizer_of(config: Config) -> str:
 
 
 def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
-    config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
-    config = with_preset(config, accelerator=device.type != "cpu")
-    first = first_state(config, dataset)
+    try:
+        config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
+        config = with_preset(config, accelerator=device.type != "cpu")
+        first = first_state(config, dataset)
+    except ConfigError as error:  # of the same words, for another flag
+        raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
     config = dataclasses.replace(config, init_sha256=first.sha256)
     net = _net(config, dataset.tokenizer().vocab_size, first.tensors, device)
     return Trained(net, config, None)

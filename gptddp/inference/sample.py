@@ -48,8 +48,12 @@ def generate(
         yield ids[-1]
 
 
-def check(temperature: float, top_k: int, top_p: float) -> None:
+def check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
     """Raise ConfigError for the first value that is none; NaN is none either."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # the shell has given other bytes
+        raise ConfigError("--prompt is not UTF-8: give text in UTF-8") from None
     if not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature is {temperature}: use 0 for the likeliest token, or more")
     if top_k < 0:
@@ -69,10 +73,14 @@ def _choose(
     if temperature == 0:
         return int(logits.argmax())
     best, index = logits.topk(min(top_k or len(logits), len(logits)))  # likeliest first
-    chances = F.softmax(best / temperature, dim=-1)
+    scaled = best / temperature
+    if not scaled.isfinite().all():  # a temperature that is all but 0
+        return int(index[0])
+    chances = F.softmax(scaled, dim=-1)
     if top_p < 1:
-        before = chances.cumsum(-1) - chances
-        chances = chances.where(before < top_p, 0)  # multinomial divides by their sum
+        kept = chances.cumsum(-1) - chances < top_p
+        kept[0] = True  # also where top_p is 0 in fp32
+        chances = chances.where(kept, 0)  # multinomial divides by their sum
     return int(index[torch.multinomial(chances, 1, generator=generator)])
 
 

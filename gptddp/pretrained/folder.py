@@ -13,7 +13,7 @@ from torch import Tensor
 from gptddp.config import Config
 from gptddp.data.tokenizer import Tokenizer, load_tokenizer, same_ids
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import exists, explain, is_inside, may_pass, read_json
+from gptddp.files import exists, is_inside, may_pass, names_in, read_json
 from gptddp.pretrained.kind import Kind, rows
 from gptddp.pretrained.kinds import kind_of
 from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
@@ -64,9 +64,16 @@ def open_folder(path: Path) -> Folder:
             f"--init-from: {file} {what}: name a folder as transformers' save_pretrained writes "
             "it, with config.json and model.safetensors"
         )
+    if isinstance(about.get("config"), dict):
+        raise ConfigError(
+            f"--init-from: {path} is a run: name the folder that `gptddp checkpoints {path} "
+            "--export FOLDER` writes"
+        )
     try:
         kind = kind_of(about)
-        return Folder(path, kind, kind.fields(about))
+        fields = kind.fields(about)
+        Config(**fields)  # as numbers of a model
+        return Folder(path, kind, fields)
     except ConfigError as error:
         raise ConfigError(f"--init-from: {file}: {error}") from None
 
@@ -75,7 +82,10 @@ def _unreadable(path: Path, error: OSError) -> Exception:
     """The error for what cannot be read: itself, where it may pass."""
     if may_pass(error):
         return error
-    return ConfigError(f"--init-from {path} cannot be read: {explain(error)}")
+    return ConfigError(
+        f"--init-from {path} cannot be read: {error}: name a folder as transformers' "
+        "save_pretrained writes it, whose files this user may read"
+    )
 
 
 def read_weights(
@@ -144,7 +154,7 @@ def _read(
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
     """Is the tokenizer of the folder, where it has one, known to be that of the dataset?"""
     file = path / "tokenizer.json"
-    if not exists(file):
+    if file.name not in names_in(path):  # a link that leads nowhere is one
         return False
     try:
         same = same_ids(load_tokenizer(file), tokenizer)
@@ -164,6 +174,11 @@ def _stored(folder: Folder) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for name, stored in _in_files(folder.path).items():
         name = name.removeprefix(folder.kind.prefix)
+        if name in found:
+            raise ConfigError(
+                f"--init-from: {stored.path} has {name} twice, with and without "
+                f"{folder.kind.prefix!r}: use a folder that has each tensor once"
+            )
         if not folder.kind.ignored.fullmatch(name):
             found[name] = stored
     return found
@@ -196,6 +211,12 @@ def _in_files(path: Path) -> dict[str, Stored]:
             f"--init-from: {path / files[lost[0]]} has no tensor {lost[0]}, and {INDEX} says so: "
             "copy both anew from where they came from"
         )
+    for file, tensors in parts.items():
+        if more := [name for name in tensors if files.get(name) != file]:
+            raise ConfigError(
+                f"--init-from: {path / file} has the tensor {more[0]}, and {INDEX} does not say "
+                "so: copy both anew from where they came from"
+            )
     return {name: parts[file][name] for name, file in files.items()}
 
 

@@ -8,6 +8,7 @@ from gptddp.config import Config
 from gptddp.flags import GPT2 as PARTS
 from gptddp.pretrained.kind import Kind, only, whole
 
+_HEADS = ("n_head", "num_attention_heads")
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",
@@ -31,7 +32,9 @@ def _transposed(ours: str) -> bool:
 
 
 def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    width = whole(about, "n_embd")
+    # both names of each: transformers takes either
+    width, heads = whole(about, "n_embd", "hidden_size"), whole(about, *_HEADS)
+    places = {"n_positions": about.get("n_ctx")} | dict(about)  # as older versions have it
     only(
         about,
         {
@@ -45,11 +48,11 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
         },
     )
     return {
-        "n_layer": whole(about, "n_layer"),
-        "n_head": whole(about, "n_head"),
+        "n_layer": whole(about, "n_layer", "num_hidden_layers"),
+        "n_head": heads,
         "n_embd": width,
-        "seq_len": whole(about, "n_positions", "n_ctx"),
-        "kv_heads": whole(about, "n_head"),
+        "seq_len": whole(places, "n_positions", "max_position_embeddings"),
+        "kv_heads": heads,
         **PARTS,
     }
 

@@ -47,10 +47,16 @@ def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def whole(about: Mapping[str, Any], name: str, *others: str) -> int:
-    """A whole number from 1 on, by its name or an older one."""
-    value = next((about[it] for it in (name, *others) if it in about), None)
+    """A whole number from 1 on, by its name or another one that means the same."""
+    found = {it: about[it] for it in (name, *others) if it in about}
+    named, value = next(iter(found.items()), (name, None))
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from 1 on")
+        raise ConfigError(f"{named} is {shown(value)}: it must be a whole number from 1 on")
+    if wrong := [it for it in found if found[it] != value]:
+        raise ConfigError(
+            f"{named} is {value} and {wrong[0]} {shown(found[wrong[0]])}, which are two names of "
+            "one number: remove the one that is not that of the weights"
+        )
     return value
 
 

@@ -74,6 +74,7 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
             "mlp_bias": (False,),
             "rope_theta": (_BASE,),
             "rope_scaling": (None,),
+            "tie_word_embeddings": (False, True),
         },
     )
     rope = about.get("rope_parameters") or {}
@@ -111,7 +112,8 @@ def _windows(about: Mapping[str, Any]) -> str:
     if _SLIDING not in kinds:
         return "L"
     window = whole(about, "max_position_embeddings") // 2 + 1
-    only(about, {"use_sliding_window": (True,), "sliding_window": (window,)})
+    theirs = {"use_sliding_window": False, "sliding_window": 4096} | dict(about)  # if left out
+    only(theirs, {"use_sliding_window": (True,), "sliding_window": (window,)})
     return "".join("S" if it == _SLIDING else "L" for it in kinds)
 
 

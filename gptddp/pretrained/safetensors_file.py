@@ -45,9 +45,24 @@ def tensors_in(path: Path) -> dict[str, Stored]:
         header = parse_json(text)
         assert isinstance(header, dict)
         header.pop("__metadata__", None)
-        return {name: _stored(path, name, it, 8 + length, size) for name, it in header.items()}
+        found = {name: _stored(path, name, it, 8 + length, size) for name, it in header.items()}
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"{path} has a header that is not JSON ({error}): {_FIX}") from None
+    _check_places(path, found, 8 + length, size)
+    return found
+
+
+def _check_places(path: Path, found: Mapping[str, Stored], begin: int, size: int) -> None:
+    """Refuse offsets that are damaged: the format has tensor behind tensor, up to the end."""
+    for name, it in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if it.begin != begin:
+            raise ConfigError(
+                f"{path}: {name} begins at byte {it.begin}, and what is before it ends at {begin}, "
+                f"which is none of the format: {_FIX}"
+            )
+        begin = it.end
+    if begin != size:
+        raise ConfigError(f"{path} has {size - begin} bytes that belong to no tensor: {_FIX}")
 
 
 def _stored(path: Path, name: str, it: Any, base: int, size: int) -> Stored:
@@ -75,8 +90,8 @@ def read_tensor(name: str, stored: Stored) -> Tensor:
     path = stored.path
     if stored.dtype not in _FLOATS:
         raise ConfigError(
-            f"{path}: {name} is of dtype {stored.dtype}: use one of {', '.join(_FLOATS)}; "
-            "quantized weights have to be converted first"
+            f"{path}: {name} is of dtype {stored.dtype}: use one of {', '.join(_FLOATS)}; others, "
+            "as of quantized weights, have to be converted first"
         )
     raw = torch.empty(stored.end - stored.begin, dtype=torch.uint8)
     with path.open("rb") as file:

@@ -105,6 +105,11 @@ def _read_config(run: Path) -> Any | None:
     if saved is None and CONFIG in names_in(run):  # a network volume has lost its handle
         code = errno.ELOOP if path.is_symlink() else errno.ESTALE
         raise OSError(code, os.strerror(code), str(path))
+    if isinstance(saved, dict) and "model_type" in saved:
+        raise ConfigError(
+            f"{run} is a model for transformers and no run: begin one with it in another folder, "
+            f"by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
+        )
     if saved is not None and not (
         isinstance(saved, dict) and isinstance(saved.get("config"), dict)
     ):

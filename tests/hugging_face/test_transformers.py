@@ -3,6 +3,7 @@
 `make test-transformers`: it installs that library for these tests alone.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from support.toy import LAYOUTS, SMALL, training_here
 from gptddp import train
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import open_dataset
+from gptddp.errors import ConfigError
 from gptddp.inference.export import export
 from gptddp.inference.load import load, load_for
 from gptddp.inference.sample import generate
@@ -87,6 +89,33 @@ def test_a_model_with_todays_parts_has_the_same_logits_there(corpus, tmp_path, l
     rows = torch.randint(tokenizer.vocab_size, (1, net.seq_len))
     with torch.no_grad():
         close(net(rows)[0, :, : tokenizer.vocab_size], logits_of(tmp_path / "out", rows))
+
+
+@pytest.mark.parametrize("layout", ["gpt2", *LAYOUTS])
+def test_a_setting_that_is_left_out_is_what_transformers_takes_then(corpus, tmp_path, layout):
+    """Each line of config.json but those of the shape: without it we refuse, or have its logits."""
+    kind, flags = LAYOUTS.get(layout, ("gpt2", []))
+    where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "9"]
+    with training_here():
+        assert train.main([*SMALL, *where, *flags, "--lr", "0.02"]) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    file, dataset, same = tmp_path / "out/config.json", open_dataset(corpus), 0
+    about = json.loads(file.read_text())
+    assert about["model_type"] == kind
+    for name in about.keys() - {"vocab_size", "intermediate_size", "head_dim"}:
+        without = {key: value for key, value in about.items() if key != name}
+        if name == "rope_theta":  # it is there twice, for older versions
+            del without["rope_parameters"]
+        file.write_text(json.dumps(without))
+        try:
+            net, *_ = load_for(tmp_path / "out", dataset, None, CPU)
+        except ConfigError:
+            continue
+        rows = torch.randint(len(net.wte.weight), (1, net.seq_len))
+        with torch.no_grad():
+            close(net(rows)[0], logits_of(tmp_path / "out", rows))
+        same += 1
+    assert same > 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -128,6 +128,7 @@ def test_what_cannot_be_evaluated_is_refused(run, corpus, books, tmp_path):
     made = write_gpt2(tmp_path / "bert", change=lambda about, _: about.update(model_type="bert"))
     result = invoke(made, corpus)
     assert result.exit_code == 2 and "model_type is 'bert'" in result.stderr
+    assert "--init-from" not in result.stderr  # which nobody has given
     result = invoke(write_gpt2(tmp_path / "gpt2"), corpus, "--step", 3)
     assert result.exit_code == 2 and "is no run" in result.stderr
 

@@ -1,12 +1,20 @@
 """A model leaves a run: in GPT-2's layout, whole or not at all, and never over something else."""
 
+import contextlib
+import errno
 import json
 import os
+import shutil
+import signal
+import subprocess
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors import safe_open
+from safetensors.torch import load_file
+from support.crashing import crash_at
+from support.failing_writes import Writes
 from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -14,8 +22,11 @@ from torch.nn import functional as F
 from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
+from gptddp.errors import ConfigError
 from gptddp.inference import export
 from gptddp.inference.load import load
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +119,144 @@ def test_nothing_is_overwritten_or_half_written(run, tmp_path, monkeypatch):
     result = invoke(run, "--export", tmp_path / "other")
     assert result.exit_code == 2 and "No space left" in result.stderr
     assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == []
+
+
+@pytest.fixture
+def loaded(run, monkeypatch):
+    """The model is read once: what is counted are the system calls that write."""
+    monkeypatch.setattr(export, "load", lambda *_: found)
+    found = load(run)
+
+
+def files_of(folder):
+    """By name; tensors as lists of bytes, as the header of the file may be in any order."""
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    tensors = load_file(folder / "model.safetensors")
+    return made | {"model.safetensors": {k: bytes(t.numpy()) for k, t in tensors.items()}}
+
+
+def test_an_export_that_is_killed_is_not_there_or_whole(run, loaded, tmp_path):
+    """At each of its system calls: no folder of that name, or all of it; and the same command
+    makes it then, whatever the killed one has left."""
+    export.export(run, tmp_path / "whole")
+    whole, seen = files_of(tmp_path / "whole"), set()
+    for number in range(1, 100):
+        out = tmp_path / "out" / "model"
+        if not (child := os.fork()):
+            with contextlib.suppress(BaseException):
+                crash_at(number)
+                export.export(run, out)
+            os._exit(0)
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        if there := out.exists():
+            assert files_of(out) == whole
+            shutil.rmtree(out)
+        seen.add((killed, there))
+        if not killed:
+            break
+        export.export(run, out)
+        assert files_of(out) == whole
+        shutil.rmtree(out)
+    assert number > 15 and seen == {(True, False), (True, True), (False, True)}
+
+
+def test_a_disk_that_is_full_at_any_write_leaves_nothing(run, loaded, tmp_path, monkeypatch):
+    """Neither a part nor an unfinished folder, and the message has the reason. Behind its rename
+    the folder is whole, and may stay."""
+    disk = Writes(tmp_path, monkeypatch.setattr)
+    for number in range(100):
+        with disk.failing(errno.ENOSPC, number, False):
+            try:
+                export.export(run, tmp_path / "new" / "model")
+                break
+            except ConfigError as error:
+                assert "--export" in str(error) and "No space left" in str(error)
+        renamed = any(it.startswith("rename") for it in disk.seen[:number])
+        left = [path.name for path in tmp_path.glob("new/*")]
+        assert left == (["model"] if renamed else [])
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+    assert number > 10 and len(os.listdir(tmp_path / "new/model")) == 4
+
+
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
+    run, loaded, tmp_path, monkeypatch
+):
+    """Or a power cut would leave a folder that looks whole, with empty files."""
+    disk = Writes(tmp_path, monkeypatch.setattr)
+    with disk.failing(0, None, False):
+        export.export(run, tmp_path / "model")
+    (at,) = (n for n, it in enumerate(disk.seen) if it.startswith("rename"))
+    synced = [it for it in disk.seen[:at] if it.startswith("fsync")]
+    for path in (tmp_path / "model").iterdir():
+        assert any(path.name in it for it in synced), path.name
+
+
+def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
+    """257 tokens of 320 rows, of the embedding and of an output of its own; plain bytes have no
+    tokenizer.json."""
+    prepare([str(books)], str(tmp_path / "data"), Settings(tokenizer="bytes"))
+    flags = ["--preset", "modern-tiny", "--kv-heads", "1", "--head", "untied", "--steps", "1"]
+    where = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*SMALL, *where, *flags]) == 0
+    export.export(tmp_path / "run", tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert len(load(tmp_path / "run")[0].wte.weight) == 320
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert tensors[name].shape == (257, 32)
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 257
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors"]
+
+
+def test_a_disk_too_small_for_the_weights(run, tmp_path):
+    """On a real tmpfs: the library that writes them has errors of its own."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "gptddp-test", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
+    try:
+        result = invoke(run, "--export", tmp_path / "model")
+        assert result.exit_code == 2 and "No space left" in result.stderr
+        assert os.listdir(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_what_is_made_meanwhile_is_not_replaced(run, tmp_path, monkeypatch):
+    """A folder or a file of that name that another process makes while this one writes stays."""
+    for name in ("model", "m.safetensors"):
+        out = tmp_path / name
+        real = export.save_file
+        monkeypatch.setattr(
+            export, "save_file", lambda *a, out=out, real=real: (out.touch(), real(*a))
+        )
+        result = invoke(run, "--export", out)
+        assert result.exit_code == 2 and f"{out} exists: give another name" in result.stderr
+        assert out.read_bytes() == b"" and not list(tmp_path.glob(".*"))
+        monkeypatch.setattr(export, "save_file", real)
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", ""])
+def test_a_name_that_is_none_is_refused(run, name):
+    """As what exists."""
+    result = invoke(run, "--export", name)
+    assert result.exit_code == 2 and "exists: give another name to --export" in result.stderr
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
+    """Also one of as many tokens: what is exported or sampled with it would mean nothing."""
+    (tmp_path / "texts").mkdir()
+    for number in range(9):
+        (tmp_path / f"texts/{number}.txt").write_text(f"{number} quick brown foxes " * 400)
+    changed = json.loads((corpus / "tokenizer.json").read_text())
+    changed["model"]["merges"].reverse()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    settings = Settings(tokenizer=str(tmp_path / "tokenizer.json"))
+    prepare([str(tmp_path / "texts")], str(tmp_path / "data"), settings)
+    for args in (["checkpoints", run, "--export", tmp_path / "out"], ["sample", run]):
+        result = CliRunner().invoke(cli, [*map(str, args), "--data", str(tmp_path / "data")])
+        assert result.exit_code == 2 and result.stdout == ""
+        assert "has another tokenizer (sha256" in result.stderr
+        assert "name with --data a dataset that has that of the run" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_without_a_checkpoint(run, tmp_path):

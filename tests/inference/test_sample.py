@@ -47,6 +47,27 @@ def test_the_cache_changes_no_token(net, prompt):
     assert cached == plain and len(set(cached)) > 4
 
 
+def test_each_token_follows_from_as_many_before_it_as_a_row_has(net):
+    """By definition: the likeliest one behind BOS and the text so far, of which the newest count
+    where they are more than seq_len."""
+    ids = [256, *b"the quick brown"]
+    options = PLAIN | {"temperature": 0.0}
+    for made in generate(net, byte_tokenizer(), "the quick brown", **options):
+        with torch.no_grad():
+            logits = net(torch.tensor([ids[-16:]]))[0, -1, :257]
+        assert made == logits.argmax()
+        ids.append(made)
+    assert len(ids) > 20
+
+
+def test_the_seed_decides_the_text(net):
+    """The same one the same text, another one another."""
+    found = [
+        list(generate(net, byte_tokenizer(), "the", **PLAIN | {"seed": seed})) for seed in (3, 3, 4)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_the_cache_is_used(net, monkeypatch):
     """Within seq_len each token but the first costs one token's work."""
     seen = []
@@ -105,6 +126,24 @@ def test_top_p_keeps_the_fewest_that_come_to_it():
     assert np.count_nonzero(drawn(chances, top_p=0.8, temperature=0.5)) == 2
     assert np.count_nonzero(drawn(chances, top_p=0.7, top_k=2)) == 2
     assert np.count_nonzero(drawn(chances, top_p=0.6, top_k=2)) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top_p": 1e-300}, {"temperature": 1e-39}, {"temperature": 5e-324, "top_p": 0.5}],
+)
+def test_options_too_small_for_a_float_take_the_likeliest(options):
+    """As those that tend to it; no number becomes 0 or infinite on the way."""
+    assert drawn([0.2, 0.5, 0.3], **options)[1] == 1
+
+
+def test_as_many_tokens_as_one_likes(net):
+    """top_k beyond the vocabulary is all of it; 0 tokens are none."""
+    plain, more = (
+        list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"top_k": it})) for it in (0, 2**70)
+    )
+    assert plain == more and plain
+    assert not list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"tokens": 0}))
 
 
 def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
@@ -167,6 +206,26 @@ def test_a_reader_that_has_had_enough_is_no_error(slow):
     slow.stdin.write(b"\n" * 8)
     assert slow.wait(20) == 1
     assert slow.stderr.read() == b"step 7, seed 0\n"
+
+
+def test_a_full_disk_behind_stdout_is_told(spawn):
+    """One line and exit code 1; a traceback would hide it."""
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "wb") as full:
+        process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)
+    assert process.wait(120) == 1
+    step, told = process.stderr.read().decode().splitlines()
+    assert told == "Error: [Errno 28] No space left on device: make room there first"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("tokens", "-1"), ("seed", str(2**64)), ("seed", str(-(2**63) - 1)), ("prompt", "a\udcff")],
+)
+def test_what_torch_or_the_tokenizer_would_choke_on_is_refused_first(tmp_path, flag, value):
+    """By the flag; a prompt that is not UTF-8 too."""
+    result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
+    assert result.exit_code == 2 and result.stdout == "" and f"--{flag}" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gptddp.pretrained.folder import open_folder
 from gptddp.pretrained.kinds import kind_for
 
 CPU = torch.device("cpu")
+BIASES = ("self_attn.q_proj.bias", "mlp.down_proj.bias")
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -50,6 +51,57 @@ def test_a_model_comes_back_with_every_bit(exported, corpus):
         assert back.hidden(rows).equal(net.hidden(rows))
 
 
+def formula(w, c, ids):
+    """Logits (T, vocab) of a Llama or Qwen 3, a head at a time; turns are complex numbers."""
+    t, size, heads = len(ids), c["head_dim"], c["num_attention_heads"]
+
+    def normed(x, name):
+        mean = x.pow(2).mean(-1, keepdim=True)
+        return x / (mean + c["rms_norm_eps"]).sqrt() * w[f"{name}.weight"]
+
+    angles = torch.arange(t)[:, None] * c["rope_theta"] ** (-torch.arange(0, size, 2) / size)
+    turns = torch.polar(torch.ones(t, size // 2), angles.float())
+
+    def turned(x):  # (T, heads, size)
+        z = torch.complex(*x.chunk(2, -1)) * turns[:, None]
+        return torch.cat([z.real, z.imag], -1)
+
+    distance = torch.arange(t)[:, None] - torch.arange(t)
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}"
+        kind = c.get("layer_types", ["full_attention"] * 9)[i]
+        seen = distance.ge(0) & distance.lt(t if kind == "full_attention" else c["sliding_window"])
+        h = normed(x, f"{at}.input_layernorm")
+        parts = (h @ w[f"{at}.self_attn.{p}_proj.weight"].T for p in "qkv")
+        q, k, v = (p.view(t, -1, size) for p in parts)
+        if c["model_type"] == "qwen3":
+            q, k = normed(q, f"{at}.self_attn.q_norm"), normed(k, f"{at}.self_attn.k_norm")
+        q, k, y = turned(q), turned(k), []
+        for head in range(heads):
+            of = head * c["num_key_value_heads"] // heads
+            scores = (q[:, head] @ k[:, of].T / size**0.5).masked_fill(~seen, -torch.inf)
+            y.append(scores.softmax(-1) @ v[:, of])
+        x = x + torch.cat(y, -1) @ w[f"{at}.self_attn.o_proj.weight"].T
+        h = normed(x, f"{at}.post_attention_layernorm")
+        gate, up = (h @ w[f"{at}.mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ w[f"{at}.mlp.down_proj.weight"].T
+    head = "model.embed_tokens" if c["tie_word_embeddings"] else "lm_head"
+    return normed(x, "model.norm") @ w[f"{head}.weight"].T
+
+
+def test_it_computes_what_its_name_says(exported):
+    """The exported weights in the plain formula of a Llama or Qwen 3 give the run's own logits."""
+    _, run, out = exported
+    net, tokenizer, _ = load(run)
+    weights = load_file(out / "model.safetensors")
+    ids = torch.randint(tokenizer.vocab_size, (net.seq_len,))
+    with torch.no_grad():
+        ours = net(ids[None])[0, :, : tokenizer.vocab_size]
+    assert ours.std() > 0.1
+    assert torch.allclose(formula(weights, _about(out), ids), ours, atol=1e-4)
+
+
 def test_a_run_begins_with_it(exported, corpus, tmp_path, train_here, capfd):
     """It trains; of a model with windows, which are half a row, rows stay as long as they are."""
     out = str(exported[2])
@@ -63,8 +115,8 @@ def test_a_run_begins_with_it(exported, corpus, tmp_path, train_here, capfd):
 
 
 def _about(out, **changes):
-    about = json.loads((out / "config.json").read_text())
-    return about | changes
+    about = json.loads((out / "config.json").read_text()) | changes
+    return {name: value for name, value in about.items() if value is not ...}
 
 
 @pytest.mark.parametrize(
@@ -81,12 +133,17 @@ def _about(out, **changes):
         ({"intermediate_size": 96}, "intermediate_size is 96: our model has 128"),
         ({"head_dim": 8}, "head_dim is 8: our model has"),
         ({"attention_bias": True}, "attention_bias is True: our model has False"),
+        ({"mlp_bias": True}, "mlp_bias is True: our model has False"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false': our model has False"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0: it must be a whole number"),
         ({"layer_types": ["full_attention"]}, "it must have an entry for each layer"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "our last layer has"),
         ({"layer_types": ["linear_attention"] * 2}, "it must be full_attention or"),
         ({"layer_types": None, "use_sliding_window": True}, "use_sliding_window is True: our"),
         ({"sliding_window": 16}, "sliding_window is 16: our model has 17"),
+        # what transformers takes where they are left out
+        ({"sliding_window": ...}, "sliding_window is 4096: our model has 17"),
+        ({"use_sliding_window": ...}, "use_sliding_window is False: our model has True"),
     ],
 )
 @pytest.mark.parametrize("exported", ["windows"], indirect=True)
@@ -107,6 +164,19 @@ def test_norms_with_weights_are_refused(exported, corpus, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(_about(exported[2])))
     with pytest.raises(ConfigError, match="k_norm.weight is not 16 times 1, and the norms of"):
+        load_for(tmp_path, open_dataset(corpus), None, CPU)
+
+
+@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("exported", ["llama"], indirect=True)
+def test_a_bias_is_refused_whatever_the_settings_say(exported, corpus, tmp_path, name):
+    """The tensor is named: our layers with RMSNorm have none."""
+    tensors = load_file(exported[2] / "model.safetensors")
+    weight = tensors[f"model.layers.1.{name.replace('bias', 'weight')}"]
+    biased = {f"model.layers.1.{name}": torch.zeros(len(weight))}
+    save_file(tensors | biased, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(_about(exported[2])))
+    with pytest.raises(ConfigError, match=f"has the tensor layers.1.{name}, which a plain llama"):
         load_for(tmp_path, open_dataset(corpus), None, CPU)
 
 
