@@ -1,0 +1,48 @@
+"""Debian's Prometheus and promtool, and what they get of k8s/components/monitoring."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.paths import ROOT
+
+FOLDER = ROOT / "k8s/components/monitoring"
+UNPACKED = ROOT / ".prometheus/usr/bin"  # by tests/prometheus/install
+
+
+def program(name: str) -> str:
+    """The path of `prometheus` or `promtool`; without it a test is skipped, in .ci/run it fails."""
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), str(UNPACKED)]))
+    if not found:
+        assert not os.environ.get("GPTDDP_CI"), f"no {name}: tests/prometheus/install gets it"
+        pytest.skip(f"no {name}: tests/prometheus/install gets it")
+    return found
+
+
+def groups() -> list[dict[str, Any]]:
+    """Of the PrometheusRule."""
+    spec = yaml.safe_load((FOLDER / "rules.yaml").read_text())["spec"]
+    return list(spec["groups"])
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in groups() for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def write_rules(path: Path, of: list[dict[str, Any]] | None = None) -> Path:
+    """A file of rules as Prometheus reads it; `of`: other groups than the PrometheusRule's."""
+    path.write_text(yaml.safe_dump({"groups": of or groups()}, sort_keys=False, width=200))
+    return path
+
+
+def names(query: str) -> set[str]:
+    """The metrics that a query asks for, as far as they are ours."""
+    return set(re.findall(r"(?<![\w:])(?:pytorchjob:)?gptddp_\w+(?::\w+)*", query))
