@@ -1,5 +1,6 @@
 """Debian's Prometheus and promtool, and what they get of k8s/components/monitoring."""
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from support.paths import ROOT
+
+from gptddp.training.metrics import Metrics
 
 FOLDER = ROOT / "k8s/components/monitoring"
 UNPACKED = ROOT / ".prometheus/usr/bin"  # by tests/prometheus/install
@@ -46,3 +49,35 @@ def write_rules(path: Path, of: list[dict[str, Any]] | None = None) -> Path:
 def names(query: str) -> set[str]:
     """The metrics that a query asks for, as far as they are ours."""
     return set(re.findall(r"(?<![\w:])(?:pytorchjob:)?gptddp_\w+(?::\w+)*", query))
+
+
+def exported() -> set[str]:
+    """The names of all series that rank 0 serves, and of those that the rules record."""
+    families = Metrics(run_id="r").registry.collect()
+    ends = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
+    served = {f.name + end for f in families for end in ends.get(f.type, [""])}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    later = {"gptddp_state", "gptddp_peak_memory_bytes"}
+    return served | recorded | later | {"gptddp_mfu_ratio"}  # that: where the peak is known
+
+
+def dashboard() -> dict[str, Any]:
+    return dict(json.loads((FOLDER / "dashboard.json").read_text()))
+
+
+def queries(namespace: str, pytorchjob: str, rate: str = "1m") -> dict[str, str]:
+    """Of the dashboard, by panel and target, with its variables filled in; and of its annotations.
+
+    `rate`: what Grafana takes for $__rate_interval.
+    """
+    board = dashboard()
+    found = {it["name"]: it["expr"] for it in board["annotations"]["list"]}
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            found[f"{panel['title']}, {target['refId']}"] = target["expr"]
+    values = {"$namespace": namespace, "$pytorchjob": pytorchjob, "$__rate_interval": rate}
+    for name, query in found.items():
+        for variable, value in values.items():
+            query = query.replace(variable, value)
+        found[name] = query
+    return found
