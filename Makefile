@@ -32,6 +32,11 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 	tests/slurm/install
 	$(BIN)/python -m pytest tests/slurm
 
+# Debian's, unpacked into .prometheus: no service. SHORT=1: without the alerts at sixty times their speed.
+test-prometheus: venv  ## a real Prometheus with our rules and dashboard scrapes jobs that have faults
+	tests/prometheus/install
+	SHORT=$(SHORT) $(BIN)/python -m pytest tests/prometheus --timeout 600
+
 # In a folder of its own, which nothing else sees.
 .transformers/.done: $(VENV)/.done image/constraints.txt
 	rm -rf .transformers
@@ -84,7 +89,7 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" .transformers dist demo .bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" .transformers .prometheus dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm test-transformers test-examples lint bench image cluster \
-  cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
+  lint bench image cluster cluster-down test-cluster wheel clean
