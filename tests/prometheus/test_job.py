@@ -23,7 +23,7 @@ from gptddp.run.owners import Owners
 
 NAMESPACE, NAME, PORT = "ml", "gptddp", 9464
 FIRST = -90  # a pod that comes later, and whose address sorts before those of the others
-STEPS = 300  # the faults take fewer
+STEPS = 450  # of twenty a second at most; the faults take fewer
 JOB = f'{{namespace="{NAMESPACE}", pytorchjob="{NAME}"}}'
 # Panels of other exporters, what only a GPU has, and a rank that is slow: none is, here.
 ELSEWHERE = {"MFU, A", "Restarts of containers, A", "GPU utilisation, A", "GPU memory, A"}
@@ -92,7 +92,7 @@ class Story:
         self.scraped()
         job.pods.pop(FIRST).kill()  # and back
         job.goes_on(2)
-        assert [pod.wait(240) for pod in job.pods.values()] == [0, 0], job.log(0)
+        assert [pod.wait(400) for pod in job.pods.values()] == [0, 0], job.log(0)
         self.ended = time.time()
 
     def last(self, name: str, label: str) -> dict[str, float]:
