@@ -32,6 +32,11 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 	tests/slurm/install
 	$(BIN)/python -m pytest tests/slurm
 
+# Debian's, unpacked into .prometheus: nothing is installed, and no service starts.
+test-prometheus: venv  ## a real Prometheus with our rules and dashboard scrapes a job that has faults
+	tests/prometheus/install
+	$(BIN)/python -m pytest tests/prometheus --timeout 600
+
 # In a folder of its own, which nothing else sees.
 .transformers/.done: $(VENV)/.done image/constraints.txt
 	rm -rf .transformers
@@ -84,7 +89,7 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" .transformers dist demo .bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" .transformers .prometheus dist demo .bench .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm test-transformers test-examples lint bench image cluster \
-  cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
+  lint bench image cluster cluster-down test-cluster wheel clean

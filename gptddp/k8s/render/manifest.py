@@ -29,7 +29,7 @@ def objects(spec: JobSpec) -> list[Object]:
     The last one is the PyTorchJob.
     """
     job = _stamped(_pytorchjob(spec))
-    return [*companions.of(job, spec.train.metrics_port or METRICS_PORT), job]
+    return [*companions.of(job, _metrics_port(spec)), job]
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
@@ -133,13 +133,25 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     # The launcher's codes: 1 to 127 fail the job, from 128 on a new pod comes.
                     "restartPolicy": "ExitCode",
                     "template": {
-                        "metadata": {"labels": labels(spec.name)},
+                        "metadata": {
+                            "labels": labels(spec.name),
+                            "annotations": _scraping(spec),
+                        },
                         "spec": _pod_spec(spec),
                     },
                 }
             },
         },
     }
+
+
+def _scraping(spec: JobSpec) -> Object:
+    """For a Prometheus without its operator; all pods have the same, and rank 0 alone answers."""
+    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(_metrics_port(spec))}
+
+
+def _metrics_port(spec: JobSpec) -> int:
+    return spec.train.metrics_port or METRICS_PORT
 
 
 def _pod_spec(spec: JobSpec) -> Object:
@@ -179,7 +191,7 @@ def _container(spec: JobSpec) -> Object:
         "env": _env(spec),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
-            {"name": "metrics", "containerPort": spec.train.metrics_port or METRICS_PORT},
+            {"name": "metrics", "containerPort": _metrics_port(spec)},
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
         "livenessProbe": _liveness(spec),

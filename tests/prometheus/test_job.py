@@ -1,0 +1,244 @@
+"""A real Prometheus scrapes a real job that has its faults; what it says is what has happened.
+
+It finds the pods as on a cluster, by the relabelling of the PodMonitor, and has our rules loaded.
+One job takes all of the faults in turn; the tests then ask about it.
+"""
+
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster_pods import pod
+from support.launchers import Training, until
+from support.prometheus import LATER, names, queries, write_rules
+from support.prometheus_server import Prometheus, of_pod_monitor, write_pods
+
+from gptddp.run.history import logged, read_ledger
+from gptddp.run.owners import Owners
+
+NAMESPACE, NAME, PORT = "ml", "gptddp", 9464
+FIRST = -90  # a pod that comes later, and whose address sorts before those of the others
+STEPS = 450  # of twenty a second at most; the faults take fewer
+JOB = f'{{namespace="{NAMESPACE}", pytorchjob="{NAME}"}}'
+# Panels of other exporters, what only a GPU has, and a rank that is slow: none is, here.
+ELSEWHERE = {"MFU, A", "Restarts of containers, A", "GPU utilisation, A", "GPU memory, A"}
+ELSEWHERE |= {"Slowest rank, B"}
+
+
+class Story:
+    """What is done to the job, and when."""
+
+    def __init__(self, folder: Path, corpus: Path) -> None:
+        flags = ("--steps", str(STEPS), "--checkpoint-every", "4", "--metrics-port", str(PORT))
+        self.job = Training(folder / "job", corpus, 3, 31, 2, *flags)
+        targets = folder / "pods.json"
+        of_role = [(0, "master"), (1, ""), (FIRST, "master")]
+        addresses = {i: f"{self.job.prefix}.{100 + i}" for i, _ in of_role}
+        write_pods(
+            targets,
+            [pod(NAMESPACE, f"{NAME}-worker-{i}", addresses[i], role) for i, role in of_role],
+        )
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(write_rules(folder / "rules.yaml"))],
+            "scrape_configs": [of_pod_monitor(targets, NAMESPACE, "1s")],
+        }
+        self.prometheus = Prometheus(folder / "server", config)
+        self.began, self.ended = time.time(), math.nan
+        self.at: dict[str, tuple[float, float]] = {}  # what -> from when, until when
+
+    def lives(self) -> int:
+        return sum(event["event"] == "start" for event in read_ledger(self.job.folder))
+
+    def scraped(self) -> None:
+        """Wait for a scrape of the newest life, after its first step."""
+        lives, query = self.lives(), "max(gptddp_incarnation and gptddp_steps_total > 0)"
+        until("a scrape", lambda: self.prometheus.value(query) == lives)
+
+    def tell(self) -> None:
+        job = self.job
+        with socket.socket() as held:  # a forked worker may have inherited the socket of the last
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((f"{job.prefix}.100", PORT))
+            held.listen()
+            job.start(0, 1)
+            until("the warning", lambda: f"metrics port {PORT}" in job.log(0))
+            job.goes_on(2)
+            self.at["held"] = self.began, time.time()
+        self.scraped()
+
+        os.kill(job.worker(0), signal.SIGKILL)
+        job.goes_on(2)
+        self.scraped()
+
+        job.order(1, "nan")
+        skipped = "max(gptddp_nonfinite_steps_total)"
+        until("a skipped step", lambda: self.prometheus.value(skipped) > 0)
+
+        began, old = time.time(), job.worker(1)
+        job.order(1, "sleep")
+        until("a new worker", lambda: job.worker(1) != old)
+        self.at["hung"] = began, time.time()
+        job.goes_on(2)
+        self.scraped()
+
+        job.start(FIRST)  # rank 0 moves to it
+        job.goes_on(3)
+        self.scraped()
+        job.pods.pop(FIRST).kill()  # and back
+        job.goes_on(2)
+        assert [pod.wait(400) for pod in job.pods.values()] == [0, 0], job.log(0)
+        self.ended = time.time()
+
+    def last(self, name: str, label: str) -> dict[str, float]:
+        """The last values of a metric of worker 0, which has rank 0 in the end, by one label."""
+        query = self.range(f'{name}{{instance="{NAME}-worker-0"}}')
+        found = self.prometheus.ask(f"last_over_time({query})")
+        return {dict(it).get(label, ""): samples[-1][1] for it, samples in found.items()}
+
+    def range(self, metric: str) -> str:
+        return f"{metric}[{time.time() - self.began + 1:.0f}s]"
+
+    def close(self) -> None:
+        self.job.close()
+        self.prometheus.close()
+
+
+@pytest.fixture(scope="module")
+def story(corpus, tmp_path_factory) -> Iterator[Story]:
+    made = Story(tmp_path_factory.mktemp("prometheus"), corpus)
+    try:
+        made.tell()
+        yield made
+    finally:
+        made.close()
+
+
+def test_gauges_of_the_run_end_at_what_log_and_ledger_say(story):
+    """Step, tokens, lives, checkpoint: exactly, as the last scrape is waited for."""
+
+    def last(name: str) -> float:
+        return story.prometheus.value(f"max(last_over_time({story.range(name)}))")
+
+    *_, (_, line) = logged(story.job.folder)
+    assert last("gptddp_step") == last("gptddp_max_steps") == STEPS == line["step"]
+    assert last("gptddp_tokens_seen") == line["tokens"]
+    assert last("gptddp_incarnation") == story.lives() == 5
+    assert last("gptddp_last_checkpoint_step") == STEPS
+    assert last('gptddp_loss{split="val"}') == pytest.approx(line["val_loss"])
+
+
+def test_counters_are_the_steps_and_tokens_of_their_life(story):
+    """At every scrape, from 0 in each life."""
+    starts = {e["generation"]: e for e in read_ledger(story.job.folder) if e["event"] == "start"}
+    tokens = {0: 0} | {line["step"]: line["tokens"] for _, line in logged(story.job.folder)}
+    lives, steps, counted, of_tokens = (
+        {
+            (dict(labels)["instance"], at): int(value)
+            for labels, samples in story.prometheus.ask(story.range(name)).items()
+            for at, value in samples
+            if not math.isnan(value)
+        }
+        for name in (
+            "gptddp_incarnation",
+            "gptddp_step",
+            "gptddp_steps_total",
+            "gptddp_tokens_total",
+        )
+    )
+    assert len(lives) > 15 and set(lives.values()) == set(starts)
+    seen = dict.fromkeys(starts, 0)
+    for scrape, life in lives.items():
+        begin = starts[life]["step"]
+        more = steps[scrape] - begin - counted[scrape]
+        assert more in (0, -1), (scrape, life)  # a scrape may come in the middle of an update
+        assert of_tokens[scrape] in (
+            tokens[begin + counted[scrape] - it] - tokens[begin]
+            for it in (0, min(1, counted[scrape]))
+        )
+        seen[life] = max(seen[life], counted[scrape])
+    assert seen[5] == STEPS - starts[5]["step"]
+
+
+def test_phases_of_the_last_life_are_those_of_the_ledger(story):
+    """To the millisecond, in each phase."""
+    stop = read_ledger(story.job.folder)[-1]
+    assert (stop["event"], stop["generation"]) == ("stop", 5)
+    found = story.last("gptddp_phase_seconds_total", "phase")
+    told = {phase: seconds[0] for phase, seconds in stop["phases"].items()}
+    assert {phase: value for phase, value in found.items() if value} == pytest.approx(
+        told, abs=2e-3
+    )
+
+
+def test_goodput_and_losses_are_those_of_the_ledger(story):
+    """Of all rank-seconds of the run up to the last record in the log, and each cause of a loss."""
+    owners = Owners()
+    for event in read_ledger(story.job.folder):
+        if event["generation"] < 5 or event["event"] == "start":
+            owners.add(event)
+    owners.phases = [it["phases"] for _, it in logged(story.job.folder) if "phases" in it][-1]
+    seconds = owners.so_far()
+    whole = sum(seconds.values())
+    goodput = story.last("gptddp_run_goodput_ratio", "")[""]
+    assert goodput == pytest.approx(seconds["training"] / whole, abs=0.01)
+    lost = story.last("gptddp_run_lost_seconds", "cause")
+    assert lost == pytest.approx({it: seconds[it] for it in seconds if it != "training"}, abs=0.1)
+
+
+def test_a_held_port_costs_the_first_scrapes_and_no_step(story):
+    """Training went on; the gauges then say what had been done, the counters go on from there."""
+    began, ended = story.at["held"]
+    up = story.prometheus.ask(story.range(f'up{{instance="{NAME}-worker-0"}}'))
+    (samples,) = up.values()
+    assert all(value == 0 for at, value in samples if at < ended)
+    done = sum(line["time"] < ended for _, line in logged(story.job.folder))
+    (counted,) = story.prometheus.ask(
+        story.range(f'gptddp_steps_total{{instance="{NAME}-worker-0"}}')
+    ).values()
+    assert counted[0][1] >= done > 0
+
+
+def test_a_hang_is_seen_by_the_age_of_the_last_step_and_not_by_up(story):
+    """Rank 0 answers while it waits for a rank that sleeps."""
+    began, ended = story.at["hung"]
+    age = "time() - gptddp_last_step_timestamp_seconds and on (instance) up == 1"
+    found = story.prometheus.over(age, began, ended, 0.25)
+    assert max(value for samples in found.values() for _, value in samples) > 1.5
+
+
+def test_rank_0_moves_and_no_number_goes_back(story):
+    """Its old series stay for a while; `max` of the run's gauges never falls, none counts twice."""
+    (samples,) = story.prometheus.over(
+        f"max(gptddp_step{JOB})", story.began, story.ended, 0.5
+    ).values()
+    values = [value for _, value in samples]
+    assert values == sorted(values)
+    instances = {dict(it)["instance"] for it in story.prometheus.ask(story.range("gptddp_step"))}
+    assert instances == {f"{NAME}-worker-0", f"{NAME}-worker-{FIRST}"}
+    increase = story.prometheus.value(f"sum(increase({story.range('gptddp_steps_total')}))")
+    assert increase == pytest.approx(STEPS, rel=0.25)
+
+
+def test_alerts_fire_for_what_was_wrong_and_for_nothing_else(story):
+    """A step that is not finite, and four new lives; not a kill, a port, a moved rank or a hang."""
+    fired = story.prometheus.ask(story.range('ALERTS{alertstate="firing"}'))
+    found = {(dict(it)["alertname"], dict(it)["pytorchjob"]) for it in fired}
+    assert found == {("GptddpNonFinite", NAME), ("GptddpRestarting", NAME)}
+
+
+def test_no_panel_of_the_dashboard_is_empty(story):
+    """Each query has numbers, but those of other exporters and of GPUs."""
+    empty = set()
+    for name, query in queries(NAMESPACE, NAME, rate="5s").items():
+        found = story.prometheus.over(query, story.began, story.ended, 1.0)
+        finite = [value for samples in found.values() for _, value in samples if value == value]
+        if not finite:
+            empty.add(name)
+    later = {name for name, query in queries(NAMESPACE, NAME).items() if names(query) & LATER}
+    assert empty | later == ELSEWHERE | later
