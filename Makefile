@@ -10,7 +10,7 @@ help:  ## print this help
 venv: $(VENV)/.done  ## build the virtual environment
 
 $(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv
-	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,dev
+	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,report,dev
 	@touch $@
 
 demo: venv  ## train on four local pods, kill one, sample: within four minutes

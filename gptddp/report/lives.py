@@ -1,0 +1,76 @@
+"""The lives of a run: how each began and ended, and what it cost to go on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptddp.run.recovery import PARTS
+
+PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
+
+
+@dataclass
+class Life:
+    """One life, as the ledger has it. Times are unix seconds; None: nobody has written it down."""
+
+    generation: int
+    start: Mapping[str, Any] = field(default_factory=dict)  # the event
+    stop: Mapping[str, Any] | None = None
+    end: Mapping[str, Any] | None = None
+    recovered: Mapping[str, Any] | None = None
+    saves: int = 0
+    failed_saves: int = 0
+
+    @property
+    def began(self) -> float:
+        """When rank 0 of it began."""
+        return float(self.start["time"]) - number(self.start.get("seconds"))
+
+    @property
+    def world_size(self) -> int:
+        """Its ranks; 0: unknown."""
+        return int(number(self.start.get("world_size")))
+
+    @property
+    def ended(self) -> float | None:
+        """When it stopped, or a survivor noticed that it was over."""
+        if self.stop:
+            return float(self.stop["time"])
+        return number(self.end.get("at")) or None if self.end else None
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, in the ledger's words; "": it runs, or nobody could say."""
+        return str((self.stop or self.end or {}).get("cause", ""))
+
+
+def lives_of(events: Sequence[Mapping[str, Any]]) -> list[Life]:
+    """By generation. A life whose start the ledger lacks is left out."""
+    found: dict[int, Life] = {}
+    for event in events:
+        life = found.setdefault(event["generation"], Life(event["generation"]))
+        match event["event"]:
+            case "start":
+                life.start = event
+            case "stop":
+                life.stop = event
+            case "end":
+                life.end = event
+            case "recovered":
+                life.recovered = event
+            case "checkpoint" if event.get("error"):
+                life.failed_saves += 1
+            case "checkpoint":
+                life.saves += 1
+    return [found[it] for it in sorted(found) if found[it].start]
+
+
+def is_fault(before: Life, life: Life) -> bool:
+    """Had nobody asked for the end of the life before? As the owners of rank-seconds see it."""
+    return before.stop is None or bool(life.start.get("restarts"))
+
+
+def number(value: Any) -> float:
+    """0 for what is none."""
+    right = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if right else 0.0
