@@ -4,13 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptddp.report.lives import PART_NAMES, Life, is_fault, number
+from gptddp.report.lives import PART_NAMES, Life, number
 from gptddp.report.read import Run
 from gptddp.report.strip import Strip
 from gptddp.report.thin import MOST, means, thin
 from gptddp.report.words import cell, duration, many, value
 
 MOST_LIVES = 200  # that are shaded and marked: of more, the newest
+MANY = 600  # steps: of more, a line of means is drawn over the others
+NOISY = ("loss", "tok_s", "grad_norm", "data_wait_s")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 # field of the log, heading, unit of the axis, what it says
@@ -69,18 +71,21 @@ def _lines(name: str, run: Run, of: int, runs: int) -> list[dict[str, Any]]:
             "dash": DASHES[of % len(DASHES)],
             "symbol": SYMBOLS[of % len(SYMBOLS)],
             "steps": name == "world_size",
-            "faint": name == "loss" and not of_evaluations and len(picked) < len(steps),
+            "faint": name in NOISY and not of_evaluations and len(steps) > MANY,
         }
         found.append(trace)
         if trace["faint"]:
             of_buckets = means(values, max(50, most // 4))
             n = max(1, len(steps) // max(1, len(of_buckets)))
-            found.append({
-                **trace, "faint": False,
-                "x": [steps[i] for i, _ in of_buckets],
-                "y": [it for _, it in of_buckets],
-                "name": _name(run, runs, f"training, mean of {n:,} steps"),
-            })  # fmt: skip
+            found.append(
+                {
+                    **trace,
+                    "faint": False,
+                    "x": [steps[i] for i, _ in of_buckets],
+                    "y": [it for _, it in of_buckets],
+                    "name": _name(run, runs, f"mean of {n:,} steps"),
+                }
+            )
     return found
 
 
@@ -95,7 +100,10 @@ def _shades(run: Run) -> list[dict[str, Any]]:
     for i, life in enumerate(lives):
         begin = int(life.start["step"])
         end = int(lives[i + 1].start["step"]) if i + 1 < len(lives) else max(run.step, begin)
-        found.append({"life": life.generation, "begin": begin + 0.5, "end": max(end, begin) + 0.5})
+        took = number((life.recovered or {}).get("total_s"))
+        note = duration(took) + (" lost" if life.follows_fault else " stopped") if took else ""
+        of = {"life": life.generation, "note": note}
+        found.append({**of, "begin": begin + 0.5, "end": max(end, begin) + 0.5})
     return found
 
 
@@ -104,9 +112,11 @@ def _marks(name: str, run: Run, of: int, runs: int) -> list[dict[str, Any]]:
     restarts = restart_notes(run)[-MOST_LIVES:]
     found = [_mark(run, runs, of, "restart", restarts, 0.97, "triangle-down")] if restarts else []
     if name == "loss":
-        saves = [(int(it["step"]), f"checkpoint {cell(it.get('name', ''))}")
-                 for it in run.events_of("checkpoint")
-                 if not it.get("error") and type(it.get("step")) is int]  # fmt: skip
+        saves = [
+            (int(it["step"]), f"checkpoint {cell(it.get('name', ''))}")
+            for it in run.events_of("checkpoint")
+            if not it.get("error") and type(it.get("step")) is int
+        ]
         if saves and runs == 1:
             found.append(_mark(run, runs, of, "checkpoint", _some(saves), 0.02, "line-ns-open"))
         if others := _some(other_notes(run)):
@@ -118,13 +128,25 @@ def _some(notes: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     return [notes[i] for i in range(0, len(notes), 1 + len(notes) // MOST_LIVES)]
 
 
-def _mark(run: Run, runs: int, of: int, kind: str, notes: Sequence[tuple[int, str]],
-          height: float, symbol: str) -> dict[str, Any]:  # fmt: skip
+def _mark(
+    run: Run,
+    runs: int,
+    of: int,
+    kind: str,
+    notes: Sequence[tuple[int, str]],
+    height: float,
+    symbol: str,
+) -> dict[str, Any]:
     return {
-        "kind": "mark", "mark": kind, "symbol": symbol, "colour": of if runs > 1 else 2,
-        "x": [step for step, _ in notes], "y": [height] * len(notes),
-        "text": [text for _, text in notes], "name": _name(run, runs, kind),
-    }  # fmt: skip
+        "kind": "mark",
+        "mark": kind,
+        "symbol": symbol,
+        "colour": of if runs > 1 else 2,
+        "x": [step for step, _ in notes],
+        "y": [height] * len(notes),
+        "text": [text for _, text in notes],
+        "name": _name(run, runs, kind),
+    }
 
 
 def restart_notes(run: Run) -> list[tuple[int, str]]:
@@ -141,7 +163,7 @@ def restart_notes(run: Run) -> list[tuple[int, str]]:
 
 def cause(before: Life, life: Life) -> str:
     """Why a life followed."""
-    if before.cause == "stopped" and is_fault(before, life):
+    if before.cause == "stopped" and life.follows_fault:
         return "stopped by its launcher: pods came or went"
     if before.cause:
         return before.cause
@@ -160,8 +182,11 @@ def cost(life: Life) -> str:
 def parts(life: Life) -> list[str]:
     """The split of a recovery."""
     told = life.recovered or {}
-    return [f"{name} {value(float(told[key]), 1)} s" for key, name in PART_NAMES.items()
-            if isinstance(told.get(key), int | float)]  # fmt: skip
+    return [
+        f"{name} {duration(float(told[key]))}"
+        for key, name in PART_NAMES.items()
+        if isinstance(told.get(key), int | float)
+    ]
 
 
 def other_notes(run: Run) -> list[tuple[int, str]]:
@@ -187,14 +212,13 @@ def ranks(strip: Strip, owners: Sequence[str], lives: Sequence[Life]) -> dict[st
     """The picture of the ranks, a character a pixel."""
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     return {
-        "id": "ranks",
         "rows": strip.rows,
         "perRow": strip.per_row,
-        "times": [round(1000 * it) for it in strip.times],
+        "width": strip.width,
+        "pieces": strip.pieces,
         "cells": ["".join(digits[it] for it in line) for line in strip.cells.tolist()],
         "owners": list(owners),
-        "lives": [[round(1000 * it.began), it.generation] for it in lives[-MOST_LIVES:]],
-        "breaks": [[round(1000 * a), round(1000 * b)] for a, b in strip.breaks],
+        "lives": [[it.began, it.generation] for it in lives[-MOST_LIVES:]],
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gptddp.run.owners import Owners
 from gptddp.run.recovery import PARTS
 
 PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
@@ -20,6 +21,11 @@ class Life:
     recovered: Mapping[str, Any] | None = None
     saves: int = 0
     failed_saves: int = 0
+    # as rank-seconds are counted: was the end of the life before unasked for, all seconds by owner
+    # until this life began, and the last table of this life
+    follows_fault: bool = False
+    until_then: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def began(self) -> float:
@@ -62,12 +68,26 @@ def lives_of(events: Sequence[Mapping[str, Any]]) -> list[Life]:
                 life.failed_saves += 1
             case "checkpoint":
                 life.saves += 1
-    return [found[it] for it in sorted(found) if found[it].start]
+    lives = [found[it] for it in sorted(found) if found[it].start]
+    _count({life.generation: life for life in lives}, events)
+    return lives
 
 
-def is_fault(before: Life, life: Life) -> bool:
-    """Had nobody asked for the end of the life before? As the owners of rank-seconds see it."""
-    return before.stop is None or bool(life.start.get("restarts"))
+def _count(lives: Mapping[int, Life], events: Sequence[Mapping[str, Any]]) -> None:
+    """Have each life know what the owners of rank-seconds made of it."""
+    owners = Owners()
+    for event in events:
+        before = owners.generation
+        phases = owners.phases
+        owners.add(event)
+        if owners.generation != before:
+            if before in lives:
+                lives[before].phases = phases
+            if owners.generation in lives:
+                life = lives[owners.generation]
+                life.follows_fault, life.until_then = owners.follows_fault, owners.so_far()
+    if owners.generation in lives:
+        lives[owners.generation].phases = owners.phases
 
 
 def number(value: Any) -> float:

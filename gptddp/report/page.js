@@ -3,11 +3,12 @@ const nonce = document.currentScript.nonce;
 const $ = (id) => document.getElementById(id);
 const figures = JSON.parse($("figures").textContent);
 const narrow = matchMedia("(max-width: 640px)"), dark = matchMedia("(prefers-color-scheme: dark)");
-const options = { responsive: true, displaylogo: false, displayModeBar: !narrow.matches && "hover",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"] };
+const options = { responsive: true, displayModeBar: false };
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const steps = (it) => it.traces !== undefined;
+const most = Math.max(1, ...figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
+const whole = [-0.01 * most, 1.02 * most]; // of all axes of steps
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // Plotly itself lies in the page as gzip: the text of the page is there before it is unpacked.
@@ -27,10 +28,10 @@ function axis(more) {
 function layout(more) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified",
-    dragmode: narrow.matches ? false : "zoom", margin: { l: 50, r: 10, t: 18, b: 34 },
+    dragmode: narrow.matches ? false : "zoom",
     font: { color: colour("fg"), size: 12, family: getComputedStyle(document.body).fontFamily },
     hoverlabel: { bgcolor: colour("soft"), bordercolor: colour("dim"), font: { color: colour("fg") }, align: "left" },
-    legend: { orientation: "h", x: 0, y: -0.14, yanchor: "top" }, ...more,
+    legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom" }, ...more,
   };
 }
 
@@ -56,51 +57,88 @@ function curves(it) {
     if (i) shapes.push({ ...at, type: "line", x1: life.begin, line: { width: 1, dash: "dash", color: colour("dim") } });
     if (it.shades.length > 1 && it.shades.length <= 12) {
       annotations.push({ x: life.begin, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", showarrow: false,
-        text: (it.shades.length > 5 || narrow.matches ? "" : "life ") + life.life, font: { size: 11, color: colour("dim") } });
+        text: (it.shades.length > 5 || narrow.matches ? "" : "life ") + life.life +
+          (it.id === "loss" && life.note && it.shades.length <= 6 && !narrow.matches ? ": " + life.note : ""), font: { size: 11, color: colour("dim") } });
     }
   });
+  const legend = it.traces.filter((t) => t.kind !== "mark").length > 1;
   return [it.traces.map(trace), layout({
-    shapes, annotations, showlegend: it.traces.length > 1,
-    xaxis: axis({ title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d" }),
-    yaxis: axis({ rangemode: it.low === 0 ? "tozero" : "normal", exponentformat: "power", nticks: 6 }),
+    shapes, annotations, showlegend: legend, margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
+    xaxis: axis({ range: whole.slice(), title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d" }),
+    yaxis: axis({ rangemode: it.low === 0 ? "tozero" : "normal", exponentformat: "SI", nticks: 6, hoverformat: "~r" }),
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
   })];
 }
 
+// The picture of the ranks: columns of equal seconds, in pieces between which a stop is cut out.
+const pieceAt = (it, column) => it.pieces.findLast((piece) => piece[0] <= column) || it.pieces[0];
+const timeAt = (it, column) => { const [from, , seconds] = pieceAt(it, column); return seconds + (column - from) * it.width; };
+const clock = (seconds) => new Date(1000 * seconds).toISOString().slice(0, 19).replace("T", " ");
+
+function columnAt(it, seconds) {
+  const piece = it.pieces.findLast((one) => one[2] <= seconds + 0.5) || it.pieces[0];
+  return Math.min(piece[1], piece[0] + Math.max(0, seconds - piece[2]) / it.width);
+}
+
+function ticks(it, [from, to], pixels) {
+  const room = (to - from) * it.width * 75 / pixels, vals = [], text = [];
+  const by = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2419200].find((s) => s > room) || 31536000;
+  let day = "";
+  for (const [left, right, seconds] of it.pieces) {
+    for (let at = Math.ceil(seconds / by) * by; ; at += by) {
+      const column = left + (at - seconds) / it.width;
+      if (column > right || column > to) break;
+      if (column < from || vals.length && column - vals.at(-1) < room / it.width / 2) continue;
+      const [date, time] = clock(at).split(" ");
+      vals.push(column);
+      text.push((by < 60 ? time : time.slice(0, 5)) + (date === day ? "" : "<br>" + date));
+      day = date;
+    }
+  }
+  return { tickvals: vals, ticktext: text };
+}
+
 function strip(it) {
-  const n = it.owners.length, z = it.cells.map((line) => Array.from(line, (c) => (c = parseInt(c, 36)) < n ? c : null));
-  const text = it.rows.flatMap((name, row) => {
+  const n = it.owners.length, columns = it.cells[0].length;
+  const z = it.cells.map((line) => Array.from(line, (c) => (c = parseInt(c, 36)) < n ? c : null));
+  it.told = it.rows.map((name, row) => {
     const lines = z.slice(row * it.perRow, (row + 1) * it.perRow);
-    const told = it.times.map((_, column) => {
+    return Array.from({ length: columns }, (_, column) => {
       const parts = {};
       for (const line of lines) if (line[column] !== null) parts[it.owners[line[column]]] = (parts[it.owners[line[column]]] || 0) + 1;
       const words = Object.entries(parts).map(([owner, k]) => k === it.perRow ? owner : `${owner} ${k}/${it.perRow}`);
-      return words.length ? `${name}: ${words.join(", ")}` : "";
+      return `${clock(timeAt(it, column + 0.5))} UTC, ${name}: ${words.join(", ") || "not there"}`;
     });
-    return lines.map(() => told);
   });
-  it.told = text.filter((_, i) => i % it.perRow === 0);
+  const text = z.map((_, line) => it.told[Math.floor(line / it.perRow)]);
   const scale = it.owners.flatMap((_, i) => [[i / n, colour("o" + i)], [(i + 1) / n, colour("o" + i)]]);
-  const every = Math.ceil(it.rows.length / 16), shapes = [], annotations = [];
-  const lines = it.rows.length * it.perRow;
-  for (let i = 1; i < it.rows.length; i++) {
-    const y = i * it.perRow - 0.5;
+  const every = Math.ceil(it.rows.length / 16), lines = it.cells.length, shapes = [], annotations = [];
+  const upright = (column, line) => shapes.push({ type: "line", x0: column, x1: column, y0: -0.5, y1: lines - 0.5, line });
+  for (let y = it.perRow - 0.5; y < lines - 1; y += it.perRow) {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("bg"), width: 2 } });
   }
-  it.lives.forEach(([at, life], i) => {
-    if (!i || it.lives.length > 60) return;
-    shapes.push({ type: "line", x0: at, x1: at, y0: -0.5, y1: lines - 0.5, line: { color: colour("fg"), width: 1, dash: "dash" } });
-    if (it.lives.length <= 12) annotations.push({ x: at, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", showarrow: false,
+  for (const piece of it.pieces.slice(1)) upright(piece[0], { color: colour("bg"), width: 7 });
+  it.lives.forEach(([seconds, life], i) => {
+    const column = columnAt(it, seconds);
+    if (i && it.lives.length <= 60) upright(column, { color: colour("fg"), width: 1, dash: "dash" });
+    if (it.lives.length <= 12) annotations.push({ x: column, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", showarrow: false,
       text: (it.lives.length > 5 || narrow.matches ? "" : "life ") + life, font: { size: 11, color: colour("dim") } });
   });
-  return [[{ type: "heatmap", x: it.times, z, text, colorscale: scale, zmin: -0.5, zmax: n - 0.5, showscale: false,
-    hovertemplate: "%{x|%Y-%m-%d %H:%M:%S}<br>%{text}<extra></extra>", hoverongaps: false }], layout({
-    hovermode: "closest", height: Math.max(130, Math.min(520, 70 + 34 * it.rows.length)), shapes, annotations,
-    xaxis: axis({ type: "date", showgrid: false, rangebreaks: it.breaks.map((b) => ({ bounds: b })) }),
-    yaxis: axis({ autorange: "reversed", showgrid: false, fixedrange: true, tickmode: "array",
+  const heat = { type: "heatmap", x0: 0.5, dx: 1, z, text, colorscale: scale, zmin: -0.5, zmax: n - 0.5, showscale: false,
+    hovertemplate: "%{text}<extra></extra>", hoverongaps: false };
+  return [[heat], layout({
+    hovermode: "closest", height: Math.max(140, Math.min(520, 80 + 34 * it.rows.length)), shapes, annotations, margin: { l: 50, r: 10, t: 18, b: 44 },
+    xaxis: axis({ range: [0, columns], showgrid: false, ...ticks(it, [0, columns], $(it.id).clientWidth || 600) }),
+    yaxis: axis({ range: [lines - 0.5, -0.5], showgrid: false, fixedrange: true, tickmode: "array",
       tickvals: it.rows.map((_, i) => (i + 0.5) * it.perRow - 0.5).filter((_, i) => i % every === 0),
       ticktext: it.rows.filter((_, i) => i % every === 0) }),
   })];
+}
+
+function ticked(it, change) {
+  if (change["xaxis.tickvals"]) return;
+  const { range } = $(it.id)._fullLayout.xaxis, found = ticks(it, range, $(it.id).clientWidth);
+  Plotly.relayout($(it.id), { "xaxis.tickvals": found.tickvals, "xaxis.ticktext": found.ticktext });
 }
 
 const draw = (it) => Plotly.react($(it.id), ...(steps(it) ? curves(it) : strip(it)), options);
@@ -109,13 +147,14 @@ const draw = (it) => Plotly.react($(it.id), ...(steps(it) ? curves(it) : strip(i
 let busy = false;
 async function zoomed(from, change) {
   if (busy) return;
-  const all = change["xaxis.autorange"], range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-  if (!all && range[0] === undefined) return;
+  const range = change["xaxis.autorange"] ? whole : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+  if (range[0] === undefined) return;
+  const all = range[0] === whole[0] && range[1] === whole[1];
   busy = true;
   for (const it of figures.filter(steps)) {
     const y = all ? null : seen(it, range);
     const own = it === from && change["yaxis.range[0]"] !== undefined;
-    await Plotly.relayout($(it.id), { ...(all ? { "xaxis.autorange": true } : { "xaxis.range": range.slice() }),
+    await Plotly.relayout($(it.id), { "xaxis.range": range.slice(),
       ...(own ? {} : y ? { "yaxis.range": y } : { "yaxis.autorange": true }) });
   }
   busy = false;
@@ -141,13 +180,13 @@ function keys(it) {
     const down = { ArrowUp: -1, ArrowDown: 1 }[event.key], zoom = { "+": 0.5, "=": 0.5, "-": 2, 0: 0 }[event.key];
     if (by === undefined && zoom === undefined && (down === undefined || steps(it)) || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    const xs = steps(it) ? it.traces[0].x : it.times;
+    const xs = steps(it) ? it.traces[0].x : Array.from(it.cells[0], (_, i) => i + 0.5);
     at = Math.max(0, Math.min(xs.length - 1, at + (by || 0)));
     if (down) row = Math.max(0, Math.min(it.rows.length - 1, row + down));
     if (zoom !== undefined) return zoomTo(it, xs[at], zoom);
     const points = steps(it) ? [{ curveNumber: 0, pointNumber: at }] : [{ curveNumber: 0, pointNumber: [row * it.perRow, at] }];
     Plotly.Fx.hover(div, points);
-    readout.textContent = steps(it) ? told(it, xs[at]) : new Date(xs[at]).toISOString().slice(0, 19).replace("T", " ") + " UTC, " + (it.told[row][at] || "nothing");
+    readout.textContent = steps(it) ? told(it, xs[at]) : it.told[row][at];
   });
   div.addEventListener("blur", () => { Plotly.Fx.unhover(div); readout.textContent = ""; });
 }
@@ -158,9 +197,9 @@ function told(it, x) {
 }
 
 function zoomTo(it, x, by) {
-  const div = $(it.id), axis = div._fullLayout.xaxis, [a, b] = axis.range.map((v) => axis.d2l(v)), half = (b - a) * by / 2;
-  if (!by) return Plotly.relayout(div, { "xaxis.autorange": true });
-  return Plotly.relayout(div, { "xaxis.range[0]": x - half, "xaxis.range[1]": x + half });
+  const div = $(it.id), [a, b] = div._fullLayout.xaxis.range, half = (b - a) * by / 2;
+  const [from, to] = by ? [x - half, x + half] : steps(it) ? whole : [0, it.cells[0].length];
+  return Plotly.relayout(div, { "xaxis.range[0]": from, "xaxis.range[1]": to });
 }
 
 async function main() {
@@ -168,7 +207,7 @@ async function main() {
   for (const it of figures) {
     if (!$(it.id)) continue;
     await draw(it);
-    if (steps(it)) $(it.id).on("plotly_relayout", (change) => zoomed(it, change));
+    $(it.id).on("plotly_relayout", (change) => steps(it) ? zoomed(it, change) : ticked(it, change));
     keys(it);
     await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
   }

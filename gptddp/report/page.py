@@ -26,7 +26,6 @@ def report(paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambd
     for path in map(check, paths):
         tell(f"reading {path}")
         runs.append(read(path, tell))
-        runs[-1].tables.tell(runs[-1].owners)
     html = render(runs, plots).encode()
     write_atomic(out, html)
     return len(html)

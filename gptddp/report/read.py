@@ -61,6 +61,15 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def tells_seconds(self) -> bool:
+        """Has any life told where its seconds went? Those of version 0.1.0 have not."""
+        return any(self.tables.of.values()) or any(life.phases for life in self.lives)
+
+    def is_over(self, life: Life) -> bool:
+        """Has another life followed, or has it stopped?"""
+        return life is not self.lives[-1] or life.stop is not None
+
+    @property
     def step(self) -> int:
         """The last step of the log; 0: none."""
         return self.steps[-1] if self.steps else 0
@@ -119,7 +128,7 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
         wrong=wrong,
     )
     _read_log(run, tell)
-    run.tables.add_events(events)
+    run.tables.tell(run.owners)
     return run
 
 

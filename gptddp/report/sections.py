@@ -10,11 +10,11 @@ import numpy as np
 from gptddp.config import FIELDS
 from gptddp.errors import visible_lines
 from gptddp.report import figures, story
-from gptddp.report.lives import is_fault, number
+from gptddp.report.lives import number
 from gptddp.report.read import Run
 from gptddp.report.tables import of_rank_0
 from gptddp.report.words import amount, cell, clock, duration, many, percent, size, value
-from gptddp.run.owners import OWNERS, owner_of
+from gptddp.run.owners import OWNERS
 
 MOST_ROWS = 60  # of a table
 ABOUT = {
@@ -70,17 +70,22 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     """The few numbers to see first."""
     last, found = run.last, story.goodput(run)
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(last.get("tokens"))))]
-    for label, field in (("training loss", "loss"), ("validation loss", "val_loss"),
-                         ("bits per byte", "val_bpb")):  # fmt: skip
+    for label, field in (
+        ("training loss", "loss"),
+        ("validation loss", "val_loss"),
+        ("bits per byte", "val_bpb"),
+    ):
         known = [it for it in run.series[field] if math.isfinite(it)]
         if known:
             rows.append((label, value(known[-1])))
     if found:
         rows.append(("goodput", percent(found[0])))
-    rows.append(("lives", f"{len(run.lives):,}"))
+        if (own := story.without_stops(found[1])) is not None:
+            rows.append(("without stops", percent(own)))
+    rows.append(("lives (starts)", f"{len(run.lives):,}"))
     if run.lives:
         rows.append(("ranks now", f"{run.lives[-1].world_size:,}"))
-        rows.append(("first start to last word", duration(story.elapsed(run))))
+        rows.append(("from start to last word", duration(story.elapsed(run))))
     return rows
 
 
@@ -90,31 +95,59 @@ def goodput(run: Run) -> dict[str, Any] | None:
         return None
     part, seconds = found
     total = sum(seconds.values())
-    rows = []
+    stopped, rows = seconds["stopped"], []
     for owner in sorted(seconds, key=lambda it: (it != "training", -seconds[it])):
-        if it := seconds[owner]:
-            without = "" if owner == "training" else percent(seconds["training"] / (total - it))
-            rows.append((owner, ABOUT.get(owner, ""), f"{it:,.1f}", percent(it / total), without,
-                         100 * it / total, OWNERS.index(owner)))  # fmt: skip
-    return {"part": percent(part), "total": f"{total:,.1f}", "rows": rows}
+        if not (it := seconds[owner]):
+            continue
+        without = ["", ""]
+        if owner != "training":
+            running = total - it - stopped * (owner != "stopped")
+            without = [percent(seconds["training"] / left) for left in (total - it, running)]
+        width, colour = 100 * it / total, OWNERS.index(owner)
+        row: dict[str, Any] = {
+            "owner": owner,
+            "what": ABOUT.get(owner, ""),
+            "seconds": f"{it:,.1f}",
+        }
+        row |= {"share": percent(it / total), "without": without[: 1 + bool(stopped)]}
+        rows.append({**row, "width": f"{width:.2f}", "colour": colour})
+    parts = {"part": percent(part), "total": f"{total:,.1f}", "stopped": bool(stopped)}
+    return {**parts, "rows": rows}
 
 
 def lives(run: Run) -> Table:
     """How each life began and ended."""
-    head = ["life", "began (UTC)", "ranks", "from step", "from", "ended by",
-            "until the first new step", "split", "steps again", "saves"]  # fmt: skip
+    head = [
+        "life",
+        "began (UTC)",
+        "ranks",
+        "from step",
+        "from",
+        "ended by",
+        "until the first new step",
+        "split",
+        "steps again",
+        "saves",
+    ]
     rows = []
     for before, life in zip([None, *run.lives], run.lives, strict=False):
         total = number((life.recovered or {}).get("total_s"))
         saves = f"{life.saves}" + (f", {life.failed_saves} failed" if life.failed_saves else "")
-        stop = before is not None and not is_fault(before, life)
-        rows.append([
-            str(life.generation), clock(life.began), f"{life.world_size}",
-            value(life.start.get("step")), cell(life.start.get("source", "")),
-            cell(ending(run, life)),
-            (duration(total) + " after a stop" * stop) if total else "",
-            ", ".join(figures.parts(life)), value(life.start.get("redo")), saves,
-        ])  # fmt: skip
+        stop = before is not None and not life.follows_fault
+        rows.append(
+            [
+                str(life.generation),
+                clock(life.began),
+                f"{life.world_size}",
+                value(life.start.get("step")),
+                cell(life.start.get("source", "")),
+                cell(ending(run, life)),
+                (duration(total) + " after a stop" * stop) if total else "",
+                ", ".join(figures.parts(life)),
+                value(life.start.get("redo")),
+                saves,
+            ]
+        )
     return Table(head, rows[-MOST_ROWS:], max(0, len(rows) - MOST_ROWS))
 
 
@@ -128,34 +161,43 @@ def ending(run: Run, life: Any) -> str:
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
 
 
+_BEGINNING = ("init", "restore", "warmup")
+
+
 def slowest(run: Run) -> Table | None:
-    """Who was busy longest in the newest life that has told more than its start."""
-    for before, life in reversed(list(zip([None, *run.lives], run.lives, strict=False))):
-        over = life is not run.lives[-1] or life.stop is not None
-        tables = run.tables.of_life(life.generation, life.world_size, over)
+    """Who was busy longest in the newest life that has told more than its start; None of one rank."""
+    for life in (it for it in reversed(run.lives) if it.world_size > 1):
+        tables = run.tables.of_life(life, run.is_over(life))
         if not tables or not tables[-1].keys() & {"step", "redo"}:
             continue
-        table, fault = tables[-1], before is not None and is_fault(before, life)
+        table = tables[-1]
         zero = np.zeros(life.world_size)
         busy = sum((table.get(it, zero) for it in ("step", "redo", "data_wait")), zero)
         middle = float(np.median(busy))
         order = np.argsort(-busy, kind="stable")
         rows = []
         for rank in order[:MOST_ROWS]:
-            rows.append([
-                f"rank {rank}", f"{busy[rank]:,.1f}",
-                f"{100 * (busy[rank] / middle - 1):+.1f} %" if middle else "",
-                *(f"{table.get(it, zero)[rank]:,.1f}" for it in ("data_wait", "wait", "eval")),
-                f"{sum(s[rank] for p, s in table.items() if owner_of(p, fault) in _BEGIN):,.1f}",
-            ])  # fmt: skip
-        head = ["rank", "busy, s", "to the median", "of it for data, s", "waited for others, s",
-                "evaluation, s", "start, s"]  # fmt: skip
+            rows.append(
+                [
+                    f"rank {rank}",
+                    f"{busy[rank]:,.1f}",
+                    f"{100 * (busy[rank] / middle - 1):+.1f} %" if middle else "",
+                    *(f"{table.get(it, zero)[rank]:,.1f}" for it in ("data_wait", "wait", "eval")),
+                    f"{sum(table.get(it, zero)[rank] for it in _BEGINNING):,.1f}",
+                ]
+            )
+        head = [
+            "rank",
+            "busy, s",
+            "to the median",
+            "of it for data, s",
+            "waited for others, s",
+            "evaluation, s",
+            "start, s",
+        ]
         caption = f"Life {life.generation}, its first {duration(of_rank_0(table))}."
         return Table(head, rows, max(0, len(order) - MOST_ROWS), caption)
     return None
-
-
-_BEGIN = ("start", "reload")
 
 
 def checkpoints(run: Run) -> Table:
@@ -167,10 +209,27 @@ def checkpoints(run: Run) -> Table:
         took = [
             duration(number(save[key])) if key in save else "" for key in ("stall_s", "write_s")
         ]
-        rows.append([cell(it.name), f"{it.step:,}", it.state, size(it.nbytes),
-                     clock(it.time) if it.time else "", *took, cell(it.reason)])  # fmt: skip
-    head = ["name", "step", "state", "size", "saved (UTC)", "taken from training",
-            "written in", "what is wrong"]  # fmt: skip
+        rows.append(
+            [
+                cell(it.name),
+                f"{it.step:,}",
+                it.state,
+                size(it.nbytes),
+                clock(it.time) if it.time else "",
+                *took,
+                cell(it.reason),
+            ]
+        )
+    head = [
+        "name",
+        "step",
+        "state",
+        "size",
+        "saved (UTC)",
+        "taken from training",
+        "written in",
+        "what is wrong",
+    ]
     done = len(saves)
     failed = len([it for it in run.events_of("checkpoint") if it.get("error")])
     caption = f"{many(done, 'save')} in all, {failed:,} failed; {len(rows):,} are there now."
@@ -194,8 +253,9 @@ def proof(run: Run) -> list[tuple[str, str]]:
     if chain := run.last.get("chain_fp"):
         rows.append((f"chain_fp, of the rows of steps 1 to {run.step:,}", cell(chain)))
     if run.state_fp:
-        rows.append((f"state_fp, of all tensors after step {run.state_fp[0]:,}",
-                     cell(run.state_fp[1])))  # fmt: skip
+        rows.append(
+            (f"state_fp, of all tensors after step {run.state_fp[0]:,}", cell(run.state_fp[1]))
+        )
     whole = not run.log_wrong
     if run.step:
         said = (
@@ -212,12 +272,18 @@ def proof(run: Run) -> list[tuple[str, str]]:
 
 def environment(run: Run) -> list[tuple[str, str]]:
     """What the newest life ran on."""
-    rows = [("gptddp", run.about.get("version")), ("torch", run.about.get("torch")),
-            ("run id", run.about.get("run_id"))]  # fmt: skip
+    rows = [
+        ("gptddp", run.about.get("version")),
+        ("torch", run.about.get("torch")),
+        ("run id", run.about.get("run_id")),
+    ]
     if run.lives:
         start = run.lives[-1].start
-        rows += [("device", start.get("device")), ("ranks", start.get("world_size")),
-                 ("pods or nodes", start.get("nodes"))]  # fmt: skip
+        rows += [
+            ("device", start.get("device")),
+            ("ranks", start.get("world_size")),
+            ("pods or nodes", start.get("nodes")),
+        ]
         machines = start.get("machines")
         rows += [("machine", it) for it in (machines if isinstance(machines, list) else [])]
     return [(name, cell(it)) for name, it in rows if it is not None]

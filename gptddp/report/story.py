@@ -2,11 +2,12 @@
 
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gptddp.budget import shown
-from gptddp.report.lives import is_fault, number
+from gptddp.report.lives import number
 from gptddp.report.read import Run
 from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import crash_loop, lease_file
@@ -76,7 +77,7 @@ def _skipped_at_end(run: Run) -> int:
 def verdict(run: Run, state: State) -> str:
     """The run in a sentence or two."""
     return " ".join(
-        filter(None, (_progress(run, state), _result(run), _faults(run), _goodput(run)))
+        filter(None, (_progress(run, state), _result(run), _faults(run, state.word), _goodput(run)))
     )
 
 
@@ -86,19 +87,19 @@ def _progress(run: Run, state: State) -> str:
     where = f"step {run.step:,}"
     if c and run.step and state.word != "finished":
         where = f"step {shown(c, run.step, tokens, train_s)}"
-    of = f"{where}, {amount(tokens)} tokens" if run.step else "before its first step"
+    of = f"after {where}, {amount(tokens)} tokens" if run.step else "before its first step"
     match state.word:
         case "finished":
             whole = f" in {duration(elapsed(run))}" if run.lives else ""
-            return f"Finished after {of}{whole}: {state.why}."
+            return f"Finished {of}{whole}: {state.why}."
         case "running":
-            return f"Running: {of}."
+            return f"Running, {of}."
         case "stopped":
-            return f"Stopped after {of}, in good order: {state.why}."
+            return f"Stopped {of}, in good order: {state.why}."
         case "failed":
-            return f"Failed after {of}: {state.why}."
+            return f"Failed {of}: {state.why}."
     at = f", last heard of at {clock(last['time'])} UTC" if number(last.get("time")) else ""
-    return f"Not running, and not finished, after {of}{at}: {state.why}."
+    return f"Not running, and not finished, {of}{at}: {state.why}."
 
 
 def elapsed(run: Run) -> float:
@@ -120,11 +121,11 @@ def _result(run: Run) -> str:
     return f"Training loss: {value(known[-1][1])} at step {known[-1][0]:,}." if known else ""
 
 
-def _faults(run: Run) -> str:
+def _faults(run: Run, word: str) -> str:
     pairs = list(zip(run.lives, run.lives[1:], strict=False))
-    faults = [after for before, after in pairs if is_fault(before, after)]
+    faults = [life for _, life in pairs if life.follows_fault]
     if not pairs:
-        return "Nothing interrupted it." if run.step else ""
+        return "Nothing interrupted it." if word in ("finished", "running", "stopped") else ""
     stops = len(pairs) - len(faults)
     texts = [f"it was stopped and continued {_times(stops)}"] if stops else []
     if faults:
@@ -151,23 +152,31 @@ def goodput(run: Run) -> tuple[float, dict[str, float]] | None:
     """
     seconds = run.owners.so_far()
     total = sum(seconds.values())
-    told = any(run.tables.of.values())
-    return (seconds["training"] / total, seconds) if told and total > 0 else None
+    return (seconds["training"] / total, seconds) if run.tells_seconds and total > 0 else None
+
+
+def without_stops(seconds: Mapping[str, float]) -> float | None:
+    """The goodput of the time in which somebody meant to train; None where nobody has stopped."""
+    rest = sum(seconds.values()) - seconds["stopped"]
+    return seconds["training"] / rest if seconds["stopped"] and rest > 0 else None
 
 
 def _goodput(run: Run) -> str:
     if not (found := goodput(run)):
         return ""
     part, seconds = found
-    owner, most = max(
-        ((it, s) for it, s in seconds.items() if it != "training"), key=lambda x: x[1]
-    )
-    rest = (
-        f"; the most of the rest was {owner} ({percent(most / sum(seconds.values()))})"
-        if most
-        else ""
-    )
-    return f"{percent(part)} of all rank-seconds went to new steps{rest}."
+    rest = {name: it for name, it in seconds.items() if name not in ("training", "stopped")}
+    owner = max(rest, key=lambda it: rest[it])
+    total, own = sum(seconds.values()), without_stops(seconds)
+    most = f"; most of the rest: {owner} ({percent(rest[owner] / total)})" if rest[owner] else ""
+    if own is not None:
+        total -= seconds["stopped"]
+        most = f"; most of the rest: {owner} ({percent(rest[owner] / total)})"
+        return (
+            f"{percent(own)} of all rank-seconds in which it was not stopped went to new steps"
+            f" ({percent(part)} with the stops){most}."
+        )
+    return f"{percent(part)} of all rank-seconds went to new steps{most}."
 
 
 def next_commands(run: Run, state: State) -> list[tuple[str, str]]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from gptddp.report.lives import Life, is_fault, number
+from gptddp.report.lives import Life
 from gptddp.report.read import Run
 from gptddp.report.tables import of_rank_0, since
 from gptddp.run.owners import OWNERS, owner_of
@@ -14,7 +13,12 @@ from gptddp.run.owners import OWNERS, owner_of
 COLUMNS = 360
 MOST_ROWS = 32  # more ranks are drawn in groups
 NOBODY = len(OWNERS)  # a cell in which there was no such rank, or nothing is known
+_GAP_S = 1.0  # less than this is no gap
+_LEAST_S = 1e-3  # a millisecond: times are rounded to those
 _LONG_STOP = 0.05  # of all other time: a longer one is cut out of the picture
+
+
+_Place = tuple[float, float, float]  # where it is drawn, in columns: from, to; unix seconds there
 
 
 @dataclass
@@ -30,68 +34,59 @@ class Span:
 class Strip:
     """What is drawn.
 
-    rows: the names of ranks, or of groups of them. times: of the columns' middles, unix seconds.
-    cells: uint8 (rows * per_row, columns), an owner's number. breaks: stops that are cut out.
+    rows: the names of ranks, or of groups of them. cells: uint8 (rows * per_row, columns), an
+    owner's number. pieces: from column to column (fractions count), and the unix seconds of the
+    first; between two of them a stop may be cut out. width: of a column, in seconds.
     """
 
     rows: list[str]
     per_row: int
-    times: list[float]
     cells: np.ndarray
-    breaks: list[tuple[float, float]]
+    pieces: list[_Place]
+    width: float
 
 
 def spans(run: Run) -> list[Span]:
-    """All of the run, in order of time."""
+    """All of the run, in order of time: what the ranks have told, then what the ledger knows."""
     found: list[Span] = []
-    for life, following in pairwise([*run.lives, None]):
-        assert life is not None
-        before = [it for it in run.lives if it.generation < life.generation]
-        fault = bool(before) and is_fault(before[-1], life)
-        told = life.began
-        last: dict[str, np.ndarray] = {}
-        over = following is not None or life.stop is not None
-        for table in run.tables.of_life(life.generation, life.world_size, over):
+    lives = [it for it in run.lives if it.until_then]
+    for life, following in zip(lives, [*lives[1:], None], strict=True):
+        sums = following.until_then if following else run.owners.so_far()
+        rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
+        told, last = life.began, dict[str, np.ndarray]()
+        for table in run.tables.of_life(life, run.is_over(life)):
             end = life.began + of_rank_0(table)
             seconds = np.zeros((len(OWNERS), life.world_size))
             for phase, row in since(table, last).items():
-                seconds[OWNERS.index(owner_of(phase, fault))] += row
+                seconds[OWNERS.index(owner_of(phase, life.follows_fault))] += row
             if not last:  # a rank that began later than rank 0 was still being formed, or started
                 later = of_rank_0(table) - sum(table.values())
-                seconds[OWNERS.index("reforming" if fault else "start")] += later
+                seconds[OWNERS.index("reforming" if life.follows_fault else "start")] += later
             found.append(Span(told, end, seconds))
-            told, last = end, table
-        found += _after(life, following, told)
+            told, last, rest = end, table, rest - seconds.sum(1)
+        found += _untold(life, following, told, rest)
     return found
 
 
-def _after(life: Life, following: Life | None, told: float) -> Iterator[Span]:
-    """From the last word of a life to the beginning of the next one."""
-    until = following.began if following else None
-    if life.stop:
-        ended = max(told, number(life.stop["time"]))
-        yield _all(told, ended, "checkpoint", life.world_size)
-        if following and until is not None:
-            owner = "reforming" if is_fault(life, following) else "stopped"
-            yield _all(ended, until, owner, following.world_size)
-    elif following and until is not None:
-        end = life.end or {}
-        noticed = min(max(told, number(end.get("at")) or told), max(told, until))
-        owner = "detection" if end.get("phases") else "training"
-        yield _all(told, noticed, owner, life.world_size)
-        yield _all(noticed, until, "reforming", following.world_size)
-
-
-def _all(begin: float, end: float, owner: str, ranks: int) -> Span:
-    """The same of all ranks."""
-    seconds = np.zeros((len(OWNERS), ranks))
-    seconds[OWNERS.index(owner)] = max(0.0, end - begin)
-    return Span(begin, end, seconds)
+def _untold(life: Life, following: Life | None, told: float, rest: np.ndarray) -> Iterator[Span]:
+    """What no rank has told: first of this life's ranks, then of those that waited to be a life."""
+    between = [OWNERS.index(it) for it in ("reforming", "stopped")]
+    own = np.maximum(rest, 0.0)
+    own[between] = 0.0
+    own = np.where(own > _LEAST_S, own, 0.0) / max(1, life.world_size)
+    if own.any():
+        yield Span(told, told + own.sum(), np.repeat(own[:, None], life.world_size, axis=1))
+    if following is not None and following.world_size:
+        gap = np.zeros(len(OWNERS))
+        gap[between] = np.maximum(rest[between], 0.0) / following.world_size
+        if gap.sum() > _LEAST_S:
+            end = following.began
+            yield Span(end - gap.sum(), end, np.repeat(gap[:, None], following.world_size, axis=1))
 
 
 def draw(run: Run) -> Strip | None:
     """None where no life has told where its seconds went."""
-    if not any(run.tables.of.values()):
+    if not run.tells_seconds:
         return None
     every = [it for it in spans(run) if it.end > it.begin]
     stopped = OWNERS.index("stopped")
@@ -100,51 +95,56 @@ def draw(run: Run) -> Strip | None:
     if not rest:
         return None
     active = sum(it.end - it.begin for it in rest)
-    breaks = [(it.begin, it.end) for it in stops if it.end - it.begin > _LONG_STOP * active]
-    shown = sorted([*rest, *(it for it in stops if (it.begin, it.end) not in breaks)], key=_begin)
+    shown = [*rest, *(it for it in stops if it.end - it.begin <= _LONG_STOP * active)]
+    shown.sort(key=lambda it: it.begin)
     ranks = max(it.seconds.shape[1] for it in shown)
     group = -(-ranks // MOST_ROWS)
     names = [
         f"rank {first}" if group == 1 else f"ranks {first} to {min(first + group, ranks) - 1}"
         for first in range(0, ranks, group)
     ]
-    share, times = _columns(shown, len(names), group)
+    placed, width = _placed(shown)
     per_row = max(3, min(12, 96 // len(names)))
-    return Strip(names, per_row, times, _pixels(share, per_row), breaks)
+    cells = _pixels(_shares(shown, placed, len(names), group), per_row)
+    return Strip(names, per_row, cells, _pieces(placed, width), width)
 
 
-def _begin(span: Span) -> float:
-    return span.begin
-
-
-def _columns(shown: list[Span], rows: int, group: int) -> tuple[np.ndarray, list[float]]:
-    """The share of each owner in a column's time, (columns, owners, rows), and the columns' times.
-
-    The columns are of the time that is shown, one piece behind the other.
-    """
-    pieces: list[tuple[float, float, float]] = []  # where drawn, and from when to when
-    at = 0.0
+def _placed(shown: list[Span]) -> tuple[list[_Place], float]:
+    """One behind the other, with nothing in between, and none over another; seconds a column."""
+    found: list[_Place] = []
+    at, until = 0.0, -np.inf
     for span in shown:
-        begin = max(span.begin, pieces[-1][2] if pieces else span.begin)
-        pieces.append((at, begin, max(begin, span.end)))
-        at += max(0.0, span.end - begin)
+        begin = max(span.begin, until)
+        until = max(begin, span.end)
+        found.append((at, at + until - begin, begin))
+        at += until - begin
     width = max(at, 1e-9) / COLUMNS
+    return [(left / width, right / width, begin) for left, right, begin in found], width
+
+
+def _shares(shown: list[Span], placed: list[_Place], rows: int, group: int) -> np.ndarray:
+    """The share of each owner in a column's time, (columns, owners, rows)."""
     share = np.zeros((COLUMNS, len(OWNERS), rows))
-    for span, (left, begin, end) in zip(shown, pieces, strict=True):
-        if end <= begin:
+    for span, (left, right, _) in zip(shown, placed, strict=True):
+        if right <= left:
             continue
         padded = np.zeros((len(OWNERS), rows * group))
         padded[:, : span.seconds.shape[1]] = span.seconds
-        rate = padded.reshape(len(OWNERS), rows, group).sum(2) / (end - begin)
-        right = left + end - begin
-        for column in range(int(left / width), min(COLUMNS, int(right / width) + 1)):
-            inside = min(right, (column + 1) * width) - max(left, column * width)
-            share[column] += max(0.0, inside) / width * rate
-    lefts = np.array([it[0] for it in pieces])
-    middles = (np.arange(COLUMNS) + 0.5) * width
-    of = np.maximum(np.searchsorted(lefts, middles, side="right") - 1, 0)
-    times = [pieces[i][1] + (middle - pieces[i][0]) for i, middle in zip(of, middles, strict=True)]
-    return share / group, [float(it) for it in times]
+        rate = padded.reshape(len(OWNERS), rows, group).sum(2) / (span.end - span.begin) / group
+        for column in range(int(left), min(COLUMNS, int(right) + 1)):
+            share[column] += max(0.0, min(right, column + 1) - max(left, column)) * rate
+    return share
+
+
+def _pieces(placed: list[_Place], width: float) -> list[_Place]:
+    """The same, but those that follow without a gap are one; a column is `width` seconds."""
+    found: list[_Place] = []
+    for left, right, begin in placed:
+        if found and abs(begin - found[-1][2] - (left - found[-1][0]) * width) < _GAP_S:
+            found[-1] = (found[-1][0], right, found[-1][2])
+        else:
+            found.append((left, right, begin))
+    return found
 
 
 def _pixels(share: np.ndarray, per_row: int) -> np.ndarray:

@@ -4,11 +4,12 @@ A table has the seconds of each rank since its start, by phase. Tables of one li
 that of a long run any may be left out, and the rest still adds up.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gptddp.report.lives import Life
 from gptddp.run.owners import Owners
 
 MOST_NUMBERS = 1 << 20  # of all tables that are kept
@@ -21,7 +22,6 @@ class Tables:
 
     def __init__(self) -> None:
         self.of: dict[int, list[Table]] = {}
-        self._told: dict[int, Table] = {}  # the last of the ledger
         self._numbers = 0
 
     def add(self, generation: int, phases: Mapping[str, Any]) -> None:
@@ -39,27 +39,18 @@ class Tables:
             self.of[life] = tables[-1::-2][::-1]
         self._numbers = sum(size(it) for tables in self.of.values() for it in tables)
 
-    def add_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Those of the ledger, which decide how far a life is known, once it is over."""
-        for event in events:
-            table = parse(event.get("phases"))
-            if event["event"] in ("checkpoint", "stop", "end") and table is not None:
-                life = event["generation"]
-                self.add(life, event["phases"])
-                if of_rank_0(table) >= of_rank_0(self._told.get(life, {})):
-                    self._told[life] = table
-
-    def of_life(self, generation: int, world_size: int, is_over: bool) -> list[Table]:
+    def of_life(self, life: Life, is_over: bool) -> list[Table]:
         """Its tables with one number for each of its ranks, in order of time.
 
-        Of a life that is over those that the ledger does not know of are left out, as they are
-        where rank-seconds are counted.
+        Of a life that is over the last is the one by which its rank-seconds are counted.
         """
-        end = of_rank_0(self._told.get(generation, {})) if is_over else np.inf
+        last = parse(life.phases)
+        known = [*self.of.get(life.generation, []), *([last] if last else [])]
+        end = (of_rank_0(last) if last else 0.0) if is_over else np.inf
         found: list[Table] = []
-        for table in sorted(self.of.get(generation, []), key=of_rank_0):
-            fits = all(len(row) == world_size for row in table.values())
-            newer = of_rank_0(table) > of_rank_0(found[-1] if found else {})
+        for table in sorted(known, key=of_rank_0):
+            fits = all(len(row) == life.world_size for row in table.values())
+            newer = of_rank_0(table) > (of_rank_0(found[-1]) if found else 0.0)
             if fits and newer and of_rank_0(table) <= end:
                 found.append(table)
         return found

@@ -8,9 +8,9 @@ from gptddp.errors import visible
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`."""
+    """`0.004 s`, `4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`."""
     if seconds < 59.95:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds >= 0.1 or not seconds else f"{seconds:.2g} s"
     s = round(seconds)
     for big, small, name, rest in ((86400, 3600, "d", "h"), (3600, 60, "h", "min")):
         if s >= big:
