@@ -161,13 +161,24 @@ def restart_notes(run: Run) -> list[tuple[int, str]]:
     return found
 
 
+_BUDGETS = {
+    "steps": "all its steps were done",
+    "max_tokens": "its tokens were used up",
+    "max_time": "its time was used up",
+    "stopped": "stopped by a signal",
+}
+
+
+def why_over(life: Life) -> str:
+    """Why a life has ended, in the ledger's words but for those of budgets and signals."""
+    return _BUDGETS.get(life.cause, life.cause) or "nobody has written down why"
+
+
 def cause(before: Life, life: Life) -> str:
     """Why a life followed."""
     if before.cause == "stopped" and life.follows_fault:
         return "stopped by its launcher: pods came or went"
-    if before.cause:
-        return before.cause
-    return "nobody has written down why"
+    return why_over(before)
 
 
 def cost(life: Life) -> str:

@@ -65,7 +65,8 @@ function curves(it) {
   return [it.traces.map(trace), layout({
     shapes, annotations, showlegend: legend, margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
     xaxis: axis({ range: whole.slice(), title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d" }),
-    yaxis: axis({ rangemode: it.low === 0 ? "tozero" : "normal", exponentformat: "SI", nticks: 6, hoverformat: "~r" }),
+    yaxis: axis({ rangemode: it.low === 0 ? "tozero" : "normal", exponentformat: /^(lr|grad_norm)$/.test(it.id) ? "e" : "SI", nticks: 6, hoverformat: "~r",
+      ...(it.id === "world_size" ? { dtick: Math.ceil(Math.max(1, ...it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6) } : {}) }),
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
   })];
 }
@@ -88,7 +89,7 @@ function ticks(it, [from, to], pixels) {
     for (let at = Math.ceil(seconds / by) * by; ; at += by) {
       const column = left + (at - seconds) / it.width;
       if (column > right || column > to) break;
-      if (column < from || vals.length && column - vals.at(-1) < room / it.width / 2) continue;
+      if (column < from || vals.length && column - vals.at(-1) < room / it.width) continue;
       const [date, time] = clock(at).split(" ");
       vals.push(column);
       text.push((by < 60 ? time : time.slice(0, 5)) + (date === day ? "" : "<br>" + date));
@@ -128,7 +129,7 @@ function strip(it) {
     hovertemplate: "%{text}<extra></extra>", hoverongaps: false };
   return [[heat], layout({
     hovermode: "closest", height: Math.max(140, Math.min(520, 80 + 34 * it.rows.length)), shapes, annotations, margin: { l: 50, r: 10, t: 18, b: 44 },
-    xaxis: axis({ range: [0, columns], showgrid: false, ...ticks(it, [0, columns], $(it.id).clientWidth || 600) }),
+    xaxis: axis({ range: [0, columns], showgrid: false, tickangle: 0, ...ticks(it, [0, columns], $(it.id).clientWidth || 600) }),
     yaxis: axis({ range: [lines - 0.5, -0.5], showgrid: false, fixedrange: true, tickmode: "array",
       tickvals: it.rows.map((_, i) => (i + 0.5) * it.perRow - 0.5).filter((_, i) => i % every === 0),
       ticktext: it.rows.filter((_, i) => i % every === 0) }),
@@ -198,7 +199,8 @@ function told(it, x) {
 
 function zoomTo(it, x, by) {
   const div = $(it.id), [a, b] = div._fullLayout.xaxis.range, half = (b - a) * by / 2;
-  const [from, to] = by ? [x - half, x + half] : steps(it) ? whole : [0, it.cells[0].length];
+  const all = steps(it) ? whole : [0, it.cells[0].length];
+  const [from, to] = by ? [Math.max(all[0], x - half), Math.min(all[1], x + half)] : all;
   return Plotly.relayout(div, { "xaxis.range[0]": from, "xaxis.range[1]": to });
 }
 

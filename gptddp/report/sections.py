@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ def of(run: Run, name: str) -> dict[str, Any]:
     return {
         "name": cell(name),
         "path": cell(run.path),
+        "quoted": cell(shlex.quote(str(run.path))),
         "state": state.word,
         "verdict": cell(story.verdict(run, state)),
         "next": [(cell(a), cell(b)) for a, b in story.next_commands(run, state)],
@@ -153,10 +155,8 @@ def lives(run: Run) -> Table:
 
 def ending(run: Run, life: Any) -> str:
     """How a life ended."""
-    if life.cause:
-        return str(life.cause)
-    if life is not run.lives[-1]:
-        return "nobody has written down why"
+    if life.cause or life is not run.lives[-1]:
+        return figures.why_over(life)
     word = story.state_of(run).word
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
 
@@ -165,7 +165,7 @@ _BEGINNING = ("init", "restore", "warmup")
 
 
 def slowest(run: Run) -> Table | None:
-    """Who was busy longest in the newest life that has told more than its start; None of one rank."""
+    """Who was busy longest in the newest life that has told of steps; None of a single rank."""
     for life in (it for it in reversed(run.lives) if it.world_size > 1):
         tables = run.tables.of_life(life, run.is_over(life))
         if not tables or not tables[-1].keys() & {"step", "redo"}:
@@ -300,7 +300,8 @@ def configuration(run: Run) -> Table:
 
 def compared(runs: Sequence[Run], names: Sequence[str]) -> Table:
     """The runs beside each other."""
-    keys = list(dict.fromkeys(key for run in runs for key, _ in tiles(run)))
+    longest = sorted(map(tiles, runs), key=len, reverse=True)
+    keys = list(dict.fromkeys(key for found in longest for key, _ in found))
     rows = []
     for run, name in zip(runs, names, strict=True):
         of_run = dict(tiles(run))
