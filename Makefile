@@ -46,6 +46,12 @@ test-transformers: .transformers/.done  ## the same logits as Hugging Face's tra
 test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
 	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
 
+# In a headless Chromium; pictures of what it shows lie in .report. With a run of a million steps.
+test-report: venv  ## the page of gptddp report in a browser; installs it by apt-get if need be
+	tests/browser/install
+	@mkdir -p .report
+	PICTURES=.report $(BIN)/python -m pytest tests/browser
+
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -84,7 +90,7 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" .transformers dist demo .bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" .transformers dist demo .bench .report .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm test-transformers test-examples lint bench image cluster \
-  cluster-down test-cluster wheel clean
+.PHONY: help venv demo test test-faults test-slurm test-transformers test-examples test-report lint \
+  bench image cluster cluster-down test-cluster wheel clean

@@ -140,6 +140,8 @@ def show(run: Path, job_dir: Path) -> int:
     prompt = ("--prompt", "def", "--tokens", "200", "--temperature", "0.6")
     sampled = subprocess.run(command("gptddp", "sample", str(run), *prompt)).returncode
     say("Look at")
+    page = job_dir / "report.html"
+    drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
     for what, why in (
         (f"gptddp sample {run} --prompt 'class '", "another one"),
         (f"gptddp log {run}", "every step, as JSON: loss, rate, tokens a second, fingerprints"),
@@ -147,9 +149,10 @@ def show(run: Path, job_dir: Path) -> int:
         (str(run / "ledger.jsonl"), "every life of the run: where the seconds of the kill went"),
         (str(job_dir / "logs"), "what each pod wrote"),
         ("docs/tutorial.md", "the same by hand, with a text of yours, and on a cluster"),
+        (str(page.absolute()), "open it in a browser: curves, the kill and its cost, lost time"),
     ):
         print(f"{what}\n    {why}")
-    return audited or sampled
+    return audited or sampled or drawn
 
 
 def main() -> int:
