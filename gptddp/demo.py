@@ -139,9 +139,10 @@ def show(run: Path, job_dir: Path) -> int:
     say("A sample")
     prompt = ("--prompt", "def", "--tokens", "200", "--temperature", "0.6")
     sampled = subprocess.run(command("gptddp", "sample", str(run), *prompt)).returncode
-    say("Look at")
-    page = job_dir / "report.html"
+    say("The run on one page")
+    page = job_dir.parents[1] / "report.html"
     drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
+    say("Look at")
     for what, why in (
         (f"gptddp sample {run} --prompt 'class '", "another one"),
         (f"gptddp log {run}", "every step, as JSON: loss, rate, tokens a second, fingerprints"),

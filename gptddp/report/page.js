@@ -42,8 +42,8 @@ function trace(it) {
       marker: { symbol: it.symbol, size: it.mark === "restart" ? 11 : 8, color: paint, line: { width: 2, color: paint } } };
   }
   const points = it.kind === "points";
-  return { ...base, mode: points ? "lines+markers" : "lines", connectgaps: false, opacity: it.faint ? 0.45 : 1,
-    marker: { symbol: it.symbol, size: 7 },
+  return { ...base, mode: points || it.x.length <= 40 ? "lines+markers" : "lines", connectgaps: false, opacity: it.faint ? 0.45 : 1,
+    marker: { symbol: it.symbol, size: points ? 7 : 4 },
     line: { color: paint, width: it.faint ? 1 : 1.8, dash: points && it.dash === "solid" ? "dot" : it.dash,
       shape: it.steps ? "hv" : "linear" },
     hovertemplate: "%{y}<extra>%{fullData.name}</extra>" };
@@ -64,7 +64,8 @@ function curves(it) {
   const legend = it.traces.filter((t) => t.kind !== "mark").length > 1;
   return [it.traces.map(trace), layout({
     shapes, annotations, showlegend: legend, margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
-    xaxis: axis({ range: whole.slice(), title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d" }),
+    xaxis: axis({ range: whole.slice(), title: { text: "step", standoff: 4 }, tickformat: ",d", hoverformat: ",d",
+      ...(most < 8 ? { dtick: 1 } : {}) }),
     yaxis: axis({ rangemode: it.low === 0 ? "tozero" : "normal", exponentformat: /^(lr|grad_norm)$/.test(it.id) ? "e" : "SI", nticks: 6, hoverformat: "~r",
       ...(it.id === "world_size" ? { dtick: Math.ceil(Math.max(1, ...it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6) } : {}) }),
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from gptddp import __version__
 from gptddp.errors import ConfigError
-from gptddp.files import write_atomic
+from gptddp.files import exists, write_atomic
 from gptddp.report import figures, sections, strip
 from gptddp.report.read import Run, check, read
 from gptddp.run.owners import OWNERS
@@ -45,16 +46,17 @@ def _plots() -> str:
 
 def _may_be_written(out: Path) -> None:
     """Nothing but an older page is replaced. Raises ConfigError, OSError."""
-    if out.is_dir():
+    if exists(out, stat.S_ISDIR):
         raise ConfigError(f"--out {out} is a folder: give the name of a file, as {out}/report.html")
-    if out.exists():
-        with out.open("rb") as file:
-            if MARK not in file.read(1024):
-                raise ConfigError(
-                    f"--out {out} exists and is no page of gptddp report: give another name"
-                )
-    elif not out.parent.is_dir():
+    if not exists(out.parent, stat.S_ISDIR):
         raise ConfigError(f"--out {out}: there is no folder {out.parent}: make it first")
+    if not exists(out):
+        return
+    with out.open("rb") as file:
+        if MARK not in file.read(1024):
+            raise ConfigError(
+                f"--out {out} exists and is no page of gptddp report: give another name"
+            )
 
 
 def render(runs: Sequence[Run], plots: str) -> str:

@@ -55,17 +55,27 @@ def spans(run: Run) -> list[Span]:
         rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
         told, last = life.began, dict[str, np.ndarray]()
         for table in run.tables.of_life(life, run.is_over(life)):
-            end = life.began + of_rank_0(table)
             seconds = np.zeros((len(OWNERS), life.world_size))
             for phase, row in since(table, last).items():
                 seconds[OWNERS.index(owner_of(phase, life.follows_fault))] += row
             if not last:  # a rank that began later than rank 0 was still being formed, or started
                 later = of_rank_0(table) - sum(table.values())
                 seconds[OWNERS.index("reforming" if life.follows_fault else "start")] += later
-            found.append(Span(told, end, seconds))
-            told, last, rest = end, table, rest - seconds.sum(1)
+            rest -= seconds.sum(1)
+            end = life.began + of_rank_0(table)
+            found += _in_order(told, end, seconds) if not last else [Span(told, end, seconds)]
+            told, last = end, table
         found += _untold(life, following, told, rest)
     return found
+
+
+def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Span]:
+    """The first table of a life: what comes before its steps, and then these."""
+    before = np.zeros_like(seconds)
+    for owner in map(OWNERS.index, ("start", "reforming", "reload")):
+        before[owner] = seconds[owner]
+    middle = min(end, begin + float(before[:, 0].sum()))
+    return [Span(begin, middle, before), Span(middle, end, seconds - before)]
 
 
 def _untold(life: Life, following: Life | None, told: float, rest: np.ndarray) -> Iterator[Span]:
