@@ -41,6 +41,10 @@ class Browser:
                 assert "error" not in said, said
                 return said["result"]
 
+    def close(self) -> None:
+        """The end of the connection."""
+        self._socket.close()
+
     def run(self, code: str) -> Any:
         """The value of a piece of JavaScript; a promise is waited for."""
         found = self.call(
@@ -56,6 +60,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url="about:blank")  # not to see the page before as this one
         self.call("Page.navigate", url=page.resolve().as_uri())
         end = time.monotonic() + 60
         while not self.run("document.documentElement.dataset.drawn || ''"):
@@ -97,7 +102,9 @@ def browser(program: str, folder: Path) -> Iterator[Browser]:
         where = f"http://127.0.0.1:{port.read_text().split()[0]}/json"
         with urllib.request.urlopen(where, timeout=60) as answer:
             pages = [it for it in json.load(answer) if it["type"] == "page"]
-        yield Browser(pages[0]["webSocketDebuggerUrl"])
+        opened = Browser(pages[0]["webSocketDebuggerUrl"])
+        yield opened
+        opened.close()
     finally:
         process.terminate()
         process.wait(60)
