@@ -42,15 +42,15 @@ test-slurm: venv  ## the tests of docs/slurm.md with a real Slurm; installs it b
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
-# A minute and a half: every command of the page in a shell, nodes of network namespaces, a kill.
-test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
-	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
-
 # In a headless Chromium; pictures of what it shows lie in .report. With a run of a million steps.
 test-report: venv  ## the page of gptddp report in a browser; installs it by apt-get if need be
 	tests/browser/install
 	@mkdir -p .report
 	PICTURES=.report $(BIN)/python -m pytest tests/browser
+
+# A minute and a half: every command of the page in a shell, nodes of network namespaces, a kill.
+test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
+	$(BIN)/python -m pytest tests/examples/test_*.py tests/examples/walk --timeout 600
 
 lint: venv  ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
