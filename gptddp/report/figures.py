@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptddp.report.lives import PART_NAMES, Life, number
+from gptddp.report.lives import PART_NAMES, Life, number, why_over
 from gptddp.report.read import Run
 from gptddp.report.strip import Strip
 from gptddp.report.thin import MOST, means, thin
@@ -159,19 +159,6 @@ def restart_notes(run: Run) -> list[tuple[int, str]]:
                 (step, f"life {life.generation}: {cell(cause(before, life))}; {cost(life)}")
             )
     return found
-
-
-_BUDGETS = {
-    "steps": "all its steps were done",
-    "max_tokens": "its tokens were used up",
-    "max_time": "its time was used up",
-    "stopped": "stopped by a signal",
-}
-
-
-def why_over(life: Life) -> str:
-    """Why a life has ended, in the ledger's words but for those of budgets and signals."""
-    return _BUDGETS.get(life.cause, life.cause) or "nobody has written down why"
 
 
 def cause(before: Life, life: Life) -> str:

@@ -90,6 +90,19 @@ def _count(lives: Mapping[int, Life], events: Sequence[Mapping[str, Any]]) -> No
         lives[owners.generation].phases = owners.phases
 
 
+_BUDGETS = {
+    "steps": "all its steps were done",
+    "max_tokens": "its tokens were used up",
+    "max_time": "its time was used up",
+    "stopped": "stopped by a signal",
+}
+
+
+def why_over(life: Life) -> str:
+    """Why a life has ended, in the ledger's words but for those of budgets and signals."""
+    return _BUDGETS.get(life.cause, life.cause) or "nobody has written down why"
+
+
 def number(value: Any) -> float:
     """0 for what is none."""
     right = isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,6 +16,7 @@ from gptddp.report import figures, sections, strip
 from gptddp.report.read import Run, check, read
 from gptddp.run.owners import OWNERS
 
+SCRIPTS = ("page.js", "ranks.js", "keys.js")  # one after the other
 MARK = b'<meta name="generator" content="gptddp report">'
 
 
@@ -70,7 +71,7 @@ def render(runs: Sequence[Run], plots: str) -> str:
     names = _names(runs)
     drawn = _figures(runs)
     style = (folder / "page.css").read_text("utf-8")
-    code = (folder / "page.js").read_text("utf-8")
+    code = "\n".join((folder / name).read_text("utf-8") for name in SCRIPTS)
     packed = base64.b64encode(gzip.compress(plots.encode(), mtime=0)).decode()
     nonce = hashlib.sha256(packed.encode() + code.encode()).hexdigest()[:32]
     return env.from_string((folder / "page.html").read_text("utf-8")).render(

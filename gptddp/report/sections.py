@@ -11,13 +11,14 @@ import numpy as np
 from gptddp.config import FIELDS
 from gptddp.errors import visible_lines
 from gptddp.report import figures, story
-from gptddp.report.lives import number
+from gptddp.report.lives import number, why_over
 from gptddp.report.read import Run
 from gptddp.report.tables import of_rank_0
 from gptddp.report.words import amount, cell, clock, duration, many, percent, size, value
 from gptddp.run.owners import OWNERS
 
 MOST_ROWS = 60  # of a table
+MOST_TEXT = 10_000  # characters of a traceback
 ABOUT = {
     "training": "steps that no life had finished before",
     "waiting": "for a slower rank",
@@ -61,7 +62,10 @@ def of(run: Run, name: str) -> dict[str, Any]:
         "ranks": slowest(run),
         "checkpoints": checkpoints(run),
         "events": events(run),
-        "faults": [(cell(_fault(it)), visible_lines(it.get("traceback", ""))) for it in run.faults],
+        "faults": [
+            (cell(_fault(it)), visible_lines(it.get("traceback", ""))[-MOST_TEXT:])
+            for it in run.faults
+        ],
         "proof": proof(run),
         "environment": environment(run),
         "config": configuration(run),
@@ -156,7 +160,7 @@ def lives(run: Run) -> Table:
 def ending(run: Run, life: Any) -> str:
     """How a life ended."""
     if life.cause or life is not run.lives[-1]:
-        return figures.why_over(life)
+        return why_over(life)
     word = story.state_of(run).word
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
 
@@ -285,7 +289,9 @@ def environment(run: Run) -> list[tuple[str, str]]:
             ("pods or nodes", start.get("nodes")),
         ]
         machines = start.get("machines")
-        rows += [("machine", it) for it in (machines if isinstance(machines, list) else [])]
+        rows += [
+            ("machine", it) for it in (machines[:MOST_ROWS] if isinstance(machines, list) else [])
+        ]
     return [(name, cell(it)) for name, it in rows if it is not None]
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gptddp.budget import shown
-from gptddp.report.lives import number
+from gptddp.report.lives import number, why_over
 from gptddp.report.read import Run
 from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import crash_loop, lease_file
@@ -37,9 +37,7 @@ def state_of(run: Run) -> State:
         why = why_ended(run.config, cause, done) if known and run.config else cause
         return State("finished", why)
     if newest and newest.stop:
-        return State(
-            "stopped", "a signal asked for it" if newest.cause == "stopped" else newest.cause
-        )
+        return State("stopped", why_over(newest))
     if _is_held(run):
         return State("running")
     if newest and (error := crash_loop.first(run.path, life)):
@@ -88,14 +86,15 @@ def _progress(run: Run, state: State) -> str:
     if c and run.step and state.word != "finished":
         where = f"step {shown(c, run.step, tokens, train_s)}"
     of = f"after {where}, {amount(tokens)} tokens" if run.step else "before its first step"
+    why = f": {state.why}" if state.why else ""
     match state.word:
         case "finished":
             whole = f" in {duration(elapsed(run))}" if run.lives else ""
-            return f"Finished {of}{whole}: {state.why}."
+            return f"Finished {of}{whole}{why}."
         case "running":
             return f"Running, {of}."
         case "stopped":
-            return f"Stopped {of}, in good order: {state.why}."
+            return f"Stopped {of}, in good order{why}."
         case "failed":
             return f"Failed {of}: {state.why}."
     at = f", last heard of at {clock(last['time'])} UTC" if number(last.get("time")) else ""
