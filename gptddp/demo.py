@@ -150,9 +150,9 @@ def show(run: Path, job_dir: Path) -> int:
         (str(run / "ledger.jsonl"), "every life of the run: where the seconds of the kill went"),
         (str(job_dir / "logs"), "what each pod wrote"),
         ("docs/tutorial.md", "the same by hand, with a text of yours, and on a cluster"),
-        (str(page.absolute()), "open it in a browser: curves, the kill and its cost, lost time"),
     ):
         print(f"{what}\n    {why}")
+    print(f"\nIn a browser, curves, the kill and what it cost:\n{page.absolute()}")
     return audited or sampled or drawn
 
 
