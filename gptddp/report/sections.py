@@ -11,12 +11,15 @@ import numpy as np
 from gptddp.config import FIELDS
 from gptddp.errors import visible_lines
 from gptddp.report import figures, story
-from gptddp.report.lives import number, why_over
+from gptddp.report.lives import Life, number, why_over
 from gptddp.report.read import Run
+from gptddp.report.tables import Table as Phases
 from gptddp.report.tables import of_rank_0
 from gptddp.report.words import amount, cell, clock, duration, many, percent, size, value
 from gptddp.run.owners import OWNERS
 
+_BEGINNING = ("init", "restore", "warmup")
+_BUSY = ("step", "redo", "data_wait")
 MOST_ROWS = 60  # of a table
 MOST_TEXT = 10_000  # characters of a traceback
 ABOUT = {
@@ -123,41 +126,30 @@ def goodput(run: Run) -> dict[str, Any] | None:
 
 def lives(run: Run) -> Table:
     """How each life began and ended."""
-    head = [
-        "life",
-        "began (UTC)",
-        "ranks",
-        "from step",
-        "from",
-        "ended by",
-        "until the first new step",
-        "split",
-        "steps again",
-        "saves",
-    ]
+    head = ["life", "began (UTC)", "ranks", "from step", "from", "ended by"]
+    head += ["until the first new step", "split", "steps again", "saves", "slowest rank"]
+    shown = list(zip([None, *run.lives], run.lives, strict=False))[-MOST_ROWS:]
     rows = []
-    for before, life in zip([None, *run.lives], run.lives, strict=False):
+    for before, life in shown:
         total = number((life.recovered or {}).get("total_s"))
         saves = f"{life.saves}" + (f", {life.failed_saves} failed" if life.failed_saves else "")
         stop = before is not None and not life.follows_fault
-        rows.append(
-            [
-                str(life.generation),
-                clock(life.began),
-                f"{life.world_size}",
-                value(life.start.get("step")),
-                cell(life.start.get("source", "")),
-                cell(ending(run, life)),
-                (duration(total) + " after a stop" * stop) if total else "",
-                ", ".join(figures.parts(life)),
-                value(life.start.get("redo")),
-                saves,
-            ]
-        )
-    return Table(head, rows[-MOST_ROWS:], max(0, len(rows) - MOST_ROWS))
+        row = [str(life.generation), clock(life.began), f"{life.world_size}"]
+        row += [value(life.start.get("step")), cell(life.start.get("source", ""))]
+        row += [
+            cell(ending(run, life)),
+            (duration(total) + " after a stop" * stop) if total else "",
+        ]
+        row += [", ".join(figures.parts(life)), value(life.start.get("redo")), saves]
+        slow = ""
+        if found := busy(run, life):
+            rank = int(found[1].argmax())
+            slow = f"{rank}: {over_median(found[1], rank)}"
+        rows.append([*row, slow])
+    return Table(head, rows, max(0, len(run.lives) - MOST_ROWS))
 
 
-def ending(run: Run, life: Any) -> str:
+def ending(run: Run, life: Life) -> str:
     """How a life ended."""
     if life.cause or life is not run.lives[-1]:
         return why_over(life)
@@ -165,41 +157,43 @@ def ending(run: Run, life: Any) -> str:
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
 
 
-_BEGINNING = ("init", "restore", "warmup")
+def busy(run: Run, life: Life) -> tuple[Phases, np.ndarray] | None:
+    """Seconds of each rank by phase, and those in which it computed or waited for its rows.
+
+    None for a life of one rank, and for one that has not told of steps.
+    """
+    tables = run.tables.of_life(life, run.is_over(life)) if life.world_size > 1 else []
+    if not tables or not tables[-1].keys() & {"step", "redo"}:
+        return None
+    zero = np.zeros(life.world_size)
+    return tables[-1], sum((tables[-1].get(it, zero) for it in _BUSY), zero)
+
+
+def over_median(seconds: np.ndarray, rank: int) -> str:
+    """`+8.7 %`: how much longer a rank was busy than the middle one."""
+    middle = float(np.median(seconds))
+    return f"{100 * (seconds[rank] / middle - 1):+.1f} %" if middle else ""
 
 
 def slowest(run: Run) -> Table | None:
-    """Who was busy longest in the newest life that has told of steps; None of a single rank."""
-    for life in (it for it in reversed(run.lives) if it.world_size > 1):
-        tables = run.tables.of_life(life, run.is_over(life))
-        if not tables or not tables[-1].keys() & {"step", "redo"}:
+    """The ranks of the newest life that has told of steps, the longest busy first."""
+    for life in reversed(run.lives):
+        if not (found := busy(run, life)):
             continue
-        table = tables[-1]
+        table, seconds = found
         zero = np.zeros(life.world_size)
-        busy = sum((table.get(it, zero) for it in ("step", "redo", "data_wait")), zero)
-        middle = float(np.median(busy))
-        order = np.argsort(-busy, kind="stable")
+        order = np.argsort(-seconds, kind="stable")
         rows = []
         for rank in order[:MOST_ROWS]:
-            rows.append(
-                [
-                    f"rank {rank}",
-                    f"{busy[rank]:,.1f}",
-                    f"{100 * (busy[rank] / middle - 1):+.1f} %" if middle else "",
-                    *(f"{table.get(it, zero)[rank]:,.1f}" for it in ("data_wait", "wait", "eval")),
-                    f"{sum(table.get(it, zero)[rank] for it in _BEGINNING):,.1f}",
-                ]
-            )
-        head = [
-            "rank",
-            "busy, s",
-            "to the median",
-            "of it for data, s",
-            "waited for others, s",
-            "evaluation, s",
-            "start, s",
-        ]
+            others = (table.get(it, zero)[rank] for it in ("data_wait", "wait", "eval"))
+            begin = sum(table.get(it, zero)[rank] for it in _BEGINNING)
+            row = [f"rank {rank}", f"{seconds[rank]:,.1f}", over_median(seconds, rank)]
+            rows.append([*row, *(f"{it:,.1f}" for it in (*others, begin))])
+        head = ["rank", "busy, s", "to the median", "of it for data, s", "waited for others, s"]
+        head += ["evaluation, s", "start, s"]
         caption = f"Life {life.generation}, its first {duration(of_rank_0(table))}."
+        if len(run.lives) > 1:
+            caption += " Of other lives, the table of lives names the slowest."
         return Table(head, rows, max(0, len(order) - MOST_ROWS), caption)
     return None
 

@@ -94,6 +94,8 @@ def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
     assert len(picture["pieces"]) == 2
     slowest = table(page, "Slowest ranks")[1]
     assert slowest[0] == "rank 2" and float(slowest[1].replace(",", "")) == 150 * 0.5
+    of_lives = [row[-1] for row in table(page, "Lives and restarts")[1:]]
+    assert of_lives == 4 * ["2: +100.0 %"]
 
 
 def test_runs_are_drawn_over_each_other(killed, tmp_path):
