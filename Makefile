@@ -10,7 +10,7 @@ help:  ## print this help
 venv: $(VENV)/.done  ## build the virtual environment
 
 $(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv
-	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,dev
+	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,report,dev
 	@touch $@
 
 demo: venv  ## train on four local pods, kill one, sample: within four minutes
@@ -46,6 +46,12 @@ test-prometheus: venv  ## a real Prometheus with our rules and dashboard scrapes
 
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
+
+# In a headless Chromium; pictures of what it shows lie in .report. With a run of a million steps.
+test-report: venv  ## the page of gptddp report in a browser; installs it by apt-get if need be
+	tests/browser/install
+	@mkdir -p .report
+	PICTURES=.report $(BIN)/python -m pytest tests/browser
 
 # A minute and a half: every command of the page in a shell, nodes of network namespaces, a kill.
 test-examples: venv  ## docs/learn-ddp.md, command after command, and the tests of examples/
@@ -89,7 +95,8 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" .transformers .prometheus dist demo .bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf "$(VENV)" .transformers .prometheus dist demo .bench .report .pytest_cache .mypy_cache \
+	  .ruff_cache
 
 .PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
-  lint bench image cluster cluster-down test-cluster wheel clean
+  test-report lint bench image cluster cluster-down test-cluster wheel clean

@@ -334,3 +334,29 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
             click.echo(visible_lines(told(run, wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)
+
+
+@cli.command()
+@click.argument("runs", type=click.Path(path_type=Path), metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="The page; an older one is replaced.",
+)
+def report(runs: tuple[Path, ...], out: Path) -> None:
+    """Draw runs on one page that needs no network: curves, restarts, where the time went.
+
+    Nothing of a run is changed, and it may be going on. Several runs are drawn over each other.
+
+    \b
+    gptddp report runs/first
+    gptddp report runs/undisturbed runs/killed --out both.html
+    """
+    from gptddp.report.page import report as draw
+
+    nbytes = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    click.echo(f"{nbytes / 1e6:.1f} MB, of {len(runs)} run{'s' * (len(runs) > 1)}:", err=True)
+    click.echo(visible(out))

@@ -139,6 +139,9 @@ def show(run: Path, job_dir: Path) -> int:
     say("A sample")
     prompt = ("--prompt", "def", "--tokens", "200", "--temperature", "0.6")
     sampled = subprocess.run(command("gptddp", "sample", str(run), *prompt)).returncode
+    say("The run on one page")
+    page = job_dir.parents[1] / "report.html"
+    drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
     say("Look at")
     for what, why in (
         (f"gptddp sample {run} --prompt 'class '", "another one"),
@@ -149,7 +152,8 @@ def show(run: Path, job_dir: Path) -> int:
         ("docs/tutorial.md", "the same by hand, with a text of yours, and on a cluster"),
     ):
         print(f"{what}\n    {why}")
-    return audited or sampled
+    print(f"\nIn a browser, curves, the kill and what it cost:\n{page.absolute()}")
+    return audited or sampled or drawn
 
 
 def main() -> int:

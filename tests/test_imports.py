@@ -27,7 +27,7 @@ LEVELS = [
     {"pretrained"},
     {"training"},
     {"train", "inference", "fingerprints", "prepare"},
-    {"audit"},
+    {"audit", "report"},
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [

@@ -39,6 +39,13 @@ _BEFORE_STEPS = ("init", "restore", "warmup")
 Phases = Mapping[str, list[float]]  # seconds of each rank
 
 
+def owner_of(phase: str, follows_fault: bool) -> str:
+    """The owner of a phase's seconds, in a life that follows a fault, or does not."""
+    if phase in _BEFORE_STEPS:
+        return "reload" if follows_fault else "start"
+    return _OF_PHASE.get(phase, "other")
+
+
 @dataclass
 class Owners:
     """The rank-seconds of a run by owner, as far as its ledger knows."""
@@ -110,10 +117,8 @@ class Owners:
         that nobody had asked for.
         """
         seconds = dict.fromkeys(OWNERS, 0.0) | self.seconds
-        before = "reload" if self.follows_fault else "start"
         for phase, row in self.phases.items():
-            owner = before if phase in _BEFORE_STEPS else _OF_PHASE.get(phase, "other")
-            seconds[owner] += sum(row)
+            seconds[owner_of(phase, self.follows_fault)] += sum(row)
         of_0 = _of_rank(self.phases, 0)
         # a rank that began later than rank 0 was still being formed, or started
         later = "reforming" if self.follows_fault else "start"

@@ -1,0 +1,1 @@
+"""A run on one page, for people who would rather look than read: `gptddp report`."""

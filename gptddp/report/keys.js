@@ -1,0 +1,95 @@
+// A zoom of one plot over the steps is one of all; the others' y follows what is to be seen.
+let busy = false;
+async function zoomed(from, change) {
+  if (busy) return;
+  const range = change["xaxis.autorange"]
+    ? whole
+    : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+  if (range[0] === undefined) return;
+  const all = range[0] === whole[0] && range[1] === whole[1];
+  busy = true;
+  for (const it of figures.filter(steps)) {
+    const y = all ? null : seen(it, range);
+    const own = it === from && change["yaxis.range[0]"] !== undefined;
+    await Plotly.relayout($(it.id), {
+      "xaxis.range": range.slice(),
+      ...(own ? {} : y ? { "yaxis.range": y } : { "yaxis.autorange": true }),
+    });
+  }
+  busy = false;
+}
+
+function seen(it, [a, b]) {
+  let low = Infinity,
+    high = -Infinity;
+  for (const { x, y, kind } of it.traces) {
+    if (kind === "mark") continue;
+    x.forEach((at, i) => {
+      if (at >= a && at <= b && y[i] !== null) {
+        low = Math.min(low, y[i]);
+        high = Math.max(high, y[i]);
+      }
+    });
+  }
+  if (low > high) return null;
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [it.low === 0 ? 0 : low - room, high + room];
+}
+
+// Keys: from point to point, and zoom.
+function keys(it) {
+  const div = $(it.id),
+    readout = div.parentElement.querySelector(".readout");
+  let at = -1,
+    row = 0;
+  div.addEventListener("keydown", (event) => {
+    const by = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      PageUp: -20,
+      PageDown: 20,
+      Home: -Infinity,
+      End: Infinity,
+    }[event.key];
+    const down = { ArrowUp: -1, ArrowDown: 1 }[event.key],
+      zoom = { "+": 0.5, "=": 0.5, "-": 2, 0: 0 }[event.key];
+    if (
+      (by === undefined && zoom === undefined && (down === undefined || steps(it))) ||
+      event.ctrlKey ||
+      event.metaKey
+    )
+      return;
+    event.preventDefault();
+    const xs = steps(it) ? it.traces[0].x : Array.from(it.cells[0], (_, i) => i + 0.5);
+    at = Math.max(0, Math.min(xs.length - 1, at + (by || 0)));
+    if (down) row = Math.max(0, Math.min(it.rows.length - 1, row + down));
+    if (zoom !== undefined) return zoomTo(it, xs[at], zoom);
+    const points = steps(it)
+      ? [{ curveNumber: 0, pointNumber: at }]
+      : [{ curveNumber: 0, pointNumber: [row * it.perRow, at] }];
+    Plotly.Fx.hover(div, points);
+    readout.textContent = steps(it) ? told(it, xs[at]) : it.told[row][at];
+  });
+  div.addEventListener("blur", () => {
+    Plotly.Fx.unhover(div);
+    readout.textContent = "";
+  });
+}
+
+function told(it, x) {
+  const parts = it.traces.flatMap((t) =>
+    t.x.flatMap((at, i) =>
+      at !== x ? [] : t.kind === "mark" ? [t.text[i]] : [`${t.name} ${t.y[i]}`],
+    ),
+  );
+  return `step ${x}: ${parts.join("; ")}`;
+}
+
+function zoomTo(it, x, by) {
+  const div = $(it.id),
+    [a, b] = div._fullLayout.xaxis.range,
+    half = ((b - a) * by) / 2;
+  const all = steps(it) ? whole : [0, it.cells[0].length];
+  const [from, to] = by ? [Math.max(all[0], x - half), Math.min(all[1], x + half)] : all;
+  return Plotly.relayout(div, { "xaxis.range[0]": from, "xaxis.range[1]": to });
+}

@@ -1,0 +1,183 @@
+"use strict";
+const nonce = document.currentScript.nonce;
+const $ = (id) => document.getElementById(id);
+const figures = JSON.parse($("figures").textContent);
+const narrow = matchMedia("(max-width: 640px)"),
+  dark = matchMedia("(prefers-color-scheme: dark)");
+const options = { responsive: true, displayModeBar: false };
+
+const colour = (name) =>
+  getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
+const steps = (it) => it.traces !== undefined;
+const most = Math.max(1, ...figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
+const whole = [-0.01 * most, 1.02 * most]; // of all axes of steps
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// Plotly itself lies in the page as gzip: the text of the page is there before it is unpacked.
+async function unpack() {
+  const bytes = Uint8Array.from(atob($("plotly").textContent.trim()), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.nonce = nonce;
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+
+function axis(more) {
+  return {
+    gridcolor: colour("line"),
+    linecolor: colour("line"),
+    zeroline: false,
+    automargin: true,
+    ...more,
+  };
+}
+
+function layout(more) {
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    hovermode: "x unified",
+    dragmode: narrow.matches ? false : "zoom",
+    font: { color: colour("fg"), size: 12, family: getComputedStyle(document.body).fontFamily },
+    hoverlabel: {
+      bgcolor: colour("soft"),
+      bordercolor: colour("dim"),
+      font: { color: colour("fg") },
+      align: "left",
+    },
+    legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom" },
+    ...more,
+  };
+}
+
+function trace(it) {
+  const paint = colour("c" + (it.colour % 6)),
+    base = { x: it.x, y: it.y, name: escaped(it.name), type: "scatter" };
+  if (it.kind === "mark") {
+    return {
+      ...base,
+      yaxis: "y2",
+      mode: "markers",
+      text: it.text.map(escaped),
+      hovertemplate: "%{text}<extra></extra>",
+      marker: {
+        symbol: it.symbol,
+        size: it.mark === "restart" ? 11 : 8,
+        color: paint,
+        line: { width: 2, color: paint },
+      },
+    };
+  }
+  const points = it.kind === "points";
+  return {
+    ...base,
+    mode: points || it.x.length <= 40 ? "lines+markers" : "lines",
+    connectgaps: false,
+    opacity: it.faint ? 0.45 : 1,
+    marker: { symbol: it.symbol, size: points ? 7 : 4 },
+    line: {
+      color: paint,
+      width: it.faint ? 1 : 1.8,
+      dash: points && it.dash === "solid" ? "dot" : it.dash,
+      shape: it.steps ? "hv" : "linear",
+    },
+    hovertemplate: "%{y}<extra>%{fullData.name}</extra>",
+  };
+}
+
+function curves(it) {
+  const shapes = [],
+    annotations = [];
+  it.shades.forEach((life, i) => {
+    const at = {
+      type: "rect",
+      yref: "paper",
+      y0: 0,
+      y1: 1,
+      layer: "below",
+      x0: life.begin,
+      x1: life.end,
+    };
+    if (i % 2) shapes.push({ ...at, fillcolor: colour("band"), line: { width: 0 } });
+    if (i)
+      shapes.push({
+        ...at,
+        type: "line",
+        x1: life.begin,
+        line: { width: 1, dash: "dash", color: colour("dim") },
+      });
+    if (it.shades.length > 1 && it.shades.length <= 12) {
+      annotations.push({
+        x: life.begin,
+        y: 1,
+        yref: "paper",
+        yanchor: "bottom",
+        xanchor: "left",
+        showarrow: false,
+        text:
+          (it.shades.length > 5 || narrow.matches ? "" : "life ") +
+          life.life +
+          (it.id === "loss" && life.note && it.shades.length <= 6 && !narrow.matches
+            ? ": " + life.note
+            : ""),
+        font: { size: 11, color: colour("dim") },
+      });
+    }
+  });
+  const legend = it.traces.filter((t) => t.kind !== "mark").length > 1;
+  return [
+    it.traces.map(trace),
+    layout({
+      shapes,
+      annotations,
+      showlegend: legend,
+      margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
+      xaxis: axis({
+        range: whole.slice(),
+        title: { text: "step", standoff: 4 },
+        tickformat: ",d",
+        hoverformat: ",d",
+        ...(most < 8 ? { dtick: 1 } : {}),
+      }),
+      yaxis: axis({
+        rangemode: it.low === 0 ? "tozero" : "normal",
+        exponentformat: /^(lr|grad_norm)$/.test(it.id) ? "e" : "SI",
+        nticks: 6,
+        hoverformat: "~r",
+        ...(it.id === "world_size"
+          ? {
+              dtick: Math.ceil(
+                Math.max(1, ...it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
+              ),
+            }
+          : {}),
+      }),
+      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+    }),
+  ];
+}
+
+const draw = (it) => Plotly.react($(it.id), ...(steps(it) ? curves(it) : strip(it)), options);
+
+async function main() {
+  await unpack();
+  for (const it of figures) {
+    if (!$(it.id)) continue;
+    await draw(it);
+    $(it.id).on("plotly_relayout", (change) =>
+      steps(it) ? zoomed(it, change) : ticked(it, change),
+    );
+    keys(it);
+    await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
+  }
+  dark.addEventListener("change", () => figures.forEach(draw));
+  document.documentElement.dataset.drawn = Math.round(performance.now()); // for the tests
+}
+main().catch((error) => {
+  for (const it of document.querySelectorAll(".plot"))
+    it.textContent = "This browser cannot draw the plots: the tables have their numbers.";
+  throw error;
+});

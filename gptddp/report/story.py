@@ -1,0 +1,209 @@
+"""What has become of a run: its state, the verdict in a sentence, and what to type next."""
+
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gptddp.budget import shown
+from gptddp.report.lives import number, why_over
+from gptddp.report.read import Run
+from gptddp.report.words import amount, clock, duration, many, percent, value
+from gptddp.run import crash_loop, lease_file
+from gptddp.run.directory import LEASE
+from gptddp.run.in_force import why_ended
+from gptddp.run.lease import EXPIRY_S
+
+# A lease that is looked at from another machine, whose clock differs, may seem older than it is.
+_SILENT_S = 2.5 * EXPIRY_S
+
+
+@dataclass(frozen=True)
+class State:
+    """word: finished, running, stopped, failed or lost. why: as a sentence may have it."""
+
+    word: str
+    why: str = ""
+
+
+def state_of(run: Run) -> State:
+    """What the run is doing now. Raises OSError."""
+    newest = run.lives[-1] if run.lives else None
+    life = newest.generation if newest else 0
+    if run.marker and life <= number(run.marker.get("generation", life)):
+        cause, done = str(run.marker.get("cause", "")), int(number(run.marker.get("step")))
+        known = run.config is not None and cause in ("steps", "max_tokens", "max_time")
+        why = why_ended(run.config, cause, done) if known and run.config else cause
+        return State("finished", why)
+    if newest and newest.stop:
+        return State("stopped", why_over(newest))
+    if _is_held(run):
+        return State("running")
+    if newest and (error := crash_loop.first(run.path, life)):
+        return State("failed", f"an error of the trainer's own: {error}")
+    most = run.config.max_skipped if run.config else None
+    at_end = _skipped_at_end(run)
+    if most and at_end > most:
+        return State("failed", f"the last {at_end} steps had no finite loss or gradient")
+    if not newest:
+        return State("lost", "no life of it has begun a step")
+    return State("lost", "its last life left no word of its end, and nobody holds the run now")
+
+
+def _is_held(run: Run) -> bool:
+    """Does a process hold the lease, as far as can be seen from here?"""
+    seen = lease_file.read(run.path / LEASE)
+    lease = lease_file.parse(seen[0]) if seen else None
+    if seen is None or lease is None:
+        return False
+    with suppress(LookupError, TypeError):
+        if lease_file.is_over(lease, lease_file.lease_of(None, "")):
+            return False
+    return time.time() - seen[1] / 1e9 < _SILENT_S
+
+
+def _skipped_at_end(run: Run) -> int:
+    skipped, at_end = set(run.skipped), 0
+    for step in reversed(run.steps):
+        if step not in skipped:
+            break
+        at_end += 1
+    return at_end
+
+
+def verdict(run: Run, state: State) -> str:
+    """The run in a sentence or two."""
+    return " ".join(
+        filter(None, (_progress(run, state), _result(run), _faults(run, state.word), _goodput(run)))
+    )
+
+
+def _progress(run: Run, state: State) -> str:
+    c, last = run.config, run.last
+    tokens, train_s = int(number(last.get("tokens"))), number(last.get("train_s"))
+    where = f"step {run.step:,}"
+    if c and run.step and state.word != "finished":
+        where = f"step {shown(c, run.step, tokens, train_s)}"
+    of = f"after {where}, {amount(tokens)} tokens" if run.step else "before its first step"
+    why = f": {state.why}" if state.why else ""
+    match state.word:
+        case "finished":
+            whole = f" in {duration(elapsed(run))}" if run.lives else ""
+            return f"Finished {of}{whole}{why}."
+        case "running":
+            return f"Running, {of}."
+        case "stopped":
+            return f"Stopped {of}, in good order{why}."
+        case "failed":
+            return f"Failed {of}: {state.why}."
+    at = f", last heard of at {clock(last['time'])} UTC" if number(last.get("time")) else ""
+    return f"Not running, and not finished, {of}{at}: {state.why}."
+
+
+def elapsed(run: Run) -> float:
+    """From the first life's beginning to the last that is known."""
+    ends = [number(run.last.get("time")), *(number(it["time"]) for it in run.events)]
+    return max(0.0, max(ends) - run.lives[0].began)
+
+
+def _result(run: Run) -> str:
+    for name, unit in (("val_bpb", "bits a byte"), ("val_loss", "nats a token")):
+        known = [
+            (step, it) for step, it in zip(run.steps, run.series[name], strict=True) if it == it
+        ]
+        if known:
+            step, it = known[-1]
+            at = "" if step == run.step else f" (at step {step:,})"
+            return f"Validation: {value(it)} {unit}{at}."
+    known = [(step, it) for step, it in zip(run.steps, run.series["loss"], strict=True) if it == it]
+    return f"Training loss: {value(known[-1][1])} at step {known[-1][0]:,}." if known else ""
+
+
+def _faults(run: Run, word: str) -> str:
+    pairs = list(zip(run.lives, run.lives[1:], strict=False))
+    faults = [life for _, life in pairs if life.follows_fault]
+    if not pairs:
+        return "Nothing interrupted it." if word in ("finished", "running", "stopped") else ""
+    stops = len(pairs) - len(faults)
+    texts = [f"it was stopped and continued {_times(stops)}"] if stops else []
+    if faults:
+        known = [number(it.recovered.get("total_s")) for it in faults if it.recovered]
+        redo = sum(int(number(it.start.get("redo"))) for it in faults)
+        cost = f", for {duration(sum(known))} in all" if known else ""
+        texts.insert(
+            0,
+            f"a fault interrupted it {_times(len(faults))}{cost}; "
+            f"{many(redo, 'step')} had to be done again",
+        )
+    text = "; ".join(texts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def goodput(run: Run) -> tuple[float, dict[str, float]] | None:
+    """The part of all rank-seconds that trained, and all by owner; None where nobody wrote down.
+
+    The same as the metrics gptddp_run_goodput_ratio and gptddp_run_lost_seconds.
+    """
+    seconds = run.owners.so_far()
+    total = sum(seconds.values())
+    return (seconds["training"] / total, seconds) if run.tells_seconds and total > 0 else None
+
+
+def without_stops(seconds: Mapping[str, float]) -> float | None:
+    """The goodput of the time in which somebody meant to train; None where nobody has stopped."""
+    rest = sum(seconds.values()) - seconds["stopped"]
+    return seconds["training"] / rest if seconds["stopped"] and rest > 0 else None
+
+
+def _goodput(run: Run) -> str:
+    if not (found := goodput(run)):
+        return ""
+    part, seconds = found
+    rest = {name: it for name, it in seconds.items() if name not in ("training", "stopped")}
+    owner = max(rest, key=lambda it: rest[it])
+    total, own = sum(seconds.values()), without_stops(seconds)
+    most = f"; most of the rest: {owner} ({percent(rest[owner] / total)})" if rest[owner] else ""
+    if own is not None:
+        total -= seconds["stopped"]
+        most = f"; most of the rest: {owner} ({percent(rest[owner] / total)})"
+        return (
+            f"{percent(own)} of all rank-seconds in which it was not stopped went to new steps"
+            f" ({percent(part)} with the stops){most}."
+        )
+    return f"{percent(part)} of all rank-seconds went to new steps{most}."
+
+
+def next_commands(run: Run, state: State) -> list[tuple[str, str]]:
+    """What to type, and what for."""
+    path, audit = shlex.quote(str(run.path)), []
+    if run.step:
+        audit = [(f"gptddp audit {path}", "compute the steps once more and compare every bit")]
+    usable = any(it.ok for it in run.checkpoints)
+    match state.word:
+        case "finished" if usable:
+            return [
+                (f"gptddp sample {path} --prompt 'Once upon'", "a text of its newest checkpoint"),
+                *audit,
+            ]
+        case "running":
+            return [
+                (f"gptddp log {path} | tail -1", "its newest step"),
+                (f"gptddp report {path}", "this page anew"),
+            ]
+        case "failed" if run.faults:
+            return [(f"ls {path}/faults", "the traceback of each rank and life"), *again(run)]
+    check = [(f"gptddp checkpoints {path} --verify", "what it can go on from")] if run.step else []
+    return [*again(run), *check, *audit]
+
+
+def again(run: Run) -> list[tuple[str, str]]:
+    """The command that goes on with the run."""
+    data = shlex.quote(run.config.data) if run.config and run.config.data else "DATASET"
+    command = f"gptddp train --data {data} --run-dir {shlex.quote(str(run.path))}"
+    why = "goes on from its newest state; where a job or torchrun began it, give that command again"
+    return [(command, why)]

@@ -1,0 +1,126 @@
+"""The page says what log, ledger and checkpoints say, and nothing else."""
+
+import numpy as np
+import pytest
+from support.report_pages import Text, draw, figures, marks, points, table, write
+
+from gptddp.checkpoint.retention import list_checkpoints
+from gptddp.report import strip
+from gptddp.report.read import read
+from gptddp.report.words import clock, duration, percent
+from gptddp.run import summary
+from gptddp.run.history import history, read_ledger
+from gptddp.run.owners import OWNERS
+
+
+def test_the_lines_are_those_of_the_log(killed, page):
+    """Every value of every step, to the last digit; evaluations where there were any."""
+    lines, drawn = list(history(killed)), figures(page)
+    fields = {"loss": "training", "tok_s": "", "world_size": "", "lr": "", "grad_norm": ""}
+    for field, name in {**fields, "data_wait_s": ""}.items():
+        assert points(drawn[field], name) == {line["step"]: line[field] for line in lines}, field
+    for field, of, name in (("val_loss", "loss", "validation"), ("val_bpb", "val_bpb", "")):
+        wanted = {line["step"]: line[field] for line in lines if field in line}
+        assert points(drawn[of], name) == wanted and wanted
+
+
+def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
+    """Step, cause, split and cost, on every plot of steps; and the band of each life."""
+    events = read_ledger(killed)
+    (end,) = (it for it in events if it["event"] == "end")
+    (recovered,) = (it for it in events if it["event"] == "recovered")
+    begun = [it for it in events if it["event"] == "start"]
+    for figure in (it for it in figures(page).values() if "traces" in it):
+        (text,) = marks(figure, "restart")
+        assert end["cause"] in text
+        assert duration(recovered["total_s"]) in text
+        assert f"reforming {duration(recovered['reform_s'])}" in text
+        assert f"{begun[1]['redo']} steps again" in text
+        at = [it["x"] for it in figure["traces"] if it.get("mark") == "restart"]
+        assert at == [[begun[1]["step"]]]
+        bands = [(it["life"], it["begin"], it["end"]) for it in figure["shades"]]
+        middle = begun[1]["step"] + 0.5
+        assert bands == [(1, 0.5, middle), (2, middle, 12.5)]
+
+
+def test_the_goodput_is_that_of_the_metrics(killed, page):
+    """Rank-seconds, shares, and what the goodput would be without each of the others."""
+    seconds = summary.read(killed).owners.so_far()
+    total = sum(seconds.values())
+    rows = {row[0]: row[1:] for row in table(page, "Where the time went")[1:]}
+    assert rows.keys() == {name for name, it in seconds.items() if it}
+    for name, it in seconds.items():
+        if it:
+            assert rows[name][0] == f"{it:,.1f}" and rows[name][1] == percent(it / total)
+        if it and name != "training":
+            assert rows[name][3] == percent(seconds["training"] / (total - it))
+    assert f"{percent(seconds['training'] / total)} of all rank-seconds" in Text(page).text
+
+
+def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
+    """Each life with its beginning and its end; each checkpoint; both fingerprints."""
+    starts = [it for it in read_ledger(killed) if it["event"] == "start"]
+    rows = table(page, "Lives and restarts")[1:]
+    assert [row[0] for row in rows] == ["1", "2"]
+    for row, start in zip(rows, starts, strict=True):
+        assert row[1] == clock(start["time"] - start["seconds"])
+        assert row[2] == "2" and row[3] == str(start["step"])
+    names = [row[0] for row in table(page, "Checkpoints")[1:]]
+    assert names == [it.name for it in list_checkpoints(killed)]
+    last = list(history(killed))[-1]
+    assert last["chain_fp"] in page and last["state_fp"] in page
+
+
+def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
+    """Of a real run with a kill, and of one with a stop of a day."""
+    stopped = write(tmp_path / "stopped", 600, lives=4, ranks=3, stop_s=86_400.0)
+    for path in (killed, stopped):
+        run = read(path)
+        drawn = sum((it.seconds.sum(1) for it in strip.spans(run)), np.zeros(len(OWNERS)))
+        owned = summary.read(path).owners.so_far()
+        assert dict(zip(OWNERS, drawn, strict=True)) == pytest.approx(owned, rel=0.01, abs=0.02)
+
+
+def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
+    """Pixel for pixel, but for a stop that is cut out; and the slowest rank is named first."""
+    path = write(tmp_path / "run", 600, lives=4, ranks=3, stop_s=86_400.0)
+    page = draw(path, out=tmp_path / "report.html")
+    (picture,) = (it for it in figures(page).values() if "cells" in it)
+    pixels = "".join(picture["cells"])
+    owned = summary.read(path).owners.so_far() | {"stopped": 0.0}
+    for number, name in enumerate(picture["owners"]):
+        share = pixels.count(f"{number:x}") / len(pixels)
+        assert share == pytest.approx(owned[name] / sum(owned.values()), abs=0.005), name
+    assert len(picture["pieces"]) == 2
+    slowest = table(page, "Slowest ranks")[1]
+    assert slowest[0] == "rank 2" and float(slowest[1].replace(",", "")) == 150 * 0.5
+    of_lives = [row[-1] for row in table(page, "Lives and restarts")[1:]]
+    assert of_lives == 4 * ["2: +100.0 %"]
+
+
+def test_runs_are_drawn_over_each_other(killed, tmp_path):
+    """Each with its name in every plot and in a table of all."""
+    other = write(tmp_path / "other", 40)
+    page = draw(killed, other, out=tmp_path / "report.html")
+    for figure in (it for it in figures(page).values() if "traces" in it):
+        names = {it["name"].split(":")[0] for it in figure["traces"]}
+        assert names == {"run", "other"}
+    assert points(figures(page)["lr"], "other")[40] == 0.0
+    rows = [row[:3] for row in compared(page)]
+    assert rows == [["run", "finished", "12"], ["other", "finished", "40"]]
+
+
+def compared(page: str) -> list[list[str]]:
+    """The rows of the table of all runs."""
+    return table(page.replace("<h1>2 runs</h1>", "<h2>all</h2>"), "all")[1:]
+
+
+def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):
+    """What the log knows of the newest life counts as it does in the metrics."""
+    path = write(tmp_path / "run", 100)
+    (path / "finished.json").unlink()
+    ledger = (path / "ledger.jsonl").read_text().splitlines()
+    (path / "ledger.jsonl").write_text(ledger[0] + "\n")
+    told = [line["phases"] for line in history(path) if "phases" in line][-1]
+    seconds = read(path).owners.so_far()
+    assert seconds["training"] == pytest.approx(sum(told["step"]))

@@ -1,0 +1,141 @@
+"""Every run gives a page, whatever has become of it; what is no run gives an error with the fix."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+from support.paths import TESTS
+from support.report_pages import Text, draw, figures, points, refused, table, write
+
+from gptddp.report.page import MARK
+from gptddp.run.lease_file import lease_of
+
+ODD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m</title>"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A run of three lives."""
+    return write(tmp_path / "run", 60, lives=3)
+
+
+def verdict(page):
+    return " ".join(re.search(r'class="lead">(.*?)</p>', page, re.S)[1].split())
+
+
+def test_a_run_of_an_older_version_has_a_page(tmp_path):
+    """It has not written down where its seconds went, and the page says so."""
+    shutil.copytree(TESTS / "fixtures/run-0.1.0/run", tmp_path / "run")
+    os.utime(tmp_path / "run/lease.json", (0, 0))
+    page = draw(tmp_path / "run", out=tmp_path / "report.html")
+    assert "step 18/40" in verdict(page) and ">lost<" in verdict(page)
+    assert "No life of this run has written down where its seconds went" in page
+    assert len(points(figures(page)["loss"], "training")) == 18
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path, written):
+    """With its configuration, and no plot."""
+    (tmp_path / "new").mkdir()
+    shutil.copy(written / "config.json", tmp_path / "new")
+    page = draw(tmp_path / "new", out=tmp_path / "report.html")
+    assert "before its first step" in verdict(page) and "No step has been logged yet" in page
+    assert not figures(page)
+
+
+def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
+    """A torn last line of the log, a torn line of the ledger, a torn configuration."""
+    log = written / "log.3.jsonl"
+    log.write_bytes(log.read_bytes()[:-20])
+    ledger = written / "ledger.jsonl"
+    ledger.write_text('{"event": "checkp\n' + ledger.read_text())
+    (written / "config.json").write_text('{"config": ')
+    (written / "finished.json").unlink()
+    page = draw(written, out=tmp_path / "report.html")
+    assert len(points(figures(page)["loss"], "training")) == 59
+    told = " ".join(re.findall(r'class="wrong">(.*?)</p>', page, re.S))
+    assert "a line at byte 0 that is torn" in told and "config.json cannot be used" in told
+    assert table(page, "Lives and restarts")[3][0] == "3"  # the ledger has the configuration too
+
+
+def test_a_hole_in_the_log_is_told(tmp_path, written):
+    """As `gptddp log` tells it; the proof does not look whole."""
+    lines = (written / "log.2.jsonl").read_text().splitlines(keepends=True)
+    (written / "log.2.jsonl").write_text("".join(lines[:4] + lines[6:]))
+    page = draw(written, out=tmp_path / "report.html")
+    assert "it lacks steps 25 to 26" in Text(page).text
+    assert "not whole, see above" in page
+
+
+@pytest.mark.parametrize("state", ["running", "stopped", "failed", "lost"])
+def test_the_state_is_what_the_files_say(tmp_path, written, state):
+    """A held lease: running; a signal: stopped; an error of its own: failed; else it is lost."""
+    (written / "finished.json").unlink()
+    *events, stop = (written / "ledger.jsonl").read_text().splitlines()
+    if state == "stopped":
+        events.append(json.dumps(json.loads(stop) | {"cause": "stopped"}))
+    (written / "ledger.jsonl").write_text("\n".join(events) + "\n")
+    if state == "running":
+        (written / "lease.json").write_text(json.dumps(lease_of("a", "life") | {"space": "other"}))
+    if state == "failed":
+        (written / "faults").mkdir()
+        record = {"error": "ValueError: odd", "rank": 0, "pod": "p-0", "time": 1.0}
+        (written / "faults/60.3.0.json").write_text(json.dumps(record | {"traceback": "Trace"}))
+    page = draw(written, out=tmp_path / "report.html")
+    assert f">{state}<" in verdict(page)
+    assert ("rank 0 (p-0): ValueError: odd" in verdict(page)) == (state == "failed")
+
+
+def test_skipped_steps_are_marked(tmp_path, written):
+    """A step without a finite loss is a gap of the line, and an event."""
+    log = written / "log.2.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[2] |= {"loss": None, "grad_norm": None}
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = draw(written, out=tmp_path / "report.html")
+    assert points(figures(page)["loss"], "training")[23] is None
+    assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
+
+
+def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
+    """Names, causes, machines, versions, errors: they are shown as they are, and none runs."""
+    run = write(tmp_path / "<img src=x onerror=alert(3)>", 30, lives=2, odd=ODD)
+    (run / "faults").mkdir()
+    record = {"error": ODD, "rank": 0, "pod": ODD, "time": 1.0, "traceback": ODD}
+    (run / "faults/60.3.0.json").write_text(json.dumps(record))
+    page = draw(run, run, out=tmp_path / "report.html")
+    seen = Text(page)
+    assert "<img" not in page and "alert(1)</script>" not in page and not seen.handlers
+    assert [it for it in seen.scripts if "nonce" not in it and "type" not in it] == []
+    assert "\x1b" not in page and seen.text.count("alert(2)") > 4
+    (nonce,) = {it["nonce"] for it in seen.scripts if "nonce" in it}
+    assert f"script-src 'nonce-{nonce}';" in page
+
+
+def test_what_is_no_run_is_refused_with_the_fix(tmp_path, written):
+    """With the runs that lie in it, or the folder to give."""
+    assert f"these are: {written}" in refused(tmp_path, "--out", tmp_path / "report.html")
+    assert "give the folder that --run-dir" in refused(tmp_path / "none")
+    assert not list(tmp_path.glob("report.html"))
+
+
+def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
+    """A page is: so that the same command draws a live run again and again."""
+    before = (written / "ledger.jsonl").read_bytes()
+    assert "is no page of gptddp report" in refused(written, "--out", written / "ledger.jsonl")
+    assert (written / "ledger.jsonl").read_bytes() == before
+    assert "is a folder" in refused(written, "--out", tmp_path)
+    assert "make it first" in refused(written, "--out", tmp_path / "no/report.html")
+    out = tmp_path / "report.html"
+    draw(written, out=out)
+    assert MARK.decode() in draw(written, out=out)
+
+
+def test_without_the_library_the_install_line_is_printed(tmp_path, written, monkeypatch):
+    """Not a traceback."""
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    told = refused(written, "--out", tmp_path / "report.html")
+    assert "pip install 'gptddp[report]'" in told
