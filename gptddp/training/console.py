@@ -1,6 +1,8 @@
 """What rank 0 says of a life to its reader, in lines of its pod's log."""
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,8 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.training.stalls import Stall
 
+_RECENT = 20  # steps, by which the time that is left is known
+
 log = logging.getLogger(__name__)
 
 
@@ -18,6 +22,7 @@ class Console:
 
     def __init__(self, origin: Origin) -> None:
         self.origin, self.config = origin, origin.config
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps, with their rows
 
     def began(self, params: int, device: str, world_size: int) -> None:
         """The run and where this life goes on."""
@@ -70,10 +75,11 @@ class Console:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
         if "val_loss" in line:
             self.evaluated(line)
+        self._recent.append(step_s + line["data_wait_s"])
         if line["step"] % self.config.log_every:
             return
         c, done = self.config, (progress.step, progress.tokens, progress.train_s)
-        left_s = (budget.last_step(c, *done) - progress.step) * (step_s + line["data_wait_s"])
+        left_s = (budget.last_step(c, *done) - progress.step) * statistics.median(self._recent)
         if c.max_time:
             left_s = min(left_s, c.max_time - progress.train_s)
         left = max(0, int(left_s))

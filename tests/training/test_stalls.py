@@ -16,8 +16,8 @@ from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.training.stalls import described
 
-# Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`. Windows
-# and limits are a tenth of what they are.
+# Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`; no step
+# ends while there is a file `hang`. Windows and limits are a tenth of what they are.
 SLOWED = """
 import os, sys, time
 from pathlib import Path
@@ -29,6 +29,8 @@ def slowly(*args):
     for part in of_step(*args):
         time.sleep(0.02)
         if os.environ["RANK"] == "1" and Path(os.environ["ORDERS"], "slow").exists():
+            time.sleep(0.05)
+        while os.environ["RANK"] == "1" and Path(os.environ["ORDERS"], "hang").exists():
             time.sleep(0.05)
         yield part
 of_step, train.of_step = train.of_step, slowly
@@ -122,6 +124,18 @@ def test_a_stopped_rank_is_missed_by_the_others(job):
     assert job.until(lambda: job.scraped("stall_seconds")[""] == 0)
     assert job.scraped("stuck_rank") == {}
     assert summary.read(job.run).stalls[-1]["seconds"] == over["seconds"]
+
+
+def test_a_rank_that_hangs_elsewhere_says_where(job):
+    """It is alive, and in no collective: its own thread tells rank 0's in which function it is."""
+    before = len(job.events("stall"))
+    (job.folder / "hang").touch()
+    (stall,) = job.until(lambda: job.events("stall")[before:])
+    (job.folder / "hang").unlink()
+    assert stall["ranks"] == [1]
+    here = r"rank 1 \(pod-1\) is at slowly \(<string>:\d+\), called by forward_backward "
+    assert re.match(here + r"\(train\.py:\d+\), phase step; rank 0 \(pod-0\) waits", stall["where"])
+    job.until(lambda: job.events("stall_end")[before:])
 
 
 def test_the_phases_add_up_to_the_elapsed_time(job):
