@@ -10,7 +10,7 @@ STRANGER = {"app.kubernetes.io/name": "other"}
 
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory):
-    """The labels of all targets, by the job of Prometheus that has them."""
+    """Of all targets, by the PodMonitor and by the page."""
     folder = tmp_path_factory.mktemp("discovery")
     pods = [
         pod("ml", "big-worker-0", "127.99.0.1"),
@@ -29,19 +29,22 @@ def labels(tmp_path_factory):
     ]
     server = Prometheus(folder / "server", {"scrape_configs": configs})
     try:
-        until("targets", lambda: len(server.targets()) >= 2)
-        yield {it["labels"].pop("job"): it["labels"] for it in server.targets()}
+        until("targets", lambda: len({it["scrapePool"] for it in server.targets()}) == 2)
+        yield [it["labels"] for it in server.targets()]
     finally:
         server.close()
 
 
 def test_one_pod_of_a_job_is_scraped(labels):
     """Worker 0 while it runs; its series have the job, and the name of the pod as instance."""
+    found = [it for it in labels if it["job"] == "ml/gptddp"]
     wanted = {"namespace": "ml", "pytorchjob": "big", "pod": "big-worker-0", "container": "pytorch"}
-    assert labels["ml/gptddp"] == {**wanted, "instance": "big-worker-0", "endpoint": "metrics"}
+    wanted |= {"job": "ml/gptddp", "instance": "big-worker-0", "endpoint": "metrics"}
+    assert found == [wanted]
 
 
 def test_without_the_operator_the_labels_are_the_same(labels):
-    """Those of the scrape_config on the page, but for `endpoint`, which is the operator's."""
-    assert set(labels) == {"ml/gptddp", "gptddp"}
-    assert labels["gptddp"] == {k: v for k, v in labels["ml/gptddp"].items() if k != "endpoint"}
+    """Those of the scrape_config on the page, but for `job` and for `endpoint`, the operator's."""
+    (monitored,) = [it for it in labels if "endpoint" in it]
+    (paged,) = [it for it in labels if "endpoint" not in it]
+    assert paged == {k: v for k, v in monitored.items() if k != "endpoint"} | {"job": "gptddp"}
