@@ -110,9 +110,8 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
     wrong += [f"{path / LEDGER}: left out: {it}" for it in sums.left_out]
     with contextlib.suppress(ConfigError):  # the ledger is written first
         values = sums.config or whole.get("config")
-        config = from_saved(path / LEDGER, values) if values else None
-    if config is not None:
-        config = with_preset(config, accelerator=False)
+        if values:
+            config = with_preset(from_saved(path / LEDGER, values), accelerator=False)
     events = read_ledger(path)
     run = Run(
         path=path,
