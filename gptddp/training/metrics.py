@@ -91,6 +91,7 @@ class Metrics:
             "When it was committed; until then, when this life began.",
         )
         self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
+        self.checkpoint_every = gauge("checkpoint_every_seconds", "As the run is told to save.")
         self.checkpoint_bytes = gauge("checkpoint_size_bytes", "Of the last durable checkpoint.")
         self.nodes_min = gauge("nodes_min", "Pods that are enough to go on.")
         self.nodes_max = gauge("nodes_max", "Pods that the job asks for.")
@@ -157,6 +158,7 @@ class Metrics:
         self.flops.set(flops)
         self._flops = flops
         self.incarnation.set(origin.generation)
+        self.checkpoint_every.set(origin.config.checkpoint_every)
         self.step.set(origin.step)
         self.expect(origin.config, progress)
         self.tokens_seen.set(progress.tokens)

@@ -110,7 +110,7 @@ def test_mfu_is_there_where_the_peak_is_known():
     """FLOPs of a token times tokens a second, of what the devices can do; NaN before a step."""
     assert not [name for name, *_ in series(m.Metrics()) if "mfu" in name]
     metrics, progress = m.Metrics(peak=2000.0), Progress(1, 100)
-    origin = SimpleNamespace(generation=1, step=0, config=Config(steps=9))
+    origin = SimpleNamespace(generation=1, step=0, config=Config(steps=9, checkpoint_every=60.0))
     world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
     metrics.began(origin, progress, world, 0.0, flops=6)
     assert math.isnan(values(metrics, "mfu_ratio")[""])
