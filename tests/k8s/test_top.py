@@ -201,7 +201,7 @@ class Terminal:
 
 
 def test_on_a_terminal_it_is_drawn_again_and_leaves_it_as_it_was(running):
-    """New numbers, another size, the end of the job: then the last frame stays, without escapes."""
+    """New numbers, and the end of the job: then the last frame stays, without escapes."""
     named = ["--kubeconfig", str(running.kubeconfig), "--every", "0.3"]
     top = Terminal("top", "demo", *named, LC_ALL="C.UTF-8")
     top.until("\x1b[?1049h")
@@ -210,8 +210,6 @@ def test_on_a_terminal_it_is_drawn_again_and_leaves_it_as_it_was(running):
     log = running.logs["demo-worker-0"]
     log.lines.append((at(59), log.lines[-2][1].replace("120/400", "130/400")))
     top.until("130/400")
-    top.resize(8, 40)
-    top.until("more lines\x1b[K")
     running.put(job("Created", "Succeeded"))
     top.until("\x1b[?25h\x1b[?1049l")
     top.until("demo  Succeeded")
@@ -231,10 +229,12 @@ def test_ctrl_c_leaves_the_terminal_and_the_job(running):
     assert top.end() == 130
 
 
-def test_sigterm_leaves_the_terminal_as_it_was(running):
-    """As Ctrl-C, with its own exit code."""
-    top = Terminal("top", "demo", "--kubeconfig", str(running.kubeconfig))
+def test_another_size_is_drawn_at_once_and_sigterm_leaves_the_terminal_as_it_was(running):
+    """Long before the next look; as with Ctrl-C, with its own exit code."""
+    top = Terminal("top", "demo", "--kubeconfig", str(running.kubeconfig), "--every", "600")
     top.until("demo-worker-3")
+    top.resize(8, 40)
+    top.until("more lines\x1b[K")
     top.process.send_signal(signal.SIGTERM)
     top.until("\x1b[?1049l")
     assert top.end() == 143

@@ -51,6 +51,7 @@ class _View:
         self._watcher = Watcher(cluster, name, self._say)
         self._losses = top.Losses()
         self._history: list[float] = []
+        self._drawn = shutil.get_terminal_size()
 
     def look(self) -> bool:
         """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
@@ -87,17 +88,16 @@ class _View:
 
     def draw(self) -> None:
         """Fill the screen, whatever its size is now."""
-        size = shutil.get_terminal_size()
+        size = self._drawn = shutil.get_terminal_size()
         lines = self.lines(max(1, size.columns), max(1, size.lines - 1))
         _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in lines) + _REST)
 
     def wait(self, seconds: float) -> None:
         """Until the next look is due; a terminal of another size is drawn at once."""
-        end, size = time.monotonic() + seconds, shutil.get_terminal_size()
+        end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
             time.sleep(min(_RESIZE_S, left_s))
-            if size != (now := shutil.get_terminal_size()):
-                size = now
+            if self._drawn != shutil.get_terminal_size():
                 self.draw()
 
 
