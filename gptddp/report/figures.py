@@ -190,20 +190,34 @@ def parts(life: Life) -> list[str]:
 def other_notes(run: Run) -> list[tuple[int, str]]:
     """What else has happened at a step."""
     found = [(step, "skipped: loss or gradient not finite") for step in run.skipped]
-    for event in run.events_of("changed", "quarantine", "diverged", "checkpoint"):
-        step, what = event.get("step"), ""
-        match event["event"]:
-            case "changed":
-                what = f"{event.get('field')}: {event.get('old')} -> {event.get('new')}"
-            case "quarantine":
-                what = f"left out for good: {', '.join(map(str, event.get('names') or ()))}"
-            case "diverged":
-                what = f"ranks differed: {', '.join(map(str, event.get('names') or ()))}"
-            case "checkpoint" if event.get("error"):
-                what = f"a save failed: {event['error']}"
-        if what and type(step) is int:
-            found.append((step, cell(what)[:200]))
+    for event in run.events:
+        if (what := _told(event)) and type(step := event.get("step")) is int:
+            found.append((step, cell(what)[:300]))
     return sorted(found)
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    """An event in words; "" for those that have a place of their own on the page."""
+    names = ", ".join(map(str, it)) if isinstance(it := event.get("names"), list) else ""
+    took = duration(number(event.get("seconds")))
+    match event["event"]:
+        case "changed":
+            return f"{event.get('field')}: {event.get('old')} -> {event.get('new')}"
+        case "quarantine":
+            return f"left out for good: {names}"
+        case "diverged":
+            return f"ranks differed: {names}"
+        case "checkpoint" if event.get("error"):
+            return f"a save failed: {event['error']}"
+        case "slow":
+            return f"{event.get('name')} is slow: {event.get('ratio')} times the median"
+        case "slow_end":
+            return f"{event.get('name')} is not slow any more, after {took}"
+        case "stall":
+            return f"the step does not move, after {took}: {event.get('where')} ({names})"
+        case "stall_end":
+            return f"the step has moved, after {took}"
+    return ""
 
 
 def ranks(strip: Strip, owners: Sequence[str], lives: Sequence[Life]) -> dict[str, Any]:

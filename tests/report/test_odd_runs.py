@@ -99,6 +99,19 @@ def test_skipped_steps_are_marked(tmp_path, written):
     assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
 
 
+def test_a_slow_rank_and_a_stall_are_told(tmp_path, written):
+    """With the names that the ledger has, at their steps."""
+    head = {"time": 1.7e9, "generation": 3}
+    slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
+    stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
+    with open(written / "ledger.jsonl", "a") as ledger:
+        for event in (slow, stall | {"where": "rank 1 in next (loader.py:1)"}):
+            ledger.write(json.dumps(head | event) + "\n")
+    rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
+    assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
+    assert "after 7.5 s: rank 1 in next" in rows["55"]
+
+
 def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
     """Names, causes, machines, versions, errors: they are shown as they are, and none runs."""
     run = write(tmp_path / "<img src=x onerror=alert(3)>", 30, lives=2, odd=ODD)
