@@ -31,6 +31,7 @@ TRAINER: Names = {
         "_get_default_store": "()",
         "_set_pg_timeout": "(timeout, group)",
     },
+    "torch": {"_softmax_backward_data": ""},
     "torch.cpu": {"_is_amx_tile_supported": "()"},
     "multiprocessing.forkserver": {
         "_forkserver": "{_forkserver_address, _forkserver_alive_fd, _forkserver_pid}",
@@ -162,7 +163,7 @@ def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:
     return [name for name in names if name in wanted] == wanted and needed <= set(wanted)
 
 
-# -- the process group and the processor -----------------------------------------------------------
+# -- the process group, the processor and its kernels ---------------------------------------------
 
 
 def default_store() -> Any:
@@ -184,6 +185,16 @@ def cpu_has_amx() -> bool:
     import torch
 
     return bool(torch.cpu._is_amx_tile_supported())
+
+
+def softmax_backward(grad: Any, weights: Any) -> Any:
+    """The gradient of the scores whose softmax over the last dimension `weights` is.
+
+    One pass in fp32 within, which no product of public functions is: autograd calls it so too.
+    """
+    import torch
+
+    return torch._softmax_backward_data(grad, weights, -1, grad.dtype)
 
 
 # -- multiprocessing's forkserver ------------------------------------------------------------------

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gptddp.distributed.torch_private import softmax_backward
+
 _AT_ONCE = 2**20  # scores of a block of queries, of as many heads as that makes: 2 MB in bf16
 _KEPT = 2**22  # scores of a layer that are kept for backward; of more they are computed again
 
@@ -57,7 +59,7 @@ class _Causal(torch.autograd.Function):
             dout = grad[heads, own]
             dv[heads, seen] += torch.bmm(weights.transpose(1, 2), dout)
             dweights = torch.bmm(dout, v[heads, seen].transpose(1, 2))
-            dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, q.dtype)
+            dscores = softmax_backward(dweights, weights)
             dq[heads, own] = torch.bmm(dscores, k[heads, seen])
             dk[heads, seen] += torch.bmm(dscores.transpose(1, 2), q[heads, own])
         return dq * _scale(q), dk.to(q.dtype), dv.to(q.dtype)
