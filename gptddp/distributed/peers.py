@@ -33,8 +33,9 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
     text = str(error).splitlines()[0]
     timeout = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
     if timeout is None and waited_s < 0.9 * connect.TIMEOUT_S:
-        # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ..."
-        text = re.sub(r"^\[\S+\] ", "", text).split(". ")[0]
+        # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other
+        # words where it comes out of a bucket's future
+        text = re.sub(r"^.*\[\S+\.cc:\d+\] ", "", text).split(". ")[0]
         return f"{text} in {_place(error)}"
     here: set[int] = set()
     listener = threading.Thread(target=_listen, args=(here, world), daemon=True)

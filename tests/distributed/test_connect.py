@@ -272,6 +272,10 @@ def test_a_failed_collective_names_the_silent_rank(monkeypatch):
         assert peers.blame(closed, world, 1.0).startswith(
             "Connection closed by peer [::1]:9 in test_a_failed_"
         )
+        of_sums = RuntimeError(f"Got this error when running the callback: RuntimeError: {closed}")
+        with pytest.raises(RuntimeError, match="closed") as caught:
+            raise of_sums
+        assert peers.blame(of_sums, world, 1.0).startswith("Connection closed by peer [::1]:9 in ")
         # closed by one whose timeout came a moment earlier
         assert peers.blame(closed, world, 59.9).startswith(
             "rank 1 (pod-1), rank 2 have not answered for 59 s in "
