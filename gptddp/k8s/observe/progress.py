@@ -17,6 +17,11 @@ _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
 _STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
 _MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
+_NAMED = re.compile(
+    r"^step \d+: (?P<name>rank \d+(?: \([^)]*\))?) is (?:slow: it takes (?P<ratio>\d+\.\d) times"
+    r"|as fast as the others again)"
+)
+_BEGUN = re.compile(r"^life \d+: from ")  # its ranks are other ones
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
 
 
@@ -29,11 +34,17 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict.fromkeys(("progress", "checkpoint", "stall", "fault"))
     losses: dict[int, float] = {}
+    slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
-            found |= {"progress": _step(step), "stall": None}
-            if (loss := found["progress"]["loss"]) is not None:
-                losses[found["progress"]["step"]] = loss
+            found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
+            slow = {it["name"]: it["ratio"] for it in done["slow"]}
+            if done["loss"] is not None:
+                losses[done["step"]] = done["loss"]
+        elif named := _NAMED.match(line):
+            slow.pop(named["name"], None)
+            if named["ratio"]:
+                slow[named["name"]] = float(named["ratio"])
         elif stall := _STALL.match(line):
             seconds = int(stall[2])
             found["stall"] = {"step": int(stall[1]), "seconds": seconds, "text": stall[3]}
@@ -44,6 +55,10 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["checkpoint"] = saved[1] or saved[2]
         if _MOVED.match(line):
             found["stall"] = None
+        if _BEGUN.match(line):
+            slow = {}
+    if found["progress"]:
+        found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
     return {**found, "losses": losses}
 
 
