@@ -195,7 +195,8 @@ class Recorder:
             self._goodput = self._owners.goodput()
         self._judge_pace(line, step_s)
         slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
-        self.console.step(line, progress, step_s, self._goodput, slow)
+        trouble = self.saves.trouble is not None
+        self.console.step(line, progress, step_s, self._goodput, slow, trouble)
         self.saves.watch()
 
     def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:

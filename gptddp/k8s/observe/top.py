@@ -9,7 +9,7 @@ from gptddp.k8s.observe import progress, status
 BAR = 30  # characters
 MOST_LOSSES = 10_000
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
-_BAD = ("why", "stalled", "slow")
+_BAD = ("why", "storage", "stalled", "slow")
 
 
 class Losses:
