@@ -187,6 +187,13 @@ def test_no_line_is_wider_than_the_terminal(said, width):
     assert len(short) == 6 and short[-1] == "and 9 more lines"[:width]
 
 
+@pytest.mark.parametrize(("state", "has"), [("Running", True), ("Failed", False)])
+def test_a_job_that_does_not_run_has_no_time_left(said, state, has):
+    """Nor does one that is stopped: what is left of it takes as long as nobody goes on."""
+    lines = frame(SHOWN | progress(said) | {"state": state}, [], width=80)
+    assert ("ETA 4:40" in "\n".join(lines)) is has
+
+
 def test_what_a_pod_has_written_cannot_move_the_cursor():
     """Its escapes are shown, with colours and without."""
     line = "life 1 ended after step 9: \x1b[2Jgone"
@@ -287,6 +294,7 @@ def test_ctrl_c_leaves_the_terminal_and_the_job(running):
     assert "\x1b[1m" not in shown and "@+_" in shown and "?" not in shown.split("demo  ")[1]
     os.write(top.fd, b"\x03")
     top.until("\x1b[?1049l")
+    top.until("demo-worker-3")  # what was seen last stays
     assert top.end() == 130
 
 
@@ -334,6 +342,7 @@ def test_the_verbs_show_a_job_on_this_machine(here):
     shown = json.loads(seen("status", "job", *at_, "-o", "json").stdout)
     assert shown["progress"]["goodput"] == 0.97 and shown["fault"]["step"] == 99
     assert [it["ready"] for it in shown["pods"]] == [True, False]
+    assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster
     assert shown["causes"][0]["id"] == "crash" and "137 (SIGKILL" in shown["causes"][0]["text"]
     assert seen("list", *at_).stdout.splitlines()[1].split()[:3] == ["job", "Running", "1/2"]
     assert "next: gptddp-k8s top job --local" in seen("status", "job", *at_).stderr
