@@ -66,10 +66,12 @@ class Console:
         step_s: float,
         goodput: float | None = None,
         slow: Sequence[tuple[str, float]] = (),
+        trouble: bool = False,
     ) -> None:
         """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left.
 
-        `goodput`: of the run; `slow`: names of ranks that are slow, and how many times the median.
+        `goodput`: of the run; `slow`: names of ranks that are slow, and how many times the median;
+        `trouble`: the storage fails at present.
         """
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
@@ -87,6 +89,7 @@ class Console:
         where = f"step {budget.shown(c, *done)}  loss {loss}  lr {line['lr']:.2e}"
         speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {_ranks(line['world_size'])}"
         rest = "" if goodput is None else f"  goodput {100 * goodput:.0f}%"
+        rest += "  storage fails" * trouble
         if slow:
             rest += "  slow: " + ", ".join(f"{name} {ratio:.1f}x" for name, ratio in slow[:4])
         log.info("%s  %s  %d:%02d left%s", where, speed, left // 60, left % 60, rest)

@@ -88,7 +88,7 @@ class Metrics:
         self.checkpoint_step = gauge("last_checkpoint_step", "Step of the last durable checkpoint.")
         self.checkpoint_time = gauge(
             "last_checkpoint_timestamp_seconds",
-            "When it was committed; until then, when this life began.",
+            "When it was committed; until then, since when nothing has been.",
         )
         self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
         self.checkpoint_every = gauge("checkpoint_every_seconds", "As the run is told to save.")
@@ -205,13 +205,18 @@ class Metrics:
             self.save_s.labels("stall").observe(save.stall_s)
             self.save_s.labels("save").observe(save.stall_s + save.write_s)
 
-    def loaded(self, seconds: float) -> None:
-        """A checkpoint, from the storage into every rank."""
+    def loaded(self, seconds: float, step: int) -> None:
+        """The checkpoint of a step, from the storage into every rank."""
         self.save_s.labels("load").observe(seconds)
-
-    def saved_late(self, step: int, when: float) -> None:
-        """The newest save, by a launcher; `when`: it began, in unix seconds."""
         self.checkpoint_step.set(step)
+
+    def saved_late(self, step: int | None, when: float) -> None:
+        """The newest save, by a launcher or an older life; `when`: it began, in unix seconds.
+
+        None: there is none, and the run began then.
+        """
+        if step is not None:
+            self.checkpoint_step.set(step)
         self.checkpoint_time.set(when)
 
     def spent(self, spent: RankSeconds) -> None:

@@ -104,13 +104,13 @@ class Recorder:
                 ledger.add(event)
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
+        self.metrics.began(origin, progress, world, self._run_began, self._flops)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
         self._start(ledger, progress, machines)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
-        self.metrics.began(origin, progress, world, self._run_began, self._flops)
         if origin.source not in ("scratch", "memory"):
-            self.metrics.loaded(state.read_s + self.clock.seconds["restore"])
+            self.metrics.loaded(state.read_s + self.clock.seconds["restore"], origin.step)
         self.console.began(params, world.device.type, world.world_size)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
@@ -195,7 +195,8 @@ class Recorder:
             self._goodput = self._owners.goodput()
         self._judge_pace(line, step_s)
         slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
-        self.console.step(line, progress, step_s, self._goodput, slow)
+        trouble = self.saves.trouble is not None
+        self.console.step(line, progress, step_s, self._goodput, slow, trouble)
         self.saves.watch()
 
     def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:

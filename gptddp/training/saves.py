@@ -71,9 +71,17 @@ class Saves:
         # Lives that are short must not put it off for ever. A late save stands for this life's, if
         # it begins.
         if self._origin.source == "memory":
+            self._tell_newest(ledger)
             most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
             self._saved_at -= min(unsaved_s(ledger), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
+
+    def _tell_newest(self, ledger: Summary) -> None:
+        """Into the metrics: the newest checkpoint, or since when the run has none."""
+        orders = [order for name in ledger.commits if (order := store.order(name))]
+        when = ledger.saved_time if orders else ledger.began_time
+        if when is not None:
+            self._metrics.saved_late(max(orders)[1] if orders else None, when)
 
     def _before_commit(self) -> None:
         self._log.sync()  # and the ledger before it
@@ -105,9 +113,7 @@ class Saves:
     def _look(self, saved_at: float) -> None:
         with suppress(OSError):  # then it is due after a whole interval
             ledger = summary.read(self._origin.config.run_dir)
-            orders = [order for name in ledger.commits if (order := store.order(name))]
-            if orders and ledger.saved_time is not None:
-                self._metrics.saved_late(max(orders)[1], ledger.saved_time)
+            self._tell_newest(ledger)
             if self._saved_at == saved_at:
                 self._saved_at -= unsaved_s(ledger)
 

@@ -1,5 +1,6 @@
 """`top` on a real terminal and without one, of a cluster's job and of one on this machine."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -38,16 +39,31 @@ MAIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 MAIN += "from gptddp.k8s import main; main()"
 
 
-@pytest.fixture(scope="module")
-def said():
-    """The lines of rank 0, by the code that writes them: what `top` reads is what it writes."""
+@contextlib.contextmanager
+def heard():
+    """The lines that rank 0 writes meanwhile."""
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("gptddp.training.console")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    origin = SimpleNamespace(config=Config(steps=400, log_every=10, max_time=0.0, max_tokens=0))
-    console = Console(origin)
+    yield lines
+    logger.removeHandler(handler)
+
+
+ORIGIN = SimpleNamespace(config=Config(steps=400, log_every=10, max_time=0.0, max_tokens=0))
+
+
+@pytest.fixture(scope="module")
+def said():
+    """The lines of rank 0, by the code that writes them: what `top` reads is what it writes."""
+    console = Console(ORIGIN)
+    with heard() as lines:
+        _say(console, lines)
+    return lines
+
+
+def _say(console, lines):
     cause = "rank 2 (demo-worker-2) has not answered for 60 s in agree (agree.py:58)"
     console.fault(1, 99, f"after step 99: {cause}")
     lines.append("life 2: from memory, step 99 of 400")
@@ -57,8 +73,6 @@ def said():
         line |= {"world_size": 4, "data_wait_s": 0.0}
         console.step(line, Progress(step, 100 * step), 1.0, 0.974, slow)
     console.stalled(Stall(121, 12.4, [3], "rank 3 (demo-worker-3) gives no sign of life"))
-    logger.removeHandler(handler)
-    return lines
 
 
 def test_what_rank_0_says_is_read_back(said):
@@ -85,6 +99,53 @@ def test_what_rank_0_says_is_read_back(said):
     shown = rows(found)
     assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
     assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
+
+
+def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_it_is_slow(said):
+    """Lines of steps may be minutes apart; after a new life the ranks are other ones."""
+
+    def slow(lines):
+        return {it["name"]: it["ratio"] for it in progress(lines)["progress"]["slow"]}
+
+    said = said[:3]  # until step 100: none is slow
+    console = Console(ORIGIN)
+    with heard() as lines:
+        console.slow(105, "rank 3 (demo-worker-3)", 2.13)
+        console.slow(106, "rank 1", 1.5)
+        console.fast(171, "rank 3 (demo-worker-3)")
+    assert slow(said) == {}
+    assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
+    assert slow([*said, *lines]) == {"rank 1": 1.5}
+    assert slow([*said, *lines, "life 3: from memory, step 171 of 400"]) == {}
+    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step has said who is
+
+
+def test_a_checkpoint_is_shown_until_the_run_goes_on():
+    """Those that follow have no line, so the one that has is not the newest any more."""
+    begun = "life 2: from step-000000000100.1, step 100 of 400"
+    step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left"
+    assert progress([begun])["checkpoint"] == "step-000000000100.1"
+    assert progress([begun, step])["checkpoint"] is None
+    saved = "stopped after step 113: checkpoint step-000000000113.2 is saved"
+    assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
+
+
+def test_a_storage_that_fails_is_shown_until_it_works_again():
+    """Also where the line that says how is too long ago to be read."""
+    console, line = Console(ORIGIN), {"loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
+    line |= {"step": 100, "world_size": 4}
+    with heard() as lines:
+        console.storage("[Errno 28] No space left on device: 'log.1.jsonl'")
+        console.step(line, Progress(100, 9), 1.0, 0.9, [("rank 1", 1.5)], trouble=True)
+        console.storage(None)
+    text = "[Errno 28] No space left on device: 'log.1.jsonl'"
+    text += "; training goes on, and tries again"
+    found = progress(lines[:2])
+    assert found["storage"] == rows(found)["storage"] == text
+    assert found["progress"]["slow"] == [{"name": "rank 1", "ratio": 1.5}]
+    assert progress(lines[1:2])["storage"] == "it fails: the pod's log says how"
+    assert progress(lines)["storage"] is None
+    assert progress([*lines[:2], "life 3: from memory, step 100 of 400"])["storage"] is None
 
 
 def test_a_sparkline_fits_and_falls_with_the_loss():
@@ -124,6 +185,13 @@ def test_no_line_is_wider_than_the_terminal(said, width):
     assert max(map(len, lines)) <= width and len(lines) == 14
     short = frame(shown, losses, width=width, height=6)
     assert len(short) == 6 and short[-1] == "and 9 more lines"[:width]
+
+
+@pytest.mark.parametrize(("state", "has"), [("Running", True), ("Failed", False)])
+def test_a_job_that_does_not_run_has_no_time_left(said, state, has):
+    """Nor does one that is stopped: what is left of it takes as long as nobody goes on."""
+    lines = frame(SHOWN | progress(said) | {"state": state}, [], width=80)
+    assert ("ETA 4:40" in "\n".join(lines)) is has
 
 
 def test_what_a_pod_has_written_cannot_move_the_cursor():
@@ -226,6 +294,7 @@ def test_ctrl_c_leaves_the_terminal_and_the_job(running):
     assert "\x1b[1m" not in shown and "@+_" in shown and "?" not in shown.split("demo  ")[1]
     os.write(top.fd, b"\x03")
     top.until("\x1b[?1049l")
+    top.until("demo-worker-3")  # what was seen last stays
     assert top.end() == 130
 
 
@@ -273,6 +342,7 @@ def test_the_verbs_show_a_job_on_this_machine(here):
     shown = json.loads(seen("status", "job", *at_, "-o", "json").stdout)
     assert shown["progress"]["goodput"] == 0.97 and shown["fault"]["step"] == 99
     assert [it["ready"] for it in shown["pods"]] == [True, False]
+    assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster
     assert shown["causes"][0]["id"] == "crash" and "137 (SIGKILL" in shown["causes"][0]["text"]
     assert seen("list", *at_).stdout.splitlines()[1].split()[:3] == ["job", "Running", "1/2"]
     assert "next: gptddp-k8s top job --local" in seen("status", "job", *at_).stderr

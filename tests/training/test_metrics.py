@@ -9,14 +9,17 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gptddp.checkpoint.writer import Saved
 from gptddp.config import Config
 from gptddp.run.owners import OWNERS
 from gptddp.run.progress import Progress
+from gptddp.run.summary import Summary
 from gptddp.training import metrics as m
 from gptddp.training import scrapes
 from gptddp.training.clock import PHASES, STATES, PhaseClock, RankSeconds
+from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.stragglers import Stragglers
 
@@ -118,6 +121,40 @@ def test_mfu_is_there_where_the_peak_is_known():
     assert values(metrics, "mfu_ratio")[""] == 6 * 100 / 2000
 
 
+@pytest.mark.parametrize(
+    ("source", "commits", "step", "age_s"),
+    [
+        ("memory", ["step-000000000007.1", "step-000000000009.2"], 9, 5000),
+        ("memory", [], math.nan, 9000),
+        ("step-000000000009.2", ["step-000000000009.2"], 9, 0),
+        ("scratch", [], math.nan, 0),
+    ],
+)
+def test_a_life_knows_the_newest_checkpoint_from_its_first_scrape_on(
+    tmp_path, source, commits, step, age_s
+):
+    """One from memory saves nothing anew: short lives must not hide that nothing is saved.
+
+    After a checkpoint was read, nothing older than this life can be lost.
+    """
+    now = time.time()
+    metrics, config = m.Metrics(), Config(steps=20, run_dir=str(tmp_path), checkpoint_every=60.0)
+    origin = {"generation": 3, "step": 9, "config": config, "source": source, "late": None}
+    origin = SimpleNamespace(**origin, run_id="r", parent=None, changes={})
+    world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
+    metrics.began(origin, Progress(9, 900), world, now - 9000, flops=6)
+    saved_time = now - 5000 if commits else None
+    ledger = Summary(commits=commits, saved_time=saved_time, began_time=now - 9000)
+    lease = SimpleNamespace(check=lambda: None)
+    saves = Saves(origin, lease, None, None, metrics, None)
+    saves.begin({"w": torch.zeros(2)}, ledger)
+    if source.startswith("step-"):
+        metrics.loaded(1.0, origin.step)
+    assert values(metrics, "last_checkpoint_step")[""] == pytest.approx(step, nan_ok=True)
+    when = values(metrics, "last_checkpoint_timestamp_seconds")[""]
+    assert now - when == pytest.approx(age_s, abs=60)
+
+
 def test_every_series_is_there_before_anything_has_happened():
     """With 0 for what is counted and NaN for what is not known: a scrape adds none later."""
     spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=2))
@@ -128,7 +165,7 @@ def test_every_series_is_there_before_anything_has_happened():
     metrics.stepped({**LINE, "val_loss": 1.0}, Progress(1, 100), 1.0)
     metrics.saved(Saved(1, "step-1", 9, 0.1, 0.1, None))
     metrics.owned(dict.fromkeys(OWNERS, 1.0))
-    metrics.loaded(1.0)
+    metrics.loaded(1.0, 1)
     assert series(metrics) == before
 
 

@@ -31,13 +31,17 @@ def watch(cluster: Cluster, name: str, *, once: bool, every_s: float) -> int:
         width = shutil.get_terminal_size((200, 50)).columns if sys.stdout.isatty() else 0
         _write("\n".join(view.lines(width)) + "\n")
         return exit_codes.SUCCEEDED
-    with _screen():
-        there = True
-        while there and view.state not in why.FINAL:
-            view.draw()
-            view.wait(every_s)
-            there = view.look()
-    _write("\n".join(view.lines(0)) + "\n")  # what was last seen stays
+    try:
+        with _screen():
+            there = True
+            while there and view.state not in why.FINAL:
+                view.draw()
+                view.wait(every_s)
+                there = view.look()
+    except KeyboardInterrupt:
+        view.leave()
+        raise
+    view.leave()
     codes = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
     return codes[view.state] if there else exit_codes.GONE
 
@@ -91,6 +95,10 @@ class _View:
         size = self._drawn = shutil.get_terminal_size()
         lines = self.lines(max(1, size.columns), max(1, size.lines - 1))
         _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in lines) + _REST)
+
+    def leave(self) -> None:
+        """What was seen last stays on the terminal."""
+        _write("\n".join(self.lines(0)) + "\n")
 
     def wait(self, seconds: float) -> None:
         """Until the next look is due; a terminal of another size is drawn at once."""

@@ -127,7 +127,8 @@ class LocalJobs(Cluster):
         if up:
             state = {"running": {"startedAt": started}}
         elif code is not None:
-            state = {"terminated": {"exitCode": code, "message": self._last_words(name)}}
+            ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
+            state = {"terminated": {**ended, "message": self._last_words(name)}}
         status = {
             "name": CONTAINER,
             "restartCount": told.get("restarts") or 0,

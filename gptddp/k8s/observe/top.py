@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe import progress, status
+from gptddp.k8s.observe import progress, status, why
 
 BAR = 30  # characters
 MOST_LOSSES = 10_000
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
-_BAD = ("why", "stalled", "slow")
+_BAD = ("why", "storage", "stalled", "slow")
 
 
 class Losses:
@@ -42,7 +42,8 @@ def frame(
     """The lines for a `status`; none wider than `width`, and `height` of them at most (0: all)."""
     count, done = shown["replicas"], shown["progress"] or {}
     head = f"{shown['name']}  {shown['state']}  pods {count['ready']}/{count['desired']}"
-    rows = {"why": shown["why"], "step": _step(done, width), "loss": _loss(done)}
+    goes_on = shown["state"] in (why.RUNNING, why.RESTARTING)
+    rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": _loss(done)}
     rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
     rows |= progress.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
     key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
@@ -72,7 +73,7 @@ def _styled(text: str, style: str) -> str:
     return f"{style}{text}{_PLAIN}" if style and text else text
 
 
-def _step(done: Mapping[str, Any], width: int) -> str:
+def _step(done: Mapping[str, Any], width: int, goes_on: bool) -> str:
     if not done:
         return ""
     part = min(1.0, done["step"] / done["steps"]) if done["steps"] else 0.0
@@ -81,7 +82,7 @@ def _step(done: Mapping[str, Any], width: int) -> str:
         full = int(BAR * part)
         text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
     left = done["left_s"]
-    if left is None:
+    if left is None or not goes_on:
         return text
     hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
     return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
