@@ -68,8 +68,9 @@ def _lines(name: str, run: Run, of: int, runs: int) -> list[dict[str, Any]]:
             "name": _name(run, runs, label or ("training" if name == "loss" else "")),
             "kind": "points" if of_evaluations else "line",
             "colour": of if runs > 1 else int(of_evaluations),
-            "dash": DASHES[of % len(DASHES)],
-            "symbol": SYMBOLS[of % len(SYMBOLS)],
+            # as many colours as dashes: the seventh run has the first one's colour, another dash
+            "dash": DASHES[(of + of // len(DASHES)) % len(DASHES)],
+            "symbol": SYMBOLS[(of + of // len(SYMBOLS)) % len(SYMBOLS)],
             "steps": name == "world_size",
             "faint": name in NOISY and not of_evaluations and len(steps) > MANY,
         }
@@ -181,9 +182,9 @@ def parts(life: Life) -> list[str]:
     """The split of a recovery."""
     told = life.recovered or {}
     return [
-        f"{name} {duration(float(told[key]))}"
+        f"{name} {duration(number(told[key]))}"
         for key, name in PART_NAMES.items()
-        if isinstance(told.get(key), int | float)
+        if math.isfinite(number(told.get(key), none=math.nan))
     ]
 
 

@@ -11,7 +11,8 @@ const colour = (name) =>
     .getPropertyValue("--" + name)
     .trim();
 const steps = (it) => it.traces !== undefined;
-const most = Math.max(1, ...figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
+const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 1);
+const most = largest(figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
 const whole = [-0.01 * most, 1.02 * most]; // of all axes of steps
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -150,7 +151,7 @@ function curves(it) {
         ...(it.id === "world_size"
           ? {
               dtick: Math.ceil(
-                Math.max(1, ...it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
+                largest(it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
               ),
             }
           : {}),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +53,7 @@ def of(run: Run, name: str) -> dict[str, Any]:
     return {
         "name": cell(name),
         "path": cell(run.path),
-        "quoted": cell(shlex.quote(str(run.path))),
+        "quoted": cell(run.quoted),
         "state": state.word,
         "verdict": cell(story.verdict(run, state)),
         "next": [(cell(a), cell(b)) for a, b in story.next_commands(run, state)],
