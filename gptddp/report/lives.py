@@ -112,6 +112,11 @@ def why_over(life: Life) -> str:
     return lost + (_BUDGETS.get(life.cause, life.cause) or "nobody has written down why")
 
 
+def moved(before: Life, life: Life) -> bool:
+    """Did its launcher stop a life for pods that came or went, and go on with this one?"""
+    return before.cause == "stopped" and life.follows_fault
+
+
 def number(value: Any, none: float = 0.0) -> float:
     """`none` for what is no finite number."""
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -110,7 +110,8 @@ function curves(it) {
         x1: life.begin,
         line: { width: 1, dash: "dash", color: colour("dim") },
       });
-    if (it.shades.length > 1 && it.shades.length <= 12) {
+    const part = ((it.shades[i + 1]?.begin ?? most) - life.begin) / most; // room for words
+    if (it.shades.length > 1 && it.shades.length <= 12 && part > 0.015) {
       annotations.push({
         x: life.begin,
         y: 1,
@@ -121,7 +122,7 @@ function curves(it) {
         text:
           (it.shades.length > 5 || narrow.matches ? "" : "life ") +
           life.life +
-          (it.id === "loss" && life.note && it.shades.length <= 6 && !narrow.matches
+          (it.id === "loss" && life.note && part > 0.12 && !narrow.matches
             ? ": " + life.note
             : ""),
         font: { size: 11, color: colour("dim") },

@@ -127,16 +127,17 @@ def lives(run: Run) -> Table:
     """How each life began and ended."""
     head = ["life", "began (UTC)", "ranks", "from step", "from", "ended by"]
     head += ["until the first new step", "split", "steps again", "saves", "slowest rank"]
-    shown = list(zip([None, *run.lives], run.lives, strict=False))[-MOST_ROWS:]
+    lives = run.lives
+    shown = list(zip([None, *lives], lives, [*lives[1:], None], strict=False))[-MOST_ROWS:]
     rows = []
-    for before, life in shown:
+    for before, life, following in shown:
         total = number((life.recovered or {}).get("total_s"))
         saves = f"{life.saves}" + (f", {life.failed_saves} failed" if life.failed_saves else "")
         stop = before is not None and not life.follows_fault
         row = [str(life.generation), clock(life.began), f"{life.world_size}"]
         row += [value(life.start.get("step")), cell(life.start.get("source", ""))]
         row += [
-            cell(ending(run, life)),
+            cell(figures.cause(life, following) if following else ending(run, life)),
             (duration(total) + " after a stop" * stop) if total else "",
         ]
         row += [", ".join(figures.parts(life)), value(life.start.get("redo")), saves]
@@ -149,8 +150,8 @@ def lives(run: Run) -> Table:
 
 
 def ending(run: Run, life: Life) -> str:
-    """How a life ended."""
-    if life.cause or life is not run.lives[-1]:
+    """How the newest life ended."""
+    if life.cause:
         return why_over(life)
     word = story.state_of(run).word
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")

@@ -2,13 +2,13 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gptddp.budget import shown
-from gptddp.report.lives import number, why_over
+from gptddp.report.lives import Life, moved, number, why_over
 from gptddp.report.read import Run
 from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import crash_loop, lease_file
@@ -127,22 +127,30 @@ def _result(run: Run) -> str:
 
 def _faults(run: Run, word: str) -> str:
     pairs = list(zip(run.lives, run.lives[1:], strict=False))
-    faults = [life for _, life in pairs if life.follows_fault]
     if not pairs:
         return "Nothing interrupted it." if word in ("finished", "running", "stopped") else ""
-    stops = len(pairs) - len(faults)
-    texts = [f"it was stopped and continued {_times(stops)}"] if stops else []
+    moves = [life for before, life in pairs if moved(before, life)]
+    faults = [life for it, life in pairs if life.follows_fault and not moved(it, life)]
+    texts = []
     if faults:
-        known = [number(it.recovered.get("total_s")) for it in faults if it.recovered]
         redo = sum(int(number(it.start.get("redo"))) for it in faults)
-        cost = f", for {duration(sum(known))}{' in all' * (len(known) > 1)}" if known else ""
         again = many(redo, "step") if redo else "no step"
-        texts.insert(
-            0,
-            f"a fault interrupted it {_times(len(faults))}{cost}; {again} had to be done again",
+        texts.append(
+            f"a fault interrupted it {_cost(faults).rstrip(',')}; {again} had to be done again"
         )
+    if moves:
+        texts.append(f"it was formed anew {_cost(moves)} as pods came or went")
+    if stops := len(pairs) - len(faults) - len(moves):
+        texts.append(f"it was stopped and continued {_times(stops)}")
     text = "; ".join(texts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _cost(lives: Sequence[Life]) -> str:
+    """How often, and what it took until the first new step, where somebody has written it down."""
+    known = [number(it.recovered.get("total_s")) for it in lives if it.recovered]
+    in_all = " in all" if len(known) > 1 else ""
+    return _times(len(lives)) + (f", for {duration(sum(known))}{in_all}," if known else "")
 
 
 def _times(number: int) -> str:
