@@ -92,8 +92,8 @@ def tiles(run: Run) -> list[tuple[str, str]]:
             rows.append(("without stops", percent(own)))
     rows.append(("lives (starts)", f"{len(run.lives):,}"))
     if run.lives:
-        rows.append(("ranks now", f"{run.lives[-1].world_size:,}"))
-        rows.append(("from start to last word", duration(story.elapsed(run))))
+        rows.append(("ranks at last", f"{run.lives[-1].world_size:,}"))
+        rows.append(("elapsed", duration(story.elapsed(run))))
     return rows
 
 
@@ -228,6 +228,8 @@ def checkpoints(run: Run) -> Table:
         "written in",
         "what is wrong",
     ]
+    if not any(row[-1] for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
     done = len(saves)
     failed = len([it for it in run.events_of("checkpoint") if it.get("error")])
     caption = f"{many(done, 'save')} in all, {failed:,} failed; {len(rows):,} are there now."
