@@ -357,6 +357,6 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     """
     from gptddp.report.page import report as draw
 
-    nbytes = draw(runs, out, lambda what: click.echo(visible(what), err=True))
-    click.echo(f"{nbytes / 1e6:.1f} MB, of {len(runs)} run{'s' * (len(runs) > 1)}:", err=True)
+    nbytes, drawn = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
     click.echo(visible(out))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptddp.report.lives import PART_NAMES, Life, number, why_over
+from gptddp.report.lives import PART_NAMES, Life, moved, number, why_over
 from gptddp.report.read import Run
 from gptddp.report.strip import Strip
 from gptddp.report.thin import MOST, means, thin
@@ -68,8 +68,9 @@ def _lines(name: str, run: Run, of: int, runs: int) -> list[dict[str, Any]]:
             "name": _name(run, runs, label or ("training" if name == "loss" else "")),
             "kind": "points" if of_evaluations else "line",
             "colour": of if runs > 1 else int(of_evaluations),
-            "dash": DASHES[of % len(DASHES)],
-            "symbol": SYMBOLS[of % len(SYMBOLS)],
+            # as many colours as dashes: the seventh run has the first one's colour, another dash
+            "dash": DASHES[(of + of // len(DASHES)) % len(DASHES)],
+            "symbol": SYMBOLS[(of + of // len(SYMBOLS)) % len(SYMBOLS)],
             "steps": name == "world_size",
             "faint": name in NOISY and not of_evaluations and len(steps) > MANY,
         }
@@ -163,7 +164,7 @@ def restart_notes(run: Run) -> list[tuple[int, str]]:
 
 def cause(before: Life, life: Life) -> str:
     """Why a life followed."""
-    if before.cause == "stopped" and life.follows_fault:
+    if moved(before, life):
         return "stopped by its launcher: pods came or went"
     return why_over(before)
 
@@ -178,12 +179,13 @@ def cost(life: Life) -> str:
 
 
 def parts(life: Life) -> list[str]:
-    """The split of a recovery."""
+    """The split of a recovery. Nobody forms a world anew while a run is stopped."""
     told = life.recovered or {}
+    names = PART_NAMES if life.follows_fault else {**PART_NAMES, "reform_s": "stopped"}
     return [
-        f"{name} {duration(float(told[key]))}"
-        for key, name in PART_NAMES.items()
-        if isinstance(told.get(key), int | float)
+        f"{name} {duration(number(told[key]))}"
+        for key, name in names.items()
+        if math.isfinite(number(told.get(key), none=math.nan))
     ]
 
 
@@ -210,7 +212,7 @@ def _told(event: Mapping[str, Any]) -> str:
         case "checkpoint" if event.get("error"):
             return f"a save failed: {event['error']}"
         case "slow":
-            return f"{event.get('name')} is slow: {event.get('ratio')} times the median"
+            return f"{event.get('name')} is slow: {value(event.get('ratio'), 3)} times the median"
         case "slow_end":
             return f"{event.get('name')} is not slow any more, after {took}"
         case "stall":

@@ -1,6 +1,8 @@
 """The lives of a run: how each began and ended, and what it cost to go on."""
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +10,7 @@ from gptddp.run.owners import Owners
 from gptddp.run.recovery import PARTS
 
 PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
+MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
 
 
 @dataclass
@@ -35,7 +38,8 @@ class Life:
     @property
     def world_size(self) -> int:
         """Its ranks; 0: unknown."""
-        return int(number(self.start.get("world_size")))
+        ranks = int(number(self.start.get("world_size")))
+        return ranks if 0 < ranks <= MOST_RANKS else 0
 
     @property
     def ended(self) -> float | None:
@@ -96,14 +100,27 @@ _BUDGETS = {
     "max_time": "its time was used up",
     "stopped": "stopped by a signal",
 }
+_CLOSED = "Connection closed by peer"  # Gloo: the process at the other end is no more
 
 
 def why_over(life: Life) -> str:
-    """Why a life has ended, in the ledger's words but for those of budgets and signals."""
-    return _BUDGETS.get(life.cause, life.cause) or "nobody has written down why"
+    """Why a life has ended, in the ledger's words but for those of budgets and signals.
+
+    What a library says of a lost connection is not plain: what it means stands before it.
+    """
+    lost = "another rank was gone: " if _CLOSED in life.cause else ""
+    return lost + (_BUDGETS.get(life.cause, life.cause) or "nobody has written down why")
 
 
-def number(value: Any) -> float:
-    """0 for what is none."""
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if right else 0.0
+def moved(before: Life, life: Life) -> bool:
+    """Did its launcher stop a life for pods that came or went, and go on with this one?"""
+    return before.cause == "stopped" and life.follows_fault
+
+
+def number(value: Any, none: float = 0.0) -> float:
+    """`none` for what is no finite number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            if math.isfinite(found := float(value)):
+                return found
+    return none

@@ -11,7 +11,8 @@ const colour = (name) =>
     .getPropertyValue("--" + name)
     .trim();
 const steps = (it) => it.traces !== undefined;
-const most = Math.max(1, ...figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
+const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 1);
+const most = largest(figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
 const whole = [-0.01 * most, 1.02 * most]; // of all axes of steps
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -109,7 +110,8 @@ function curves(it) {
         x1: life.begin,
         line: { width: 1, dash: "dash", color: colour("dim") },
       });
-    if (it.shades.length > 1 && it.shades.length <= 12) {
+    const part = ((it.shades[i + 1]?.begin ?? most) - life.begin) / most; // room for words
+    if (it.shades.length > 1 && it.shades.length <= 12 && part > 0.015) {
       annotations.push({
         x: life.begin,
         y: 1,
@@ -120,7 +122,7 @@ function curves(it) {
         text:
           (it.shades.length > 5 || narrow.matches ? "" : "life ") +
           life.life +
-          (it.id === "loss" && life.note && it.shades.length <= 6 && !narrow.matches
+          (it.id === "loss" && life.note && part > 0.12 && !narrow.matches
             ? ": " + life.note
             : ""),
         font: { size: 11, color: colour("dim") },
@@ -150,7 +152,7 @@ function curves(it) {
         ...(it.id === "world_size"
           ? {
               dtick: Math.ceil(
-                Math.max(1, ...it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
+                largest(it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
               ),
             }
           : {}),

@@ -20,17 +20,27 @@ SCRIPTS = ("page.js", "ranks.js", "keys.js")  # one after the other
 MARK = b'<meta name="generator" content="gptddp report">'
 
 
-def report(paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda _: None) -> int:
-    """Write the page; its bytes. Raises ConfigError, OSError; `tell` is told what is read."""
+def report(
+    paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda _: None
+) -> tuple[int, int]:
+    """Write the page; its bytes and its runs. Raises ConfigError, OSError.
+
+    `tell` is told what is read.
+    """
     plots = _plots()
     _may_be_written(out)
     runs = []
-    for path in map(check, paths):
+    for path in _each_once(paths):
         tell(f"reading {path}")
         runs.append(read(path, tell))
     html = render(runs, plots).encode()
     write_atomic(out, html)
-    return len(html)
+    return len(html), len(runs)
+
+
+def _each_once(paths: Sequence[Path]) -> list[Path]:
+    """The run directories; one that is given twice would be a comparison with itself."""
+    return list({path.resolve(): check(path) for path in reversed(paths)}.values())[::-1]
 
 
 def _plots() -> str:
@@ -53,6 +63,8 @@ def _may_be_written(out: Path) -> None:
         raise ConfigError(f"--out {out}: there is no folder {out.parent}: make it first")
     if not exists(out):
         return
+    if not exists(out, stat.S_ISREG):
+        raise ConfigError(f"--out {out} is no plain file: give the name of one")
     with out.open("rb") as file:
         if MARK not in file.read(1024):
             raise ConfigError(

@@ -22,10 +22,17 @@ function ticks(it, [from, to], pixels) {
     ].find((s) => s > room) || 31536000;
   let day = "";
   for (const [left, right, seconds] of it.pieces) {
+    let first = true; // of a piece: rather that than the last of the piece before
     for (let at = Math.ceil(seconds / by) * by; ; at += by) {
       const column = left + (at - seconds) / it.width;
       if (column > right || column > to) break;
-      if (column < from || (vals.length && column - vals.at(-1) < room / it.width)) continue;
+      if (column < from) continue;
+      if (vals.length && column - vals.at(-1) < room / it.width) {
+        if (!first) continue;
+        vals.pop();
+        text.pop();
+      }
+      first = false;
       const [date, time] = clock(at).split(" ");
       vals.push(column);
       text.push((by < 60 ? time : time.slice(0, 5)) + (date === day ? "" : "<br>" + date));

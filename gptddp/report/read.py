@@ -6,6 +6,7 @@ steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
 
 import contextlib
 import math
+import shlex
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from gptddp.config import Config, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import exists, read_json
 from gptddp.flags import from_saved
-from gptddp.report.lives import Life, lives_of
+from gptddp.report.lives import Life, lives_of, number
 from gptddp.report.tables import Tables
 from gptddp.run import log_check, summary
 from gptddp.run.directory import CHECKPOINTS, CONFIG, FAULTS, FINISHED, LEDGER, about
@@ -61,9 +62,14 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def quoted(self) -> str:
+        """The run directory, for a shell in any folder."""
+        return shlex.quote(str(self.path.resolve()))
+
+    @property
     def tells_seconds(self) -> bool:
         """Has any life told where its seconds went? Those of version 0.1.0 have not."""
-        return any(self.tables.of.values()) or any(life.phases for life in self.lives)
+        return any(life.phases or self.tables.of.get(life.generation) for life in self.lives)
 
     def is_over(self, life: Life) -> bool:
         """Has another life followed, or has it stopped?"""
@@ -73,6 +79,12 @@ class Run:
     def step(self) -> int:
         """The last step of the log; 0: none."""
         return self.steps[-1] if self.steps else 0
+
+    @property
+    def done(self) -> int:
+        """The last step that is known to be done, be the log whole or not."""
+        told = [self.marker or {}, *(it.stop or it.end or {} for it in self.lives[-1:])]
+        return max([self.step, *(int(number(it.get("step"))) for it in told)])
 
     def events_of(self, *kinds: str) -> Events:
         """The events of these kinds, in order."""
@@ -141,7 +153,7 @@ def _read_log(run: Run, tell: Callable[[str], None]) -> None:
         run.steps.append(line["step"])
         run.of_life.append(life)
         for name, series in run.series.items():
-            series.append(_number(line.get(name)))
+            series.append(number(line.get(name), none=math.nan))
         if line.get("loss", 0) is None:
             run.skipped.append(line["step"])
         if isinstance(found := line.get("state_fp"), str):
@@ -149,15 +161,14 @@ def _read_log(run: Run, tell: Callable[[str], None]) -> None:
         if isinstance(phases := line.get("phases"), dict):
             run.tables.add(life, phases)
         run.last = line
+    if run.steps and not run.lives:
+        run.wrong.append(
+            f"{run.path / LEDGER} knows of no life of {run.path}, whose log has steps: lives, "
+            "restarts and seconds are not known: put it back from a backup"
+        )
     if wrong := check.found():
         run.wrong.append(log_check.told(run.path, wrong))
         run.log_wrong = True
-
-
-def _number(value: Any) -> float:
-    """NaN for what is none."""
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if right else math.nan
 
 
 def _marker(path: Path, whole: Mapping[str, Any], wrong: list[str]) -> dict[str, Any] | None:

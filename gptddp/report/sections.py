@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +53,7 @@ def of(run: Run, name: str) -> dict[str, Any]:
     return {
         "name": cell(name),
         "path": cell(run.path),
-        "quoted": cell(shlex.quote(str(run.path))),
+        "quoted": cell(run.quoted),
         "state": state.word,
         "verdict": cell(story.verdict(run, state)),
         "next": [(cell(a), cell(b)) for a, b in story.next_commands(run, state)],
@@ -93,8 +92,8 @@ def tiles(run: Run) -> list[tuple[str, str]]:
             rows.append(("without stops", percent(own)))
     rows.append(("lives (starts)", f"{len(run.lives):,}"))
     if run.lives:
-        rows.append(("ranks now", f"{run.lives[-1].world_size:,}"))
-        rows.append(("from start to last word", duration(story.elapsed(run))))
+        rows.append(("ranks at last", f"{run.lives[-1].world_size:,}"))
+        rows.append(("elapsed", duration(story.elapsed(run))))
     return rows
 
 
@@ -128,16 +127,17 @@ def lives(run: Run) -> Table:
     """How each life began and ended."""
     head = ["life", "began (UTC)", "ranks", "from step", "from", "ended by"]
     head += ["until the first new step", "split", "steps again", "saves", "slowest rank"]
-    shown = list(zip([None, *run.lives], run.lives, strict=False))[-MOST_ROWS:]
+    lives = run.lives
+    shown = list(zip([None, *lives], lives, [*lives[1:], None], strict=False))[-MOST_ROWS:]
     rows = []
-    for before, life in shown:
+    for before, life, following in shown:
         total = number((life.recovered or {}).get("total_s"))
         saves = f"{life.saves}" + (f", {life.failed_saves} failed" if life.failed_saves else "")
         stop = before is not None and not life.follows_fault
         row = [str(life.generation), clock(life.began), f"{life.world_size}"]
         row += [value(life.start.get("step")), cell(life.start.get("source", ""))]
         row += [
-            cell(ending(run, life)),
+            cell(figures.cause(life, following) if following else ending(run, life)),
             (duration(total) + " after a stop" * stop) if total else "",
         ]
         row += [", ".join(figures.parts(life)), value(life.start.get("redo")), saves]
@@ -150,8 +150,8 @@ def lives(run: Run) -> Table:
 
 
 def ending(run: Run, life: Life) -> str:
-    """How a life ended."""
-    if life.cause or life is not run.lives[-1]:
+    """How the newest life ended."""
+    if life.cause:
         return why_over(life)
     word = story.state_of(run).word
     return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
@@ -228,6 +228,8 @@ def checkpoints(run: Run) -> Table:
         "written in",
         "what is wrong",
     ]
+    if not any(row[-1] for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
     done = len(saves)
     failed = len([it for it in run.events_of("checkpoint") if it.get("error")])
     caption = f"{many(done, 'save')} in all, {failed:,} failed; {len(rows):,} are there now."

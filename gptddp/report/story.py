@@ -2,12 +2,13 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from gptddp.budget import shown
-from gptddp.report.lives import number, why_over
+from gptddp.report.lives import Life, moved, number, why_over
 from gptddp.report.read import Run
 from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import crash_loop, lease_file
@@ -80,12 +81,16 @@ def verdict(run: Run, state: State) -> str:
 
 
 def _progress(run: Run, state: State) -> str:
-    c, last = run.config, run.last
+    c, last, done = run.config, run.last, run.done
+    if done > run.step:  # a log that lacks its end says nothing of it
+        last = run.marker or {}
     tokens, train_s = int(number(last.get("tokens"))), number(last.get("train_s"))
-    where = f"step {run.step:,}"
-    if c and run.step and state.word != "finished":
-        where = f"step {shown(c, run.step, tokens, train_s)}"
-    of = f"after {where}, {amount(tokens)} tokens" if run.step else "before its first step"
+    where = f"step {done:,}"
+    if c and done and state.word != "finished":
+        where = f"step {shown(c, done, tokens, train_s)}"
+    of = f"after {where}" if done else "before its first step"
+    if tokens:
+        of += f", {amount(tokens)} tokens"
     why = f": {state.why}" if state.why else ""
     match state.word:
         case "finished":
@@ -122,22 +127,30 @@ def _result(run: Run) -> str:
 
 def _faults(run: Run, word: str) -> str:
     pairs = list(zip(run.lives, run.lives[1:], strict=False))
-    faults = [life for _, life in pairs if life.follows_fault]
     if not pairs:
         return "Nothing interrupted it." if word in ("finished", "running", "stopped") else ""
-    stops = len(pairs) - len(faults)
-    texts = [f"it was stopped and continued {_times(stops)}"] if stops else []
+    moves = [life for before, life in pairs if moved(before, life)]
+    faults = [life for it, life in pairs if life.follows_fault and not moved(it, life)]
+    texts = []
     if faults:
-        known = [number(it.recovered.get("total_s")) for it in faults if it.recovered]
         redo = sum(int(number(it.start.get("redo"))) for it in faults)
-        cost = f", for {duration(sum(known))} in all" if known else ""
-        texts.insert(
-            0,
-            f"a fault interrupted it {_times(len(faults))}{cost}; "
-            f"{many(redo, 'step')} had to be done again",
+        again = many(redo, "step") if redo else "no step"
+        texts.append(
+            f"a fault interrupted it {_cost(faults).rstrip(',')}; {again} had to be done again"
         )
+    if moves:
+        texts.append(f"it was formed anew {_cost(moves)} as pods came or went")
+    if stops := len(pairs) - len(faults) - len(moves):
+        texts.append(f"it was stopped and continued {_times(stops)}")
     text = "; ".join(texts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _cost(lives: Sequence[Life]) -> str:
+    """How often, and what it took until the first new step, where somebody has written it down."""
+    known = [number(it.recovered.get("total_s")) for it in lives if it.recovered]
+    in_all = " in all" if len(known) > 1 else ""
+    return _times(len(lives)) + (f", for {duration(sum(known))}{in_all}," if known else "")
 
 
 def _times(number: int) -> str:
@@ -172,20 +185,25 @@ def _goodput(run: Run) -> str:
         total -= seconds["stopped"]
         most = f"; most of the rest: {owner} ({percent(rest[owner] / total)})"
         return (
-            f"{percent(own)} of all rank-seconds in which it was not stopped went to new steps"
-            f" ({percent(part)} with the stops){most}."
+            f"Goodput: {percent(own)} of all rank-seconds in which it was not stopped went to new"
+            f" steps ({percent(part)} with the stops){most}."
         )
-    return f"{percent(part)} of all rank-seconds went to new steps{most}."
+    return f"Goodput: {percent(part)} of all rank-seconds went to new steps{most}."
 
 
 def next_commands(run: Run, state: State) -> list[tuple[str, str]]:
-    """What to type, and what for."""
-    path, audit = shlex.quote(str(run.path)), []
+    """What to type, wherever that is on this machine, and what for."""
+    path, audit = run.quoted, []
     if run.step:
-        audit = [(f"gptddp audit {path}", "compute the steps once more and compare every bit")]
+        data = "" if _is_absolute(run) else f" --data {data_of(run)}"
+        command = f"gptddp audit {path}{data}"
+        audit = [(command, "compute the steps once more and compare every bit")]
     usable = any(it.ok for it in run.checkpoints)
+    check = [(f"gptddp checkpoints {path} --verify", "what it can go on from")]
     match state.word:
-        case "finished" if usable:
+        case "finished" if not usable:
+            return [(check[0][0], "none can be used: this says why"), *audit]
+        case "finished":
             return [
                 (f"gptddp sample {path} --prompt 'Once upon'", "a text of its newest checkpoint"),
                 *audit,
@@ -197,13 +215,26 @@ def next_commands(run: Run, state: State) -> list[tuple[str, str]]:
             ]
         case "failed" if run.faults:
             return [(f"ls {path}/faults", "the traceback of each rank and life"), *again(run)]
-    check = [(f"gptddp checkpoints {path} --verify", "what it can go on from")] if run.step else []
-    return [*again(run), *check, *audit]
+    return [*again(run), *(check if run.step else []), *audit]
 
 
 def again(run: Run) -> list[tuple[str, str]]:
     """The command that goes on with the run."""
-    data = shlex.quote(run.config.data) if run.config and run.config.data else "DATASET"
-    command = f"gptddp train --data {data} --run-dir {shlex.quote(str(run.path))}"
+    command = f"gptddp train --data {data_of(run)} --run-dir {run.quoted}"
     why = "goes on from its newest state; where a job or torchrun began it, give that command again"
     return [(command, why)]
+
+
+def data_of(run: Run) -> str:
+    """Its dataset, for a shell. One that was given from some folder is looked for from there."""
+    if not run.config or not run.config.data:
+        return "DATASET"
+    data, given = Path(run.config.data), Path(run.config.run_dir)
+    path = run.path.resolve()
+    if not given.is_absolute() and path.parts[-len(given.parts) :] == given.parts:
+        data = path.parents[len(given.parts) - 1] / data
+    return shlex.quote(str(data))
+
+
+def _is_absolute(run: Run) -> bool:
+    return run.config is not None and Path(run.config.data).is_absolute()

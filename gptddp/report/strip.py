@@ -49,8 +49,8 @@ class Strip:
 def spans(run: Run) -> list[Span]:
     """All of the run, in order of time: what the ranks have told, then what the ledger knows."""
     found: list[Span] = []
-    lives = [it for it in run.lives if it.until_then]
-    for life, following in zip(lives, [*lives[1:], None], strict=True):
+    lives = [it for it in run.lives if it.until_then and it.world_size]
+    for life, following in zip(lives, [*lives[1:], None], strict=False):
         sums = following.until_then if following else run.owners.so_far()
         rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
         told, last = life.began, dict[str, np.ndarray]()

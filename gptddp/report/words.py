@@ -9,6 +9,8 @@ from gptddp.errors import visible
 
 def duration(seconds: float) -> str:
     """`0.004 s`, `4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`."""
+    if not seconds < 1e12:  # of a clock that nobody set
+        return "?"
     if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds >= 0.1 or not seconds else f"{seconds:.2g} s"
     s = round(seconds)

@@ -118,7 +118,8 @@ def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
     (run / "faults").mkdir()
     record = {"error": ODD, "rank": 0, "pod": ODD, "time": 1.0, "traceback": ODD}
     (run / "faults/60.3.0.json").write_text(json.dumps(record))
-    page = draw(run, run, out=tmp_path / "report.html")
+    other = shutil.copytree(run, tmp_path / "<img src=x onerror=alert(4)>")
+    page = draw(run, other, out=tmp_path / "report.html")
     seen = Text(page)
     assert "<img" not in page and "alert(1)</script>" not in page and not seen.handlers
     assert [it for it in seen.scripts if "nonce" not in it and "type" not in it] == []

@@ -63,7 +63,7 @@ class Browser:
         self.call("Page.navigate", url="about:blank")  # not to see the page before as this one
         self.call("Page.navigate", url=page.resolve().as_uri())
         end = time.monotonic() + 60
-        while not self.run("document.documentElement.dataset.drawn || ''"):
+        while not self.run("document.documentElement?.dataset.drawn || ''"):
             assert time.monotonic() < end, self.told
             time.sleep(0.05)
 

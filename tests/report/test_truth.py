@@ -1,0 +1,136 @@
+"""The sentences of a page are true, and its commands run: whatever has become of the files."""
+
+import json
+import os
+import re
+import shlex
+
+import pytest
+from support.report_pages import Text, draw, figures, points, refused, table, write
+
+from gptddp.report import figures as plots
+from gptddp.report.read import read
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A run of three lives, two of which were lost."""
+    return write(tmp_path / "run", 60, lives=3)
+
+
+def change(file, fields, **match):
+    """Give the lines of a log or ledger that match other fields."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if all(line.get(name) == it for name, it in match.items()):
+            line |= fields
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def said(page):
+    return " ".join(Text(page).text.split())
+
+
+def commands(page):
+    found = re.findall(r"<li><code>(.*?)</code>", page)
+    return [shlex.split(Text(it).text) for it in found]
+
+
+def test_a_run_without_its_ledger_is_drawn_from_its_log(tmp_path, written):
+    """The loss is all there; that lives and seconds are not known is told, with the fix."""
+    (written / "ledger.jsonl").unlink()
+    page = draw(written, out=tmp_path / "report.html")
+    assert len(points(figures(page)["loss"], "training")) == 60
+    assert "ledger.jsonl knows of no life" in said(page) and "from a backup" in said(page)
+
+
+def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
+    """The marker and the ledger know the last step as well."""
+    for log in written.glob("log.*"):
+        log.unlink()
+    assert "Finished after step 60, 60.0 k tokens" in said(draw(written, out=tmp_path / "a.html"))
+    (written / "finished.json").unlink()
+    assert "Stopped after step 60/60" in said(draw(written, out=tmp_path / "b.html"))
+
+
+def test_numbers_that_are_none_cost_their_own_place_only(tmp_path, written):
+    """An integer of 400 digits, NaN for seconds, a billion ranks, a clock of another age."""
+    change(written / "log.1.jsonl", {"grad_norm": 10**400, "loss": float("inf")}, step=4)
+    change(written / "log.3.jsonl", {"tokens": 10**400, "train_s": float("nan")}, step=60)
+    ledger = written / "ledger.jsonl"
+    change(ledger, {"total_s": float("nan"), "detect_s": 10**400}, event="recovered", generation=2)
+    change(ledger, {"time": 1e300}, event="stop")
+    for lives in ({"generation": 3}, {}):
+        change(ledger, {"world_size": 10**9}, event="start", **lives)
+        page = draw(written, out=tmp_path / "report.html")
+    assert points(figures(page)["grad_norm"])[4] is None and "Finished after step 60" in said(page)
+    assert max(map(len, said(page).split())) < 300
+
+
+def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
+    """Their launcher has stopped that life; the other one was lost."""
+    change(written / "ledger.jsonl", {"event": "stop", "cause": "stopped"}, event="end",
+           generation=1)  # fmt: skip
+    page = draw(written, out=tmp_path / "report.html")
+    assert "A fault interrupted it once, for 9.0 s; no step had to be done again" in said(page)
+    assert "it was formed anew once, for 9.0 s, as pods came or went" in said(page)
+    ends = [row[5] for row in table(page, "Lives and restarts")[1:]]
+    assert ends[0] == "stopped by its launcher: pods came or went" and "is gone" in ends[1]
+
+
+def test_what_a_library_says_of_a_lost_connection_is_explained(tmp_path, written):
+    """The ledger's own words follow."""
+    raw = "after step 20: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:6029"
+    change(written / "ledger.jsonl", {"cause": raw}, event="end", generation=1)
+    page = draw(written, out=tmp_path / "report.html")
+    assert table(page, "Lives and restarts")[1][5] == f"another rank was gone: {raw}"
+
+
+def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
+    """Most of that time nobody wanted a world."""
+    run = write(tmp_path / "run", 60, lives=3, stop_s=600.0)
+    page = draw(run, out=tmp_path / "report.html")
+    splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
+    assert "stopped 3.0 s" in splits[0] and "reforming 3.0 s" in splits[1]
+
+
+def test_the_commands_can_be_given_in_any_folder(tmp_path, monkeypatch):
+    """They name the run, and a dataset that was named from the folder of the run's command."""
+    run = write(tmp_path / "my jobs/-odd 'run", 30)
+    config = json.loads((run / "config.json").read_text())
+    config["config"] |= {"run_dir": "my jobs/-odd 'run", "data": "a b"}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "ledger.jsonl").write_text("")
+    (run / "finished.json").unlink()
+    monkeypatch.chdir(run.parent)
+    found = commands(draw(f"./{run.name}", out=tmp_path / "report.html"))
+    assert {it[1] for it in found} == {"train", "checkpoints", "audit"}
+    for it in found:
+        assert str(run) in it
+        assert it[1] == "checkpoints" or it[it.index("--data") + 1] == str(tmp_path / "a b")
+
+
+def test_the_command_for_a_finished_run_does_something(tmp_path, written):
+    """Without a checkpoint it cannot be sampled, and another start would do nothing."""
+    found = commands(draw(written, out=tmp_path / "report.html"))
+    assert [it[1] for it in found] == ["checkpoints", "audit"]
+
+
+def test_a_run_that_is_given_twice_is_drawn_once(tmp_path, written):
+    """By whatever path."""
+    page = draw(written, written / "../run", out=tmp_path / "report.html")
+    assert "<h1>run</h1>" in page
+
+
+def test_many_runs_do_not_look_alike(tmp_path):
+    """Each of 36 lines has a colour and a dash that no other one has."""
+    run = read(write(tmp_path / "run", 3))
+    (figure,) = (plots.panel(*it[:3], [run] * 36) for it in plots.PANELS if it[0] == "lr")
+    lines = [it for it in figure["traces"] if it["kind"] == "line"]
+    assert len({(it["colour"] % 6, it["dash"]) for it in lines}) == len(lines) == 36
+
+
+def test_what_cannot_be_read_is_not_waited_for(tmp_path, written):
+    """A pipe for --out would keep the command for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no plain file" in refused(written, "--out", tmp_path / "pipe")
