@@ -1,7 +1,6 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, exists, explain, may_pass
 from gptddp.inference.commands import evaluate, sample
+from gptddp.prepare.commands import prepare, repack
 
 
 class _Group(click.Group):
@@ -54,123 +54,6 @@ def _run_dir(run: Path) -> Path:
     return run
 
 
-@cli.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option("--out", metavar="DIR", required=True, help="Folder to make the dataset in.")
-@click.option(
-    "--text-field",
-    default="text",
-    show_default=True,
-    metavar="NAME",
-    help="Field of JSONL and column of parquet that holds the text.",
-)
-@click.option(
-    "--tokens-field",
-    metavar="NAME",
-    help="Column of parquet that holds lists of token ids, in place of text.",
-)
-@click.option(
-    "--tokenizer",
-    default="bpe",
-    show_default=True,
-    metavar="bpe|bytes|FILE",
-    help="Train a byte-level BPE, use plain bytes, or take a tokenizer.json.",
-)
-@click.option(
-    "--vocab-size",
-    type=int,
-    metavar="N",
-    help="Tokens to train. [default: 2048 below 16 MiB of text, 32768 from 1 GiB, else 4096]",
-)
-@click.option(
-    "--val-fraction",
-    type=float,
-    default=0.01,
-    show_default=True,
-    metavar="F",
-    help="Part of the documents that is held apart for validation; at least one document.",
-)
-@click.option(
-    "--val",
-    multiple=True,
-    metavar="SOURCE",
-    help="File or folder of the validation split, in place of a part of all. May be repeated.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=1337,
-    show_default=True,
-    metavar="N",
-    help="Seed of the one global shuffle.",
-)
-@click.option(
-    "--include",
-    multiple=True,
-    metavar="GLOB",
-    help="Of folders, read only these files, as in '*.py'. May be repeated.",
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="GLOB",
-    help="Leave out these files and folders of a folder. May be repeated.",
-)
-@click.option("--keep-copies", is_flag=True, help="Keep all copies of a document, not one.")
-@click.option(
-    "--on-bad",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="At a record that cannot be used: end, or list it in bad.jsonl and go on.",
-)
-@click.option(
-    "--max-bad", type=int, metavar="N", help="With --on-bad skip, end after so many. [default: 100]"
-)
-def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
-    """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
-
-    SOURCE is a text file, a .jsonl or .json file (also .gz, .zst, .bz2), a .parquet file, or a
-    folder of them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden
-    files, READMEs and licenses are left out. Where its files are named train, validation and test,
-    these are the splits, and test is left out. Empty documents and exact copies are dropped.
-
-    The same command goes on where a killed one was.
-
-    \b
-    gptddp prepare books/ more.jsonl.zst --out data
-    gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
-    """
-    from gptddp.prepare import summary
-    from gptddp.prepare.build import prepare as run
-    from gptddp.prepare.progress_bar import ProgressBar
-    from gptddp.prepare.recipe import Settings
-
-    with ProgressBar(sys.stderr) as bar:
-        dataset = run(sources, out, Settings(**options), bar, val)
-    click.echo(summary.prepared(dataset))
-
-
-@cli.command()
-@click.argument("dataset", metavar="DATASET")
-@click.option("--out", metavar="DIR", required=True, help="Folder to make the new dataset in.")
-def repack(dataset: str, out: str) -> None:
-    """Rewrite a dataset whose row groups are huge: the same documents in the same order.
-
-    The new dataset is whole or absent; a killed repack is started again by the same command.
-
-    \b
-    gptddp repack data --out data-small-groups
-    """
-    from gptddp.prepare import summary
-    from gptddp.prepare.progress_bar import ProgressBar
-    from gptddp.prepare.repack import repack as run
-
-    with ProgressBar(sys.stderr) as bar:
-        made = run(dataset, out, bar)
-    click.echo(summary.repacked(made))
-
-
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
 @click.pass_context
@@ -188,8 +71,8 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-cli.add_command(sample)
-cli.add_command(evaluate)
+for command in (prepare, repack, sample, evaluate):
+    cli.add_command(command)
 
 
 @cli.command()
