@@ -3,7 +3,8 @@
 import logging
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gptddp import budget
@@ -23,6 +24,7 @@ class Console:
     def __init__(self, origin: Origin) -> None:
         self.origin, self.config = origin, origin.config
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps, with their rows
+        self._unsaid: Callable[[], None] | None = None  # the line of the last step, if it had none
 
     def began(self, params: int, device: str, world_size: int) -> None:
         """The run and where this life goes on."""
@@ -78,12 +80,28 @@ class Console:
         if "val_loss" in line:
             self.evaluated(line)
         self._recent.append(step_s + line["data_wait_s"])
-        if line["step"] % self.config.log_every:
-            return
-        c, done = self.config, (progress.step, progress.tokens, progress.train_s)
-        left_s = (budget.last_step(c, *done) - progress.step) * statistics.median(self._recent)
+        done = progress.step, progress.tokens, progress.train_s
+        self._unsaid = partial(self._step, line, done, goodput, slow, trouble)
+        if line["step"] % self.config.log_every == 0:
+            self._say()
+
+    def _say(self) -> None:
+        if self._unsaid:
+            self._unsaid()
+        self._unsaid = None
+
+    def _step(
+        self,
+        line: Mapping[str, Any],
+        done: tuple[int, int, float],
+        goodput: float | None,
+        slow: Sequence[tuple[str, float]],
+        trouble: bool,
+    ) -> None:
+        c, (step, _, train_s) = self.config, done
+        left_s = (budget.last_step(c, *done) - step) * statistics.median(self._recent)
         if c.max_time:
-            left_s = min(left_s, c.max_time - progress.train_s)
+            left_s = min(left_s, c.max_time - train_s)
         left = max(0, int(left_s))
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         where = f"step {budget.shown(c, *done)}  loss {loss}  lr {line['lr']:.2e}"
@@ -122,6 +140,7 @@ class Console:
 
     def ended(self, step: int, cause: str, where: str) -> None:
         """The life is over; `where` its last state is."""
+        self._say()
         verb = "stopped" if cause == "stopped" else "finished"
         log.info("%s after step %d: %s", verb, step, where)
         if cause in ("max_tokens", "max_time") or (cause == "steps" and step == self.origin.step):

@@ -130,6 +130,19 @@ def test_a_checkpoint_is_shown_until_the_run_goes_on():
     assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
 
 
+def test_the_last_step_of_a_life_is_said_whatever_its_number():
+    """Once: a job that is done is at its last step, and not at the last multiple of `log_every`."""
+    for last in (110, 113):
+        console = Console(ORIGIN)
+        with heard() as lines:
+            for step in range(108, last + 1):
+                line = {"step": step, "loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
+                console.step({**line, "world_size": 4}, Progress(step, 9), 1.0)
+            console.ended(last, "stopped", "checkpoint step-x is saved")
+        assert progress(lines)["progress"]["step"] == last
+        assert sum(f"step {last}/400" in line for line in lines) == 1
+
+
 def test_a_storage_that_fails_is_shown_until_it_works_again():
     """Also where the line that says how is too long ago to be read."""
     console, line = Console(ORIGIN), {"loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}

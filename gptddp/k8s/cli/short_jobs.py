@@ -124,7 +124,7 @@ def _wait_for_prepare(cluster: "Cluster", name: str, follow: bool, timeout_s: fl
 
 def _check_options(options: tuple[str, ...], source: str) -> None:
     """Refuse here what `gptddp prepare` would refuse in the pod; `source`: the texts there."""
-    from gptddp.cli import prepare as command
+    from gptddp.prepare.commands import prepare as command
 
     if any(option.partition("=")[0] == "--out" for option in options):
         raise click.UsageError("--out after --: name the place of the dataset with --data")
