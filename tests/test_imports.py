@@ -45,7 +45,7 @@ K8S_TAKES = {"gptddp", "gptddp.launch.pod", "gptddp.model.shape"} | {
 UPWARDS = {
     ("gptddp", "gptddp.cli"),
     ("gptddp.k8s", "gptddp.k8s.cli.main"),
-    ("gptddp.k8s.cli.short_jobs", "gptddp.cli"),  # the options of `prepare`
+    ("gptddp.k8s.cli.short_jobs", "gptddp.prepare.commands"),  # the options of `prepare`
 }
 MOST_FILES_AT_THE_TOP = 15
 HEAVY = {"torch", "numpy", "pyarrow", "prometheus_client"}
