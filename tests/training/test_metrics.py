@@ -138,7 +138,7 @@ def test_a_life_knows_the_newest_checkpoint_from_its_first_scrape_on(
     After a checkpoint was read, nothing older than this life can be lost.
     """
     now = time.time()
-    metrics, config = m.Metrics(), Config(steps=20, run_dir=str(tmp_path), checkpoint_every=60.0)
+    metrics, config = m.Metrics(), Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
     origin = {"generation": 3, "step": 9, "config": config, "source": source, "late": None}
     origin = SimpleNamespace(**origin, run_id="r", parent=None, changes={})
     world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
@@ -150,6 +150,7 @@ def test_a_life_knows_the_newest_checkpoint_from_its_first_scrape_on(
     saves.begin({"w": torch.zeros(2)}, ledger)
     if source.startswith("step-"):
         metrics.loaded(1.0, origin.step)
+    assert values(metrics, "checkpoint_every_seconds")[""] == 90
     assert values(metrics, "last_checkpoint_step")[""] == pytest.approx(step, nan_ok=True)
     when = values(metrics, "last_checkpoint_timestamp_seconds")[""]
     assert now - when == pytest.approx(age_s, abs=60)
