@@ -140,7 +140,8 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
         wrong=wrong,
     )
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        run.dataset = str(read_json(path / DATASET)["sha256"])
+        began: Any = read_json(path / DATASET)
+        run.dataset = str(began["sha256"])
     _read_log(run, tell)
     run.tables.tell(run.owners)
     return run
