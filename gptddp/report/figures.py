@@ -212,7 +212,7 @@ def _told(event: Mapping[str, Any]) -> str:
         case "checkpoint" if event.get("error"):
             return f"a save failed: {event['error']}"
         case "slow":
-            return f"{event.get('name')} is slow: {value(event.get('ratio'), 3)} times the median"
+            return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
         case "slow_end":
             return f"{event.get('name')} is not slow any more, after {took}"
         case "stall":

@@ -66,9 +66,9 @@ function trace(it) {
       hovertemplate: "%{text}<extra></extra>",
       marker: {
         symbol: it.symbol,
-        size: it.mark === "restart" ? 11 : 8,
+        size: it.x.length > 40 ? 5 : it.mark === "restart" ? 11 : 8,
         color: paint,
-        line: { width: 2, color: paint },
+        line: { width: it.x.length > 40 ? 1 : 2, color: paint },
       },
     };
   }
@@ -103,7 +103,7 @@ function curves(it) {
       x1: life.end,
     };
     if (i % 2) shapes.push({ ...at, fillcolor: colour("band"), line: { width: 0 } });
-    if (i)
+    if (i && it.shades.length <= 40)
       shapes.push({
         ...at,
         type: "line",

@@ -21,7 +21,7 @@ from gptddp.flags import from_saved
 from gptddp.report.lives import Life, lives_of, number
 from gptddp.report.tables import Tables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import CHECKPOINTS, CONFIG, FAULTS, FINISHED, LEDGER, about
+from gptddp.run.directory import CHECKPOINTS, CONFIG, DATASET, FAULTS, FINISHED, LEDGER, about
 from gptddp.run.history import is_step, log_generations, logged, read_ledger
 from gptddp.run.owners import Owners
 
@@ -55,6 +55,7 @@ class Run:
     state_fp: tuple[int, str] | None = None  # the newest, and its step
     wrong: list[str] = field(default_factory=list)  # what of its files is not as it should be
     log_wrong: bool = False  # is the log among them?
+    dataset: str = ""  # the hash of its manifest; "": not known
 
     @property
     def name(self) -> str:
@@ -138,6 +139,9 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
         tables=Tables(),
         wrong=wrong,
     )
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        began: Any = read_json(path / DATASET)
+        run.dataset = str(began["sha256"])
     _read_log(run, tell)
     run.tables.tell(run.owners)
     return run

@@ -308,4 +308,10 @@ def compared(runs: Sequence[Run], names: Sequence[str]) -> Table:
     for run, name in zip(runs, names, strict=True):
         of_run = dict(tiles(run))
         rows.append([cell(name), story.state_of(run).word, *(of_run.get(key, "") for key in keys)])
-    return Table(["run", "state", *keys], rows)
+    caption = ""
+    if len({run.dataset for run in runs} - {""}) > 1:
+        caption = (
+            "Not all are of the same dataset. Where tokenizers differ, losses (nats a token) "
+            "cannot be compared; where the validation texts are the same, bits per byte can."
+        )
+    return Table(["run", "state", *keys], rows, caption=caption)

@@ -15,6 +15,7 @@ MOST_ROWS = 32  # more ranks are drawn in groups
 NOBODY = len(OWNERS)  # a cell in which there was no such rank, or nothing is known
 _GAP_S = 1.0  # less than this is no gap
 _LEAST_S = 1e-3  # a millisecond: times are rounded to those
+_LAST = 1e11  # unix seconds: what is later is no time
 _LONG_STOP = 0.05  # of all other time: a longer one is cut out of the picture
 
 
@@ -98,7 +99,7 @@ def draw(run: Run) -> Strip | None:
     """None where no life has told where its seconds went."""
     if not run.tells_seconds:
         return None
-    every = [it for it in spans(run) if it.end > it.begin]
+    every = [it for it in spans(run) if it.begin < it.end < _LAST]
     stopped = OWNERS.index("stopped")
     stops = [it for it in every if it.seconds[stopped].any()]
     rest = [it for it in every if not it.seconds[stopped].any()]

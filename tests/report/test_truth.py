@@ -134,3 +134,13 @@ def test_what_cannot_be_read_is_not_waited_for(tmp_path, written):
     """A pipe for --out would keep the command for ever."""
     os.mkfifo(tmp_path / "pipe")
     assert "is no plain file" in refused(written, "--out", tmp_path / "pipe")
+
+
+def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):
+    """Of other tokens the loss is another measure; of the same dataset nothing is said."""
+    other = write(tmp_path / "other", 20)
+    for of_other, told in (("a", False), ("b", True)):
+        (written / "dataset.json").write_text('{"sha256": "a"}')
+        (other / "dataset.json").write_text(json.dumps({"sha256": of_other}))
+        page = draw(written, other, out=tmp_path / "report.html")
+        assert ("losses (nats a token) cannot be compared" in said(page)) == told
