@@ -64,7 +64,7 @@ def test_numbers_that_are_none_cost_their_own_place_only(tmp_path, written):
         change(ledger, {"world_size": 10**9}, event="start", **lives)
         page = draw(written, out=tmp_path / "report.html")
     assert points(figures(page)["grad_norm"])[4] is None and "Finished after step 60" in said(page)
-    assert max(map(len, said(page).split())) < 300
+    assert max(map(len, said(page).split())) < 100
 
 
 def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
