@@ -1,9 +1,7 @@
 """`top` on a real terminal and without one, of a cluster's job and of one on this machine."""
 
-import contextlib
 import fcntl
 import json
-import logging
 import os
 import pty
 import re
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +19,7 @@ from support.api_objects import at, job, pod
 from support.api_server import Log
 from support.local_jobs import job as local_job
 from support.paths import ROOT
+from support.rank_0_lines import of_a_life
 
 from gptddp.config import Config
 from gptddp.k8s.cli.main import cli
@@ -30,135 +28,16 @@ from gptddp.k8s.local.screen import StepFeed, told
 from gptddp.k8s.observe.progress import progress, rows, sparkline
 from gptddp.k8s.observe.top import Losses, frame
 from gptddp.k8s.render import manifest
-from gptddp.run.progress import Progress
-from gptddp.training.console import Console
-from gptddp.training.stalls import Stall
 
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.
 MAIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 MAIN += "from gptddp.k8s import main; main()"
 
 
-@contextlib.contextmanager
-def heard():
-    """The lines that rank 0 writes meanwhile."""
-    lines, handler = [], logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("gptddp.training.console")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield lines
-    logger.removeHandler(handler)
-
-
-ORIGIN = SimpleNamespace(config=Config(steps=400, log_every=10, max_time=0.0, max_tokens=0))
-
-
 @pytest.fixture(scope="module")
 def said():
     """The lines of rank 0, by the code that writes them: what `top` reads is what it writes."""
-    console = Console(ORIGIN)
-    with heard() as lines:
-        _say(console, lines)
-    return lines
-
-
-def _say(console, lines):
-    cause = "rank 2 (demo-worker-2) has not answered for 60 s in agree (agree.py:58)"
-    console.fault(1, 99, f"after step 99: {cause}")
-    lines.append("life 2: from memory, step 99 of 400")
-    for step in (100, 110, 120):
-        line = {"step": step, "loss": 5.0 - step / 40, "lr": 1e-3, "tok_s": 44e3}
-        slow = [("rank 3 (demo-worker-3)", 2.13)] if step > 100 else []
-        line |= {"world_size": 4, "data_wait_s": 0.0}
-        console.step(line, Progress(step, 100 * step), 1.0, 0.974, slow)
-    console.stalled(Stall(121, 12.4, [3], "rank 3 (demo-worker-3) gives no sign of life"))
-
-
-def test_what_rank_0_says_is_read_back(said):
-    """Every number of its lines, and what does not hold any more is gone."""
-    found = progress(said)
-    assert found["progress"] == {
-        "step": 120,
-        "steps": 400,
-        "loss": 2.0,
-        "tok_s": 44000.0,
-        "left_s": 280,
-        "goodput": 0.97,
-        "slow": [{"name": "rank 3 (demo-worker-3)", "ratio": 2.1}],
-    }
-    assert found["losses"] == {100: 2.5, 110: 2.25, 120: 2.0}
-    about = {"step": 121, "seconds": 12, "text": "rank 3 (demo-worker-3) gives no sign of life"}
-    assert found["stall"] == about
-    assert (found["fault"]["life"], found["fault"]["step"]) == (1, 99)
-    assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
-    assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
-    assert progress([*said, said[-2]])["stall"] is None
-    launcher = ["gptddp.launch: step 7 has not moved for 15 s: rank 0 (a) is stopped (SIGSTOP)"]
-    assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
-    shown = rows(found)
-    assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
-    assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
-
-
-def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_it_is_slow(said):
-    """Lines of steps may be minutes apart; after a new life the ranks are other ones."""
-
-    def slow(lines):
-        return {it["name"]: it["ratio"] for it in progress(lines)["progress"]["slow"]}
-
-    said = said[:3]  # until step 100: none is slow
-    console = Console(ORIGIN)
-    with heard() as lines:
-        console.slow(105, "rank 3 (demo-worker-3)", 2.13)
-        console.slow(106, "rank 1", 1.5)
-        console.fast(171, "rank 3 (demo-worker-3)")
-    assert slow(said) == {}
-    assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
-    assert slow([*said, *lines]) == {"rank 1": 1.5}
-    assert slow([*said, *lines, "life 3: from memory, step 171 of 400"]) == {}
-    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step has said who is
-
-
-def test_a_checkpoint_is_shown_until_the_run_goes_on():
-    """Those that follow have no line, so the one that has is not the newest any more."""
-    begun = "life 2: from step-000000000100.1, step 100 of 400"
-    step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left"
-    assert progress([begun])["checkpoint"] == "step-000000000100.1"
-    assert progress([begun, step])["checkpoint"] is None
-    saved = "stopped after step 113: checkpoint step-000000000113.2 is saved"
-    assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
-
-
-def test_the_last_step_of_a_life_is_said_whatever_its_number():
-    """Once: a job that is done is at its last step, and not at the last multiple of `log_every`."""
-    for last in (110, 113):
-        console = Console(ORIGIN)
-        with heard() as lines:
-            for step in range(108, last + 1):
-                line = {"step": step, "loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
-                console.step({**line, "world_size": 4}, Progress(step, 9), 1.0)
-            console.ended(last, "stopped", "checkpoint step-x is saved")
-        assert progress(lines)["progress"]["step"] == last
-        assert sum(f"step {last}/400" in line for line in lines) == 1
-
-
-def test_a_storage_that_fails_is_shown_until_it_works_again():
-    """Also where the line that says how is too long ago to be read."""
-    console, line = Console(ORIGIN), {"loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
-    line |= {"step": 100, "world_size": 4}
-    with heard() as lines:
-        console.storage("[Errno 28] No space left on device: 'log.1.jsonl'")
-        console.step(line, Progress(100, 9), 1.0, 0.9, [("rank 1", 1.5)], trouble=True)
-        console.storage(None)
-    text = "[Errno 28] No space left on device: 'log.1.jsonl'"
-    text += "; training goes on, and tries again"
-    found = progress(lines[:2])
-    assert found["storage"] == rows(found)["storage"] == text
-    assert found["progress"]["slow"] == [{"name": "rank 1", "ratio": 1.5}]
-    assert progress(lines[1:2])["storage"] == "it fails: the pod's log says how"
-    assert progress(lines)["storage"] is None
-    assert progress([*lines[:2], "life 3: from memory, step 100 of 400"])["storage"] is None
+    return of_a_life()
 
 
 def test_a_sparkline_fits_and_falls_with_the_loss():

@@ -1,0 +1,100 @@
+"""What is read of rank 0's lines: each number, and what does not hold any more."""
+
+import pytest
+from support.rank_0_lines import ORIGIN, heard, of_a_life
+
+from gptddp.k8s.observe.progress import progress, rows
+from gptddp.run.progress import Progress
+from gptddp.training.console import Console
+
+
+@pytest.fixture(scope="module")
+def said():
+    """The lines of rank 0, up to a step that does not move."""
+    return of_a_life()
+
+
+def test_what_rank_0_says_is_read_back(said):
+    """Every number of its lines, and what does not hold any more is gone."""
+    found = progress(said)
+    assert found["progress"] == {
+        "step": 120,
+        "steps": 400,
+        "loss": 2.0,
+        "tok_s": 44000.0,
+        "left_s": 280,
+        "goodput": 0.97,
+        "slow": [{"name": "rank 3 (demo-worker-3)", "ratio": 2.1}],
+    }
+    assert found["losses"] == {100: 2.5, 110: 2.25, 120: 2.0}
+    about = {"step": 121, "seconds": 12, "text": "rank 3 (demo-worker-3) gives no sign of life"}
+    assert found["stall"] == about
+    assert (found["fault"]["life"], found["fault"]["step"]) == (1, 99)
+    assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
+    assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
+    assert progress([*said, said[-2]])["stall"] is None
+    launcher = ["gptddp.launch: step 7 has not moved for 15 s: rank 0 (a) is stopped (SIGSTOP)"]
+    assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
+    shown = rows(found)
+    assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
+    assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
+
+
+def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_it_is_slow(said):
+    """Lines of steps may be minutes apart; after a new life the ranks are other ones."""
+
+    def slow(lines):
+        return {it["name"]: it["ratio"] for it in progress(lines)["progress"]["slow"]}
+
+    said = said[:3]  # until step 100: none is slow
+    console = Console(ORIGIN)
+    with heard() as lines:
+        console.slow(105, "rank 3 (demo-worker-3)", 2.13)
+        console.slow(106, "rank 1", 1.5)
+        console.fast(171, "rank 3 (demo-worker-3)")
+    assert slow(said) == {}
+    assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
+    assert slow([*said, *lines]) == {"rank 1": 1.5}
+    assert slow([*said, *lines, "life 3: from memory, step 171 of 400"]) == {}
+    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step has said who is
+
+
+def test_a_checkpoint_is_shown_until_the_run_goes_on():
+    """Those that follow have no line, so the one that has is not the newest any more."""
+    begun = "life 2: from step-000000000100.1, step 100 of 400"
+    step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left"
+    assert progress([begun])["checkpoint"] == "step-000000000100.1"
+    assert progress([begun, step])["checkpoint"] is None
+    saved = "stopped after step 113: checkpoint step-000000000113.2 is saved"
+    assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
+
+
+def test_the_last_step_of_a_life_is_said_whatever_its_number():
+    """Once: a job that is done is at its last step, and not at the last multiple of `log_every`."""
+    for last in (110, 113):
+        console = Console(ORIGIN)
+        with heard() as lines:
+            for step in range(108, last + 1):
+                line = {"step": step, "loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
+                console.step({**line, "world_size": 4}, Progress(step, 9), 1.0)
+            console.ended(last, "stopped", "checkpoint step-x is saved")
+        assert progress(lines)["progress"]["step"] == last
+        assert sum(f"step {last}/400" in line for line in lines) == 1
+
+
+def test_a_storage_that_fails_is_shown_until_it_works_again():
+    """Also where the line that says how is too long ago to be read."""
+    console, line = Console(ORIGIN), {"loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
+    line |= {"step": 100, "world_size": 4}
+    with heard() as lines:
+        console.storage("[Errno 28] No space left on device: 'log.1.jsonl'")
+        console.step(line, Progress(100, 9), 1.0, 0.9, [("rank 1", 1.5)], trouble=True)
+        console.storage(None)
+    text = "[Errno 28] No space left on device: 'log.1.jsonl'"
+    text += "; training goes on, and tries again"
+    found = progress(lines[:2])
+    assert found["storage"] == rows(found)["storage"] == text
+    assert found["progress"]["slow"] == [{"name": "rank 1", "ratio": 1.5}]
+    assert progress(lines[1:2])["storage"] == "it fails: the pod's log says how"
+    assert progress(lines)["storage"] is None
+    assert progress([*lines[:2], "life 3: from memory, step 100 of 400"])["storage"] is None
