@@ -210,14 +210,14 @@ class Metrics:
         self.save_s.labels("load").observe(seconds)
         self.checkpoint_step.set(step)
 
-    def saved_late(self, step: int | None, when: float) -> None:
-        """The newest save, by a launcher or an older life; `when`: it began, in unix seconds.
-
-        None: there is none, and the run began then.
-        """
-        if step is not None:
-            self.checkpoint_step.set(step)
+    def saved_late(self, step: int, when: float) -> None:
+        """The newest save, by a launcher or an older life; `when`: it began, in unix seconds."""
+        self.checkpoint_step.set(step)
         self.checkpoint_time.set(when)
+
+    def unsaved(self, since: float) -> None:
+        """The run has no checkpoint; `since`: it began, in unix seconds."""
+        self.checkpoint_time.set(since)
 
     def spent(self, spent: RankSeconds) -> None:
         """Bring phases, memory, and who was slow, up to the last agreement of the ranks."""

@@ -71,17 +71,19 @@ class Saves:
         # Lives that are short must not put it off for ever. A late save stands for this life's, if
         # it begins.
         if self._origin.source == "memory":
-            self._tell_newest(ledger)
+            if not self._tell_newest(ledger) and ledger.began_time is not None:
+                self._metrics.unsaved(ledger.began_time)
             most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
             self._saved_at -= min(unsaved_s(ledger), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
-    def _tell_newest(self, ledger: Summary) -> None:
-        """Into the metrics: the newest checkpoint, or since when the run has none."""
+    def _tell_newest(self, ledger: Summary) -> bool:
+        """Into the metrics: the newest checkpoint, whoever has saved it; is there one?"""
         orders = [order for name in ledger.commits if (order := store.order(name))]
-        when = ledger.saved_time if orders else ledger.began_time
-        if when is not None:
-            self._metrics.saved_late(max(orders)[1] if orders else None, when)
+        if not orders or ledger.saved_time is None:
+            return False
+        self._metrics.saved_late(max(orders)[1], ledger.saved_time)
+        return True
 
     def _before_commit(self) -> None:
         self._log.sync()  # and the ledger before it

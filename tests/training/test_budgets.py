@@ -85,8 +85,8 @@ def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplo
     check_ended(tmp_path, "max_time", 10)
     assert caplog.text.count("step 10: validation loss") == 1
     told = [it.getMessage() for it in caplog.records if " tok/s " in it.getMessage()]
-    assert [line.split()[1] for line in told] == ["4/~10", "8/~10"]
-    assert [line.split("  ")[5] for line in told] == ["0:04 left", "0:01 left"]
+    assert [line.split()[1] for line in told] == ["4/~10", "8/~10", "10/~10"]
+    assert [line.split("  ")[5] for line in told] == ["0:04 left", "0:01 left", "0:00 left"]
 
 
 def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_path, monkeypatch):
