@@ -43,11 +43,13 @@ def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
 
     A few rows at a time, in fp32: eight passes over what lies in the cache of a core.
     """
-    real, index, whole = y >= 0, y.clamp(min=0), bool((y >= 0).all())
+    real, index = y >= 0, y.clamp(min=0)
+    whole = bool(real.all())
     total, target = (torch.empty_like(real, dtype=torch.float32) for _ in range(2))
     rows = len(y) if logits.is_cuda else max(1, _IN_CACHE // logits.shape[1])
     for part in (slice(i, i + rows) for i in range(0, len(y), rows)):
-        z = logits[part].float()  # of fp32: the logits themselves
+        its = logits[part]
+        z = its.float()  # of fp32: the logits themselves
         if softcap:
             capped = z.div_(softcap).tanh_()  # kept: its square is in the derivative
             z = capped * softcap
@@ -58,7 +60,10 @@ def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
         z.scatter_add_(1, index[part], torch.full_like(target[part], -1.0))
         if softcap:
             z -= z * capped.square_()
-        logits[part] = z if whole else z * real[part]
+        if not whole:
+            z *= real[part]
+        if z is not its:
+            its.copy_(z)
     return ((total.log() - target) * real).sum()
 
 
