@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch.distributed as td
 
 from gptddp.distributed import connect
 from gptddp.distributed.connect import World
+from gptddp.distributed.pulse import place
 from gptddp.distributed.torch_private import LOST_PEER, default_store
 from gptddp.errors import LostPeer
 
@@ -61,11 +63,15 @@ def _listen(here: set[int], world: World) -> None:
 
 def _place(error: BaseException) -> str:
     """Where the trainer was when a collective raised this."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    return place(of_trainer(frames) or frames[0])
+
+
+def of_trainer(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The first of these that is this package's, but for the wrappers of collectives."""
     package = Path(__file__).parents[1]
-    ours = [f for f in frames if Path(f.filename).is_relative_to(package)]
-    at = next((f for f in reversed(ours) if f.filename != connect.__file__), frames[-1])
-    return f"{at.name} ({Path(at.filename).name}:{at.lineno})"
+    ours = (f for f in frames if Path(f.filename).is_relative_to(package))
+    return next((f for f in ours if f.filename != connect.__file__), None)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -201,9 +201,18 @@ def _share(verdict: Path | None) -> bool:
 
 def main_stack() -> str:
     """Where the main thread is: `hangs in f (a.py:7), called by g (b.py:3)`."""
+    return hangs_in([place(frame) for frame in main_frames()[:4]])
+
+
+def main_frames() -> list[traceback.FrameSummary]:
+    """Of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = traceback.extract_stack(frame)[::-1][:4] if frame else []
-    return hangs_in([f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in frames])
+    return traceback.extract_stack(frame)[::-1] if frame else []
+
+
+def place(frame: traceback.FrameSummary) -> str:
+    """`f (a.py:7)`."""
+    return f"{frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})"
 
 
 def hangs_in(calls: Sequence[str]) -> str:

@@ -9,21 +9,19 @@ cut off, or holds the GIL. It costs the loop nothing, and no collective is neede
 import contextlib
 import json
 import statistics
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as td
 
 from gptddp.distributed import pulse, torch_private
 from gptddp.distributed.connect import World
+from gptddp.distributed.peers import of_trainer
 from gptddp.errors import visible
 from gptddp.training.clock import PhaseClock
 
@@ -35,7 +33,6 @@ GATHER_S = 2.0  # for the other ranks to notice as well
 _STORE_S = 5.0  # for an answer of the store
 _IDLE = 0.05  # of a CPU: a process on CPUs that uses less waits in its backward pass
 _SHOWN = 8  # ranks that are named
-_PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -125,18 +122,15 @@ def limit_s(step_s: float) -> float:
 
 def here(phase: str, idle: bool) -> dict[str, Any]:
     """Where the main thread is; `idle`: its process has used no CPU of late."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = traceback.extract_stack(frame)[::-1] if frame else []
-    ours = [it for it in frames if Path(it.filename).is_relative_to(_PACKAGE)]
-    at = next((it for it in ours if Path(it.filename).name != "connect.py"), None)
+    frames = pulse.main_frames()
+    at = of_trainer(frames)
     inner = frames[0] if frames else None
     collective = any(it.filename.endswith("distributed_c10d.py") for it in frames)
     backward = inner is not None and "backward" in inner.name  # DDP's all-reduce is in it
     shown = [it for it in (inner, at) if it is not None]
     if collective or backward or inner is at:
         shown = shown[1:]
-    names = dict.fromkeys(f"{it.name} ({Path(it.filename).name}:{it.lineno})" for it in shown)
-    place = ", called by ".join(names)
+    place = ", called by ".join(dict.fromkeys(map(pulse.place, shown)))
     return {"phase": phase, "waits": collective or (backward and idle), "at": place}
 
 
