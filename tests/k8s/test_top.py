@@ -25,8 +25,8 @@ from gptddp.config import Config
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import conditions, locks
 from gptddp.k8s.local.screen import StepFeed, told
-from gptddp.k8s.observe.progress import progress, rows, sparkline
-from gptddp.k8s.observe.top import Losses, frame
+from gptddp.k8s.observe.progress import Losses, progress, rows, sparkline
+from gptddp.k8s.observe.top import frame
 from gptddp.k8s.render import manifest
 
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.

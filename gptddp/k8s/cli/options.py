@@ -24,45 +24,6 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `cluster_options`, and --local: the `cluster` may be the jobs of this machine."""
-
-    @functools.wraps(command)
-    def chosen(
-        *args: Any,
-        local: bool,
-        local_dir: Path | None,
-        namespace: str | None,
-        context: str | None,
-        kubeconfig: Path | None,
-        **options: Any,
-    ) -> Any:
-        given = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
-        for name in (it for it in given if local and given[it]):
-            raise click.UsageError(f"--{name} has no meaning here: --local asks no cluster")
-        if local_dir and not local:
-            raise click.UsageError("--local-dir has no meaning here: it is for --local")
-        if local:
-            from gptddp.k8s.local.seen import LocalJobs
-
-            return command(*args, cluster=LocalJobs(local_dir or LOCAL_DIR), **options)
-        from gptddp.k8s.cluster import connect
-
-        return command(*args, cluster=connect(namespace, kubeconfig, context), **options)
-
-    for option in (
-        click.option(
-            "--local-dir",
-            type=click.Path(path_type=Path, file_okay=False),
-            help=f"folder of local jobs [{LOCAL_DIR}]",
-        ),
-        click.option("--local", is_flag=True, help="of the jobs on this machine"),
-        click.option("-n", "--namespace", help="namespace [the context's]"),
-    ):
-        chosen = option(chosen)
-    return context_options(chosen)
-
-
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`-n` and the context's options; the command is called with a `cluster`."""
 
@@ -80,3 +41,32 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     namespace = click.option("-n", "--namespace", help="namespace [the context's]")
     return namespace(context_options(connected))
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `cluster_options`, and --local: the `cluster` may be the jobs of this machine."""
+    connected = cluster_options(command)
+
+    @functools.wraps(connected)
+    def chosen(*args: Any, local: bool, local_dir: Path | None, **options: Any) -> Any:
+        if local_dir and not local:
+            raise click.UsageError("--local-dir has no meaning here: it is for --local")
+        if not local:
+            return connected(*args, **options)
+        for name in ("namespace", "context", "kubeconfig"):
+            if options.pop(name):
+                raise click.UsageError(f"--{name} has no meaning here: --local asks no cluster")
+        from gptddp.k8s.local.seen import LocalJobs
+
+        return command(*args, cluster=LocalJobs(local_dir or LOCAL_DIR), **options)
+
+    for option in (
+        click.option(
+            "--local-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            help=f"folder of local jobs [{LOCAL_DIR}]",
+        ),
+        click.option("--local", is_flag=True, help="of the jobs on this machine"),
+    ):
+        chosen = option(chosen)
+    return chosen

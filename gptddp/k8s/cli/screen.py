@@ -53,7 +53,7 @@ class _View:
         self.state = ""
         self._cluster, self._live, self._note = cluster, live, ""
         self._watcher = Watcher(cluster, name, self._say)
-        self._losses = top.Losses()
+        self._losses = progress.Losses()
         self._history: list[float] = []
         self._drawn = shutil.get_terminal_size()
 
@@ -86,7 +86,7 @@ class _View:
             width=width or 1000,
             height=height,
             colours=colours,
-            unicode=_has("\u2588"),
+            unicode=progress.has_blocks(sys.stdout),
             note=self._note,
         )
 
@@ -125,15 +125,6 @@ def _screen() -> Iterator[None]:
             _write(_END)
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def _has(text: str) -> bool:
-    """Can stdout show this?"""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeError, LookupError):
-        return False
-    return True
 
 
 def _write(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import IO, Any
 from gptddp import budget
 from gptddp.config import Config
 from gptddp.errors import visible
-from gptddp.k8s.observe.progress import progress, rows, sparkline
+from gptddp.k8s.observe.progress import Losses, has_blocks, progress, rows, sparkline
 
 _TAIL_BYTES = 16 << 10
 _SPARK = 16  # characters
@@ -26,7 +26,7 @@ class StepFeed:
         """`config`: the run's, for its budgets; None where that cannot be told."""
         self.run, self.config = run, config
         self._step: int | None = None
-        self._losses: dict[int, float] = {}  # by step
+        self._losses = Losses()
         self._recent: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
 
     def newest(self) -> dict[str, Any]:
@@ -63,9 +63,9 @@ class StepFeed:
             if isinstance(entry.get(key), int | float):
                 parts.append(form.format(entry[key]))
         if isinstance(loss := entry.get("loss"), int | float):
-            self._losses = {at: it for at, it in self._losses.items() if at < step} | {step: loss}
-            if spark and len(self._losses) > 1:
-                parts.insert(2, sparkline(self._losses.values(), spark))
+            losses = self._losses.add({step: loss})
+            if spark and len(losses) > 1:
+                parts.insert(2, sparkline(losses, spark))
         if (eta_s := self._eta_s(*done)) is not None:
             parts.append(f"ETA {duration(eta_s)}")
         return "  ".join(parts)
@@ -93,12 +93,6 @@ def told(log: Path) -> str:
     return ""
 
 
-def _has_blocks(stream: IO[str]) -> bool:
-    with contextlib.suppress(UnicodeError, LookupError):
-        return bool("\u2588".encode(getattr(stream, "encoding", None) or "ascii"))
-    return False
-
-
 def duration(seconds: float) -> str:
     """`1:05` or `1:02:03`."""
     minutes, second = divmod(round(seconds), 60)
@@ -119,7 +113,7 @@ class Screen:
         self.name = name
         self.out, self.err = out or sys.stdout, err or sys.stderr
         self.terminal = self.err.isatty()
-        self.spark = _SPARK if self.terminal and _has_blocks(self.err) else 0
+        self.spark = _SPARK if self.terminal and has_blocks(self.err) else 0
         self._line = ""
         self._next = 0.0
         self._tails: dict[str, tuple[Path, int]] = {}

@@ -3,11 +3,13 @@
 `status`, `top` and the line of a local job show these numbers. Lines of older versions have fewer.
 """
 
+import contextlib
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
 
 TAIL = 200  # lines of a log that are searched for the newest step
+MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
     r"(?:  \d+ ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
@@ -99,7 +101,31 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     return shown
 
 
+class Losses:
+    """Those of all looks at a log so far, by step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def add(self, found: Mapping[int, float]) -> list[float]:
+        """What one more look has found; all of them, in order. Steps may be done again."""
+        if found:
+            newest = max(found)
+            self._known = {step: it for step, it in self._known.items() if step <= newest}
+        self._known |= found
+        kept = sorted(self._known)[-MOST_LOSSES:]
+        self._known = {step: self._known[step] for step in kept}
+        return list(self._known.values())
+
+
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+
+
+def has_blocks(stream: IO[str]) -> bool:
+    """Can a stream show the blocks of a sparkline?"""
+    with contextlib.suppress(UnicodeError, LookupError):
+        return bool(_BLOCKS.encode(getattr(stream, "encoding", None) or "ascii"))
+    return False
 
 
 def sparkline(losses: Iterable[float], width: int, unicode: bool = True) -> str:

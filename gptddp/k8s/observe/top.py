@@ -7,26 +7,8 @@ from gptddp.errors import visible
 from gptddp.k8s.observe import progress, status, why
 
 BAR = 30  # characters
-MOST_LOSSES = 10_000
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 _BAD = ("why", "storage", "stalled", "slow")
-
-
-class Losses:
-    """Those of all looks at a log so far, by step."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-
-    def add(self, found: Mapping[int, float]) -> list[float]:
-        """What one more look has found; all of them, in order. Steps may be done again."""
-        if found:
-            newest = max(found)
-            self._known = {step: it for step, it in self._known.items() if step <= newest}
-        self._known |= found
-        kept = sorted(self._known)[-MOST_LOSSES:]
-        self._known = {step: self._known[step] for step in kept}
-        return list(self._known.values())
 
 
 def frame(
