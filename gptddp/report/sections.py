@@ -83,9 +83,9 @@ def tiles(run: Run) -> list[tuple[str, str]]:
         ("validation loss", "val_loss"),
         ("bits per byte", "val_bpb"),
     ):
-        known = [it for it in run.series[field] if math.isfinite(it)]
-        if known:
-            rows.append((label, value(known[-1])))
+        known = next((it for it in reversed(run.series[field]) if math.isfinite(it)), None)
+        if known is not None:
+            rows.append((label, value(known)))
     if found:
         rows.append(("goodput", percent(found[0])))
         if (own := story.without_stops(found[1])) is not None:
@@ -302,11 +302,11 @@ def configuration(run: Run) -> Table:
 
 def compared(runs: Sequence[Run], names: Sequence[str]) -> Table:
     """The runs beside each other."""
-    longest = sorted(map(tiles, runs), key=len, reverse=True)
-    keys = list(dict.fromkeys(key for found in longest for key, _ in found))
+    found = [dict(tiles(run)) for run in runs]
+    longest = sorted(found, key=len, reverse=True)
+    keys = list(dict.fromkeys(key for of_run in longest for key in of_run))
     rows = []
-    for run, name in zip(runs, names, strict=True):
-        of_run = dict(tiles(run))
+    for run, name, of_run in zip(runs, names, found, strict=True):
         rows.append([cell(name), story.state_of(run).word, *(of_run.get(key, "") for key in keys)])
     caption = ""
     if len({run.dataset for run in runs} - {""}) > 1:

@@ -11,7 +11,7 @@ from gptddp.budget import shown
 from gptddp.report.lives import Life, moved, number, why_over
 from gptddp.report.read import Run
 from gptddp.report.words import amount, clock, duration, many, percent, value
-from gptddp.run import crash_loop, lease_file
+from gptddp.run import crash_loop, lease_file, owners
 from gptddp.run.directory import LEASE
 from gptddp.run.in_force import why_ended
 from gptddp.run.lease import EXPIRY_S
@@ -163,8 +163,8 @@ def goodput(run: Run) -> tuple[float, dict[str, float]] | None:
     The same as the metrics gptddp_run_goodput_ratio and gptddp_run_lost_seconds.
     """
     seconds = run.owners.so_far()
-    total = sum(seconds.values())
-    return (seconds["training"] / total, seconds) if run.tells_seconds and total > 0 else None
+    part = owners.goodput(seconds) if run.tells_seconds else None
+    return None if part is None else (part, seconds)
 
 
 def without_stops(seconds: Mapping[str, float]) -> float | None:

@@ -151,11 +151,11 @@ class Owners:
             return self.since_s
         return max(0.0, min(ended, most) - told)
 
-    def goodput(self) -> float | None:
-        """The part of all rank-seconds of the run so far that went to new steps; None of none."""
-        owned = self.so_far()
-        total = sum(owned.values())
-        return owned["training"] / total if total else None
+
+def goodput(rank_seconds: Mapping[str, float]) -> float | None:
+    """The part of these, by owner, that went to new steps; None where there are none."""
+    total = sum(rank_seconds.values())
+    return rank_seconds["training"] / total if total > 0 else None
 
 
 def _of_rank(phases: Phases, rank: int) -> float:

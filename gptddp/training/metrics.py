@@ -13,7 +13,7 @@ from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.run.origin import Origin
-from gptddp.run.owners import LOSSES
+from gptddp.run.owners import LOSSES, goodput
 from gptddp.run.progress import Progress
 from gptddp.training.clock import PHASES, STATES, RankSeconds
 
@@ -253,8 +253,8 @@ class Metrics:
         """Where all rank-seconds of the run have gone so far, by owner."""
         for cause in LOSSES:
             self.lost.labels(cause).set(rank_seconds[cause])
-        if total := sum(rank_seconds.values()):
-            self.goodput.set(rank_seconds["training"] / total)
+        if (part := goodput(rank_seconds)) is not None:
+            self.goodput.set(part)
 
 
 def _rank_and_pod(name: str) -> tuple[str, str]:

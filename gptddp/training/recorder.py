@@ -21,7 +21,7 @@ from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.owners import Owners
+from gptddp.run.owners import Owners, goodput
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
@@ -191,8 +191,9 @@ class Recorder:
         self.metrics.spent(self.spent)
         if "phases" in line:
             self._owners.phases = line["phases"]
-            self.metrics.owned(self._owners.so_far())
-            self._goodput = self._owners.goodput()
+            owned = self._owners.so_far()
+            self.metrics.owned(owned)
+            self._goodput = goodput(owned)
         self._judge_pace(line, step_s)
         slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
         trouble = self.saves.trouble is not None
