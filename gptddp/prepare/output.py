@@ -16,7 +16,7 @@ from typing import Any
 from gptddp import __version__
 from gptddp.data.dataset import CUT_VERSION, FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
-from gptddp.files import exists, fsync, lock
+from gptddp.files import FULL, exists, fsync, lock
 from gptddp.prepare import bad_records, journal
 from gptddp.prepare.walk import show
 
@@ -164,7 +164,7 @@ def _write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (*FULL, errno.EFBIG):
             left = "Nothing was left behind"
             if (out / SCRATCH).exists():
                 left = f"What was read is kept in {out / SCRATCH}: the same command goes on from it"

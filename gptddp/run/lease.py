@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.errors import ConfigError, Superseded
-from gptddp.files import explain
+from gptddp.files import FULL, explain
 from gptddp.run import lease_file
 from gptddp.run.directory import LEASE
 
@@ -178,7 +178,7 @@ class Claim:
             gone = seen is None or lease_file.remove_if_unchanged(self.path, seen)
             return Lease(self.path, self._me) if gone and self._is_taken() else None
         except OSError as error:
-            if not self.known or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if not self.known or error.errno not in (*FULL, errno.EROFS):
                 raise
             return Lease(self.path, self._me, seen[0] if seen else b"")
 
