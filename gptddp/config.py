@@ -32,9 +32,6 @@ NOT_OF_THE_RUN = {
 }
 
 
-_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
-
-
 def _f(
     default: Any,
     of: str,
@@ -155,9 +152,8 @@ class Config:
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
-    lr: float = _f(
-        None, KEPT, "peak learning rate", least=0, most=1e30
-    )  # times the next two: in fp32
+    # times final_lr and weight_decay it is still a number of fp32
+    lr: float = _f(None, KEPT, "peak learning rate", least=0, most=1e30)
     final_lr: float = _f(
         0.1,
         KEPT,
@@ -260,6 +256,7 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
 }
+_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
 
 
 def shown(value: Any) -> str:
