@@ -23,11 +23,16 @@ PLAIN = {"tokens": 24, "temperature": 1.0, "top_k": 0, "seed": 3}
 ODD = "naïve 漢字 🙂‍🔥 e\u0301 Ж"
 
 
-@pytest.fixture(scope="module", params=["tiny", "modern-tiny", "autoresearch"])
+NETS = [("tiny", "fused"), ("tiny", "blocks"), ("modern-tiny", "blocks"), ("autoresearch", "fused")]
+
+
+@pytest.fixture(scope="module", params=NETS, ids="-".join)
 def net(request):
     """A model of 16 positions, whose weights are large, so that each token matters."""
+    preset, attention = request.param
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "seq_len": 16, "precision": "fp32"}
-    shape |= {"preset": request.param, "kv_heads": 1 if request.param == "modern-tiny" else None}
+    shape |= {"preset": preset, "attention": attention}
+    shape |= {"kv_heads": 1 if preset == "modern-tiny" else None}
     made = gpt.build(with_preset(Config(**shape), accelerator=False), 257, CPU).eval()
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
