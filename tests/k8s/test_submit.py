@@ -130,8 +130,27 @@ def test_a_claim_for_one_node_is_a_warning(api, k8s):
 
 
 @pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"status": {"phase": "Lost"}, "spec": {"volumeName": "pv-7"}}, "Lost: its volume pv-7"),
+        ({"metadata": {"name": "runs", "deletionTimestamp": "now"}}, "is being deleted"),
+    ],
+)
+def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
+    """Its volume is gone, or it is about to be: nothing is created."""
+    api.objects["persistentvolumeclaims", "runs"].update(state)
+    result = submit(k8s)
+    assert result.exit_code == 2 and api.writes == []
+    assert f"the claim runs (--runs) {'is ' * words.startswith('Lost')}{words}" in result.stderr
+    assert "`kubectl describe pvc runs --kubeconfig" in result.stderr
+    assert "nothing was created" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("kind", "refusal", "code", "words"),
     [
+        ("NetworkPolicy", (403, 'User "u" cannot create networkpolicies'), 1, "ask for the right"),
+        ("PodDisruptionBudget", (403, "a policy forbids it"), 1, "a policy forbids it"),
         ("PyTorchJob", (403, 'admission webhook "v" denied the request: bad'), 1, "denied"),
         ("PyTorchJob", (404, 'namespaces "default" not found'), 1, "kubectl create namespace"),
         ("PyTorchJob", (500, "failed calling webhook: refused"), 1, "training operator running"),
@@ -140,10 +159,11 @@ def test_a_claim_for_one_node_is_a_warning(api, k8s):
 def test_what_the_server_refuses_is_said_before_anything_is_created(
     api, k8s, kind, refusal, code, words
 ):
-    """The server's words, with the fix where there is one."""
+    """Of the job or of what is beside it: the server's words, and the fix where there is one."""
     api.refuse[kind] = refusal
     result = submit(k8s)
     assert result.exit_code == code and words in result.stderr and api.writes == []
+    assert "nothing was created" in result.stderr
 
 
 def test_pods_that_would_be_refused_are_a_warning(api, k8s):

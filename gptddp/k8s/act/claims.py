@@ -1,4 +1,4 @@
-"""The PersistentVolumeClaims that pods need: looked for before the pods are created."""
+"""The PersistentVolumeClaims that pods need: looked at before the pods are created."""
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster
@@ -7,11 +7,11 @@ from gptddp.k8s.observe.watcher import Say
 
 
 def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
-    """Raise ConfigError for missing claims: `count` pods of this spec would wait without a word.
+    """Raise ConfigError for claims that no pod can use: `count` pods of this spec would wait.
 
     Their volumes are named as the option of their claim.
     """
-    missing = []
+    missing, at = [], cluster.flags
     for volume, claim in volume_claims(pod_spec):
         try:
             found = cluster.get("PersistentVolumeClaim", claim)
@@ -22,6 +22,11 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
             continue
         if found is None:
             missing.append(f"no claim {claim} (--{volume}) in the namespace {cluster.namespace}")
+        elif broken := _broken(found):
+            raise ConfigError(
+                f"the claim {claim} (--{volume}) {broken}: `kubectl describe pvc {claim}{at}` says"
+                " more; make it anew, or name another"
+            )
         elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
             say(
                 f"warning: the claim {claim} is {'/'.join(found['spec']['accessModes'])}: pods on"
@@ -38,3 +43,11 @@ def _modes(claim: Object, volume: str) -> list[str]:
     """The claim's access modes; for the dataset, which is only read, ReadOnlyMany will do."""
     modes = list(claim["spec"].get("accessModes") or [])
     return ["ReadWriteMany"] if volume == "data" and "ReadOnlyMany" in modes else modes
+
+
+def _broken(claim: Object) -> str:
+    """Why no pod will ever get the claim's volume; empty where one may."""
+    if (claim.get("status") or {}).get("phase") == "Lost":
+        volume = (claim.get("spec") or {}).get("volumeName") or "that it had"
+        return f"is Lost: its volume {volume} is gone, with what was on it"
+    return "is being deleted" if "deletionTimestamp" in claim["metadata"] else ""

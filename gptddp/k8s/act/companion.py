@@ -10,6 +10,19 @@ from gptddp.k8s.objects import Object
 _TRIES = 30  # a second apart: one that is being deleted has to go first
 
 
+def check(cluster: Cluster, wanted: Object) -> None:
+    """Ask whether a companion may be created, or adopted, before anything is created.
+
+    Raises ConfigError for one of somebody else, ClusterError.
+    """
+    if _live(cluster, wanted) is None:
+        try:
+            cluster.create(wanted, dry_run=True)
+        except ClusterError as error:
+            if error.status != 409:  # created meanwhile
+                raise
+
+
 def ensure(
     cluster: Cluster, wanted: Object, owner: Object | None, at_creation: Object | None = None
 ) -> None:
@@ -19,11 +32,7 @@ def ensure(
     """
     kind, name = wanted["kind"], wanted["metadata"]["name"]
     for _ in range(_TRIES):
-        live = cluster.get(kind, name)
-        if live is not None and not lifecycle.is_ours(live, name):
-            raise ConfigError(
-                f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
-            )
+        live = _live(cluster, wanted)
         body = _owned(wanted, live, owner)
         try:
             if live is None:
@@ -38,6 +47,17 @@ def ensure(
                 raise
         time.sleep(1)
     raise ClusterError(f"the {resource(kind, name)} is being deleted, and does not go")
+
+
+def _live(cluster: Cluster, wanted: Object) -> Object | None:
+    """The companion as it is; raises ConfigError for one of somebody else."""
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    live = cluster.get(kind, name)
+    if live is not None and not lifecycle.is_ours(live, name):
+        raise ConfigError(
+            f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
+        )
+    return live
 
 
 def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:

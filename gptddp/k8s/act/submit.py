@@ -1,6 +1,7 @@
 """Creates a job on a cluster: killed at any point, the same call completes what it began.
 
-1. what the server would refuse (a dry run of the job), and the claims that must be there
+1. what the server would refuse (a dry run of the job and of its companions), and the claims that
+   must be there
 2. the companions, and a Secret with a new key: created, or adopted where an earlier call has left
    them
 3. the job, and its uid as the owner of the companions and the Secret
@@ -30,11 +31,13 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
     """
     *helpers, job = objects
     name, keyed = job["metadata"]["name"], False
-    with says("nothing was created"):
+    with says("nothing was created", errors=GptddpError):
         live = _settled(cluster, job, say)
         if live is None:
             _dry_run(cluster, job)
             claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
+            for helper in helpers:
+                companion.check(cluster, helper)
     created = live is None
     if live is None:
         undo = f"`gptddp-k8s delete {name}{cluster.flags}` removes what is there"
