@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,34 @@ from typing import Any
 
 import click
 
+from gptddp.k8s.render import fields
+from gptddp.k8s.render.fields import Kind
+
 LOCAL_DIR = Path("gptddp-local")
+
+
+def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
+    """`NAME=VALUE` options as pairs."""
+    for value in values:
+        if "=" not in value.lstrip("="):
+            raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
+    return tuple(tuple(value.split("=", 1)) for value in values)
+
+
+def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+    """The settings of the option for a field of a job."""
+    kind, help = fields.kind(field), field.metadata["help"]
+    if kind is Kind.SWITCH:  # None where it is not given: the file's value then stands
+        return {"is_flag": True, "default": None, "help": help}
+    settings: dict[str, Any] = {"metavar": field.metadata["metavar"]}
+    if kind in (Kind.LIST, *fields.TABLES):
+        settings |= {"multiple": True, "callback": pairs if kind in fields.TABLES else None}
+    elif kind is Kind.TREE:
+        settings["type"] = click.Path(path_type=Path)
+    else:
+        settings["type"] = int if kind is Kind.NUMBER else str
+        help += f" [default: {field.default}]" if field.default is not None else ""
+    return {**settings, "help": help}
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from gptddp.k8s.cli.command import Command, note
-from gptddp.k8s.cli.options import LOCAL_DIR, context_options
+from gptddp.k8s.cli.options import LOCAL_DIR, context_options, flag_of, pairs
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
@@ -18,28 +18,12 @@ if TYPE_CHECKING:
     from gptddp.k8s.objects import Object
 
 
-def _pair(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
-    """`NAME=VALUE` options as pairs."""
-    for value in values:
-        if "=" not in value.lstrip("="):
-            raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
-    return tuple(tuple(value.split("=", 1)) for value in values)
-
-
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Every field of JobSpec as a flag, `-f job.toml`, and the trainer's arguments after `--`."""
     command = click.argument("train_args", nargs=-1, metavar="[-- TRAINER OPTIONS]")(command)
     for name, field in reversed(spec.FIELDS.items()):
-        help = field.metadata["help"]
-        names = [spec.flag(name), *(["-n"] if name == "namespace" else [])]
-        if name == "env":
-            option = click.option(
-                *names, multiple=True, metavar="NAME=VALUE", callback=_pair, help=help
-            )
-        else:
-            known = f" [default: {field.default}]" if field.default is not None else ""
-            option = click.option(*names, name, type=spec.kind(name), help=help + known)
-        command = option(command)
+        names = [spec.flag(name), name, *(["-n"] if name == "namespace" else [])]
+        command = click.option(*names, **flag_of(field))(command)
     file = click.option(
         "-f",
         "--file",
@@ -90,7 +74,7 @@ def _objects(job: JobSpec) -> "list[Object]":
     "--volume",
     multiple=True,
     metavar="CLAIM=FOLDER",
-    callback=_pair,
+    callback=pairs,
     help="with --api slurm: folder of a claim, shared by all nodes; may be repeated. "
     "--data and --runs may be such folders themselves",
 )
@@ -157,7 +141,7 @@ def _render_slurm(
     "--volume",
     multiple=True,
     metavar="CLAIM=FOLDER",
-    callback=_pair,
+    callback=pairs,
     help="folder of a claim of a local job [LOCAL_DIR/volumes/CLAIM]; may be repeated",
 )
 @click.option("-v", "--verbose", is_flag=True, help="show the pods' logs of a local job")

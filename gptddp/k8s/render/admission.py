@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs
-from gptddp.k8s.render.rules import Found, Problem
+from gptddp.k8s.render.problem import Found, Problem
 
 REPLICAS = "spec.pytorchReplicaSpecs"
 _DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")

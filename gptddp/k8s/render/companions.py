@@ -8,6 +8,8 @@ makes it so once the job has a uid.
 """
 
 from gptddp.k8s.objects import Object
+from gptddp.k8s.render import pod
+from gptddp.k8s.render.pod import PodOptions
 
 SECRET_FIELD = "rendezvous-key"  # of the Secret's data
 JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator puts on the job's pods
@@ -15,8 +17,17 @@ OURS = "app.kubernetes.io/name=gptddp"  # label selector of all jobs of ours, an
 KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def of(job: Object, metrics_port: int) -> list[Object]:
-    """The companions of a job, in the order in which they are to be created."""
+def of(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
+    """The companions of a job, in the order in which they are to be created.
+
+    None that is to be left out, and no account beside one that is there.
+    """
+    out = {pod.COMPANIONS[name] for name in options.without}
+    out |= {"ServiceAccount"} if options.service_account else set()
+    return [it for it in _all(job, metrics_port, options) if it["kind"] not in out]
+
+
+def _all(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
     pods = {"matchLabels": {JOB_NAME: job["metadata"]["name"]}}
     return [
         {
@@ -27,7 +38,8 @@ def of(job: Object, metrics_port: int) -> list[Object]:
             **_head(job, "networking.k8s.io/v1", "NetworkPolicy"),
             "spec": {
                 "podSelector": pods,
-                "policyTypes": ["Ingress"],  # egress is left to the cluster's own policies
+                # without --egress it is left to the cluster's own policies
+                "policyTypes": ["Ingress", *(["Egress"] if options.egress else [])],
                 "ingress": [
                     # All ports: 23456 is the rendezvous only, gloo and NCCL take any free one.
                     {"from": [{"podSelector": _copy(pods)}]},
@@ -35,6 +47,7 @@ def of(job: Object, metrics_port: int) -> list[Object]:
                     # metrics are no secret.
                     {"ports": [{"protocol": "TCP", "port": metrics_port}]},
                 ],
+                **({"egress": _egress(pods, options)} if options.egress else {}),
             },
         },
         {
@@ -48,6 +61,14 @@ def of(job: Object, metrics_port: int) -> list[Object]:
             },
         },
     ]
+
+
+def _egress(pods: dict[str, dict[str, str]], options: PodOptions) -> list[Object]:
+    """Names, the job's own pods, and the networks that were given."""
+    # To anywhere: clusters have their DNS in pods, on the nodes or at an address of the cloud.
+    # A policy sees the port of the pod behind a Service: 5353 on OpenShift.
+    dns = [{"protocol": p, "port": port} for port in (53, 5353) for p in ("UDP", "TCP")]
+    return [{"to": [{"podSelector": _copy(pods)}]}, {"ports": dns}, *pod.egress(options)]
 
 
 def secret(job: Object) -> Object:

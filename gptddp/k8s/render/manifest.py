@@ -13,7 +13,7 @@ import yaml
 
 from gptddp import config, flags
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import companions, restricted
+from gptddp.k8s.render import companions, pod, restricted
 from gptddp.k8s.render.spec import JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
@@ -29,7 +29,7 @@ def objects(spec: JobSpec) -> list[Object]:
     The last one is the PyTorchJob.
     """
     job = _stamped(_pytorchjob(spec))
-    return [*companions.of(job, _metrics_port(spec)), job]
+    return [*companions.of(job, _metrics_port(spec), spec.pod), job]
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _stamped(job: Object) -> Object:
     job must not be found by the next.
     """
     digest = spec_hash(job)
-    job["metadata"]["annotations"] = {SPEC_HASH: digest}
+    job["metadata"].setdefault("annotations", {})[SPEC_HASH] = digest
     job["spec"]["elasticPolicy"]["rdzvId"] = f"{job['metadata']['name']}-{digest[:8]}"
     return job
 
@@ -112,10 +112,12 @@ def _stamped(job: Object) -> Object:
 def _pytorchjob(spec: JobSpec) -> Object:
     """Worker-only with elasticPolicy at any size: else the operator sets no rendezvous at all."""
     namespace = {"namespace": spec.namespace} if spec.namespace else {}
+    given = {"annotations": dict(spec.pod.annotation)} if spec.pod.annotation else {}
+    job_labels = {**dict(spec.pod.label), **labels(spec.name)}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": spec.name, **namespace, "labels": labels(spec.name)},
+        "metadata": {"name": spec.name, **namespace, "labels": job_labels, **given},
         "spec": {
             "nprocPerNode": str(spec.nproc_per_node),  # a string in the API
             "elasticPolicy": {
@@ -134,8 +136,8 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     "restartPolicy": "ExitCode",
                     "template": {
                         "metadata": {
-                            "labels": labels(spec.name),
-                            "annotations": _scraping(spec),
+                            "labels": {**job_labels, **pod.labels(spec.pod)},
+                            "annotations": {**_scraping(spec), **dict(spec.pod.annotation)},
                         },
                         "spec": _pod_spec(spec),
                     },
@@ -156,39 +158,45 @@ def _metrics_port(spec: JobSpec) -> int:
 
 def _pod_spec(spec: JobSpec) -> Object:
     """A pod that the `restricted` Pod Security Standard admits."""
+    devices = [*([spec.gpu_resource] if spec.gpus > 0 else []), *pod.devices(spec.pod)]
     return {
-        "serviceAccountName": spec.name,
-        **restricted.pod_fields(),
+        **pod.account(spec.pod, own=spec.name),
+        **restricted.pod_fields(pod.fs_group(spec.pod)),
+        **pod.scheduling(spec.pod, {companions.JOB_NAME: spec.name}),
         "terminationGracePeriodSeconds": spec.grace_s,
         "tolerations": [
-            {
-                "key": f"node.kubernetes.io/{condition}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": 10,  # the default of 300 would be the recovery time
-            }
-            for condition in ("not-ready", "unreachable")
+            *(
+                {
+                    "key": f"node.kubernetes.io/{condition}",
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": 10,  # the default of 300 would be the recovery time
+                }
+                for condition in ("not-ready", "unreachable")
+            ),
+            *pod.tolerations(spec.pod, devices),
         ],
         "containers": [_container(spec)],
         "volumes": [
-            restricted.claim_volume("data", spec.claim),
+            restricted.claim_volume("data", spec.claim, spec.pod.read_only_data),
             restricted.claim_volume("runs", spec.runs),
-            restricted.scratch_volume(),
+            restricted.scratch_volume(spec.pod.scratch),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
+            *pod.volumes(spec.pod),
         ],
     }
 
 
 def _container(spec: JobSpec) -> Object:
     """The operator wants it named `pytorch`; its entrypoint is the image's."""
-    resources = {"cpu": spec.cpu, "memory": spec.memory}
-    if spec.gpus > 0:
-        resources[spec.gpu_resource] = str(spec.gpus)
+    gpus = {spec.gpu_resource: str(spec.gpus)} if spec.gpus > 0 else {}
+    resources = {"cpu": spec.cpu, "memory": spec.memory, **gpus, **pod.resources(spec.pod)}
     return {
         "name": "pytorch",
         "image": spec.image,
         "args": trainer_args(spec),
         "env": _env(spec),
+        **pod.env_from(spec.pod),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
             {"name": "metrics", "containerPort": _metrics_port(spec)},
@@ -201,6 +209,7 @@ def _container(spec: JobSpec) -> Object:
             {"name": "runs", "mountPath": RUNS},
             restricted.scratch_mount(),
             {"name": "shm", "mountPath": SHM},
+            *pod.mounts(spec.pod),
         ],
     }
 
@@ -235,4 +244,5 @@ def _env(spec: JobSpec) -> list[Object]:
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     key = {"name": KEY, "valueFrom": companions.secret_ref(spec.name)}
-    return [name, key, *({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])]
+    given = ({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])
+    return [name, key, *given, *pod.env(spec.pod)]

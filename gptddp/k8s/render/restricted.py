@@ -9,15 +9,16 @@ from gptddp.k8s.objects import Object
 SCRATCH = "/tmp"
 
 
-def pod_fields() -> Object:
-    """The pod-wide part of a pod's spec."""
+def pod_fields(fs_group: int | None = 1000) -> Object:
+    """The pod-wide part of a pod's spec; `fs_group`: None leaves it to the cluster."""
+    group = {"fsGroup": fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named gptddp would set GPTDDP_* variables
         "securityContext": {
             "runAsNonRoot": True,
-            "fsGroup": 1000,  # makes a fresh volume writable for any user id
-            "fsGroupChangePolicy": "OnRootMismatch",
+            # makes a fresh volume writable for any user id
+            **(group if fs_group is not None else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
@@ -45,9 +46,11 @@ def scratch_mount() -> Object:
     return {"name": "scratch", "mountPath": SCRATCH}
 
 
-def scratch_volume() -> Object:
-    return {"name": "scratch", "emptyDir": {}}
+def scratch_volume(limit: str | None = None) -> Object:
+    return {"name": "scratch", "emptyDir": {"sizeLimit": limit} if limit else {}}
 
 
-def claim_volume(name: str, claim: str) -> Object:
-    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+def claim_volume(name: str, claim: str, read_only: bool = False) -> Object:
+    """A claim as a volume; `read_only`: on its node too, as a claim that is ReadOnlyMany wants."""
+    source = {"claimName": claim, **({"readOnly": True} if read_only else {})}
+    return {"name": name, "persistentVolumeClaim": source}

@@ -5,38 +5,15 @@ refuses what the operator should refuse but does not.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from gptddp import config
 from gptddp.advice import advice
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import quantity
+from gptddp.k8s.render import names, pod, quantity
+from gptddp.k8s.render import pod_rules as _registered  # noqa: F401
+from gptddp.k8s.render.problem import SPEC_RULES, Found, Problem, spec_rule
 from gptddp.k8s.render.spec import JobSpec, flag
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One broken rule: where, what the rule is, and what to do."""
-
-    id: str
-    field: str
-    rule: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.rule}; {self.fix} [{self.id}]"
-
-
-Found = tuple[str, str, str]  # field, rule, fix
-SpecRule = Callable[[JobSpec], Iterator[Found]]
-SPEC_RULES: dict[str, SpecRule] = {}
-
-
-def spec_rule(function: SpecRule) -> SpecRule:
-    """Register a rule; its id is the function's name with dashes."""
-    SPEC_RULES[function.__name__.strip("_").replace("_", "-")] = function
-    return function
 
 
 def check_spec(spec: JobSpec) -> list[Problem]:
@@ -50,20 +27,7 @@ def refuse(problems: list[Problem]) -> None:
         raise ConfigError("\n".join(map(str, problems)))
 
 
-# Variables by which operator, torchrun and launcher tell a process its part in a job.
-JOB_ENV = (
-    r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
-    r"|LOCAL_WORLD_SIZE"
-)
-# With what the manifest sets: a user's value would be overridden without a word, or break the
-# rendezvous.
-_RESERVED_ENV = re.compile(JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
-_SUBDOMAIN = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-)
-_LABEL = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
 @spec_rule
@@ -125,7 +89,7 @@ def _gpus(spec: JobSpec) -> Iterator[Found]:
             f"{spec.nproc_per_node} processes share {spec.gpus} GPUs",
             f"use --nproc-per-node {spec.gpus} or less: NCCL wants a GPU for each",
         )
-    if not _RESOURCE.fullmatch(spec.gpu_resource):
+    if not names.is_resource(spec.gpu_resource):
         yield (
             "--gpu-resource",
             f"{spec.gpu_resource!r} is not <domain>/<resource>",
@@ -173,7 +137,7 @@ def _volumes(spec: JobSpec) -> Iterator[Found]:
 
 def claim_path(option: str, claim: str, path: str = "") -> Iterator[Found]:
     """What is wrong with a claim, and a path in it, that an option names."""
-    if not _SUBDOMAIN.fullmatch(claim):
+    if not names.is_subdomain(claim):
         yield (
             option,
             f"{claim!r} is not the name of a PersistentVolumeClaim",
@@ -183,15 +147,10 @@ def claim_path(option: str, claim: str, path: str = "") -> Iterator[Found]:
         yield (option, "the path leaves the claim", "name it without '..'")
 
 
-def is_label(name: str) -> bool:
-    """Can it name an object and be a label's value?"""
-    return bool(_LABEL.fullmatch(name))
-
-
 @spec_rule
 def _namespace(spec: JobSpec) -> Iterator[Found]:
     """A namespace is a DNS-1123 label."""
-    if spec.namespace is not None and not _LABEL.fullmatch(spec.namespace):
+    if spec.namespace is not None and not names.is_label(spec.namespace):
         yield (
             "--namespace",
             f"{spec.namespace!r} is not a DNS label",
@@ -210,21 +169,32 @@ def _image(spec: JobSpec) -> Iterator[Found]:
         )
 
 
+def _variables(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The environment variables that are given, each with its flag."""
+    for name, _value in spec.env:
+        yield f"--env {name}", name
+    for field in ("env_from_secret", "env_from_configmap"):
+        for text in getattr(spec.pod, field):
+            match = pod.ENV_FROM.fullmatch(text)
+            if match and match[1]:
+                yield f"{flag(field)} {match[1]}", match[1]
+
+
 @spec_rule
 def _env_name(spec: JobSpec) -> Iterator[Found]:
     """A variable's name is one that every shell can read."""
-    for name, _value in spec.env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield f"--env {name}", "not the name of a variable", "use letters, digits and '_'"
+    for where, name in _variables(spec):
+        if not names.is_variable(name):
+            yield where, "not the name of a variable", "use letters, digits and '_'"
 
 
 @spec_rule
 def _env_reserved(spec: JobSpec) -> Iterator[Found]:
     """No variable that the operator, the launcher or the manifest sets."""
-    for name, _value in spec.env:
-        if _RESERVED_ENV.fullmatch(name):
+    for where, name in _variables(spec):
+        if names.is_reserved(name):
             fix = "leave it out: it would be overridden, or break the rendezvous"
-            yield f"--env {name}", "the operator or the launcher sets it", fix
+            yield where, "the operator or the launcher sets it", fix
 
 
 @spec_rule
@@ -232,7 +202,7 @@ def _env_secret(spec: JobSpec) -> Iterator[Found]:
     """A manifest is no place for secrets."""
     for name, _value in spec.env:
         if _SECRET.search(name):
-            fix = "put it into a Secret, and valueFrom.secretKeyRef into the rendered manifest"
+            fix = f"put it into a Secret and use --env-from-secret {name}=SECRET/KEY"
             yield f"--env {name}", "looks like a secret, which anyone may read in a manifest", fix
 
 

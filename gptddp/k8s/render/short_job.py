@@ -7,9 +7,9 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import manifest, quantity, restricted, rules
+from gptddp.k8s.render import manifest, names, quantity, restricted, rules
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
-from gptddp.k8s.render.rules import Found, Problem
+from gptddp.k8s.render.problem import Found, Problem
 
 SOURCE = "/source"  # mount path
 _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
@@ -129,7 +129,7 @@ def sample_job(
 
 def _check(name: str, image: str, cpu: str, memory: str) -> None:
     found: list[Found] = []
-    if not rules.is_label(name):
+    if not names.is_label(name):
         found.append(("--name", f"{name!r} is not a DNS label", "use a-z, 0-9 and '-', up to 63"))
     if image.split() != [image]:
         found.append(("--image", f"{image!r} is not an image reference", "use NAME:TAG"))

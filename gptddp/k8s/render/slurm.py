@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import quantity, rules, slurm_script
+from gptddp.k8s.render import names, pod, quantity, rules, slurm_script
 from gptddp.k8s.render.manifest import training_args
-from gptddp.k8s.render.rules import Found, Problem
-from gptddp.k8s.render.spec import JobSpec
+from gptddp.k8s.render.problem import Found, Problem
+from gptddp.k8s.render.spec import JobSpec, flag
 
 LAUNCHERS = {"torchrun": "gptddp.launch", "srun": "gptddp.train"}  # the program of a task
 _SLURM_ENV = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SCONTROL)(D|CTLD)?_.*|BASH_ENV")
 # Of Kubernetes, or of the pods alone.
-_UNUSED = ("namespace", "image", "shm", "gpu_resource")
+_UNUSED = ("namespace", "image", "gpu_resource")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def script(spec: JobSpec, place: Place) -> str:
 def unused(spec: JobSpec) -> list[str]:
     """What was given and has no meaning on Slurm; one line each."""
     default = JobSpec()
-    given = [n for n in _UNUSED[:2] if getattr(spec, n) != getattr(default, n)]
-    notes = [f"--{name} has no meaning with --api slurm: it is left out" for name in given]
+    given = [n for n in _UNUSED if getattr(spec, n) != getattr(default, n)]
+    given += pod.given(spec.pod)
+    notes = [f"{flag(name)} has no meaning with --api slurm: it is left out" for name in given]
     if (spec.max or 0) > spec.replicas:
         notes.append(
             f"--max {spec.max}: a job on Slurm cannot grow while it runs; --min N --replicas M "
@@ -137,7 +138,7 @@ def _problems(spec: JobSpec, place: Place) -> Iterator[Problem]:
 
 def _name(spec: JobSpec) -> Iterator[Found]:
     """The name is in a line for sbatch, in the log's name and in the run's."""
-    if not rules.is_label(spec.name):
+    if not names.is_label(spec.name):
         yield (
             "--name",
             f"{spec.name!r} is not a DNS label",

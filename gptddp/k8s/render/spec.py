@@ -7,7 +7,7 @@ gives each such default its reason. The trainer's part is a `gptddp.config.Confi
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +15,61 @@ from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, read_toml
+from gptddp.k8s.render import fields, pod
+from gptddp.k8s.render.fields import TABLES, Kind, from_file, from_toml
+from gptddp.k8s.render.fields import option as _f
+from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.quantity import gibibytes
 from gptddp.model import shape
 
-
-def _f(default: Any, help: str) -> Any:
-    """A field with the help of its flag and TOML key."""
-    return field(default=default, metadata={"help": help})
+_PARTS = ("pod", "train")  # fields that are dataclasses of their own
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that decides a job's manifest. Every field but the last is a flag and a key."""
+    """Everything that decides a job's manifest. Every field is a flag and a key, the last two are
+    options of their own."""
 
     name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
     namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
     image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
-    replicas: int = _f(1, "pods to start with, and the most the job will ever have")
+    replicas: int = _f(1, "pods to start with, and the most the job will ever have", Kind.NUMBER)
     min: int | None = _f(
-        None, "fewest pods to train with [default: half of the replicas, rounded up]"
+        None, "fewest pods to train with [default: half of the replicas, rounded up]", Kind.NUMBER
     )
-    max: int | None = _f(None, "most pods to train with, for scaling up later [default: replicas]")
-    nproc_per_node: int | None = _f(None, "worker processes a pod [default: its GPUs, or 1]")
+    max: int | None = _f(
+        None, "most pods to train with, for scaling up later [default: replicas]", Kind.NUMBER
+    )
+    nproc_per_node: int | None = _f(
+        None, "worker processes a pod [default: its GPUs, or 1]", Kind.NUMBER
+    )
     cpu: str | None = _f(
-        None, "CPUs a pod, request and limit [default: 1 a worker process, 3 with a GPU]"
+        None,
+        "CPUs a pod, request and limit [default: 1 a worker process, 3 with a GPU]",
+        Kind.QUANTITY,
     )
     memory: str | None = _f(
-        None, "memory a pod, request and limit, shm included [default: from the model's size]"
+        None,
+        "memory a pod, request and limit, shm included [default: from the model's size]",
+        Kind.QUANTITY,
     )
-    gpus: int = _f(0, "GPUs a pod")
+    gpus: int = _f(0, "GPUs a pod", Kind.NUMBER)
     gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
     shm: str | None = _f(
-        None, "size of /dev/shm, which holds two snapshots [default: from the model's size]"
+        None,
+        "size of /dev/shm, which holds two snapshots [default: from the model's size]",
+        Kind.QUANTITY,
     )
     data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
     runs: str = _f("runs", "claim with the run directories, shared by all pods")
-    grace_s: int = _f(60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint")
-    env: tuple[tuple[str, str], ...] = _f((), "environment variable NAME=VALUE; may be repeated")
-    train: Config = _f(Config(), "")
+    grace_s: int = _f(
+        60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint", Kind.NUMBER
+    )
+    env: tuple[tuple[str, str], ...] = _f(
+        (), "environment variable; may be repeated", Kind.TABLE, "NAME=VALUE"
+    )
+    pod: PodOptions = PodOptions()
+    train: Config = Config()
 
     @property
     def claim(self) -> str:
@@ -64,7 +81,7 @@ class JobSpec:
         return self.data.partition("/")[2].strip("/")
 
 
-FIELDS = {f.name: f for f in dataclasses.fields(JobSpec) if f.name != "train"}
+FIELDS = {f.name: f for f in dataclasses.fields(JobSpec) if f.name not in _PARTS} | pod.FIELDS
 
 
 def flag(name: str) -> str:
@@ -72,11 +89,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def kind(name: str) -> type:
-    """The type of a field's value in a flag or a TOML file: str, int, or dict for `env`."""
-    if name == "env":
-        return dict
-    return int if "int" in str(FIELDS[name].type) else str
+def kind(name: str) -> Kind:
+    """The kind of a field's value."""
+    return fields.kind(FIELDS[name])
 
 
 def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
@@ -93,10 +108,15 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
     Raises ConfigError for anything that cannot be read; `rules.check_spec` judges the values.
     """
     values = _job_table(file) if file else {}
-    env = {**values.pop("env", {}), **dict(flags.get("env") or ())}
-    values |= {k: v for k, v in flags.items() if v is not None and k != "env"}
-    train = _train(file, train_args)
-    return JobSpec(**values, env=tuple(sorted(env.items())), train=train)
+    for name, value in flags.items():
+        if value is None or value == ():
+            continue
+        if kind(name) in TABLES:
+            value = {**values.get(name, {}), **dict(value)}
+        values[name] = from_file(flag(name), Path(value)) if kind(name) is Kind.TREE else value
+    values |= {n: tuple(sorted(v.items())) for n, v in values.items() if kind(n) in TABLES}
+    options = PodOptions(**{n: values.pop(n) for n in pod.FIELDS if n in values})
+    return JobSpec(**values, pod=options, train=_train(file, train_args))
 
 
 def resolve(spec: JobSpec) -> JobSpec:
@@ -152,7 +172,7 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
 
 
 def _job_table(file: Path) -> dict[str, Any]:
-    """The `[job]` table with its values' types checked; `env` is a dict."""
+    """The `[job]` table with its values' types checked; tables are dicts."""
     tables = read_toml(file, "job file")
     for name, table in tables.items():
         if name not in ("job", "train") or not isinstance(table, dict):
@@ -161,18 +181,7 @@ def _job_table(file: Path) -> dict[str, Any]:
     for key in table:
         if key not in FIELDS:
             raise ConfigError(f"{file}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
-    return {key: _value(f"{file}: job.{key}", key, value) for key, value in table.items()}
-
-
-def _value(where: str, name: str, value: Any) -> Any:
-    """A TOML value as the field's type; a number will do for a quantity such as `cpu = 2`."""
-    wanted = kind(name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if wanted is str and name in ("cpu", "memory", "shm") and number:
-        return str(value)
-    if wanted is dict and isinstance(value, dict):
-        return {k: _value(f"{where}.{k}", "image", v) for k, v in value.items()}
-    if type(value) is wanted:
-        return value
-    shape = {"str": "a string", "int": "a whole number", "dict": "a table of strings"}
-    raise ConfigError(f"{where} is {value!r}: it must be {shape[wanted.__name__]}")
+    return {
+        key: from_toml(f"{file}: job.{key}", kind(key), value, file.parent)
+        for key, value in table.items()
+    }

@@ -1,0 +1,92 @@
+"""What the fields of a job are, as flags and in TOML files: texts, numbers, lists, tables."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import Field, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import ConfigError
+
+
+class Kind(Enum):
+    """The kinds of a field; the value is what a TOML file must have there."""
+
+    TEXT = "a string"
+    QUANTITY = "a quantity such as 2 or '4Gi'"
+    NUMBER = "a whole number"
+    SWITCH = "true or false"
+    LIST = "a list of strings"  # a flag that may be repeated
+    TABLE = "a table of strings"  # a flag KEY=VALUE that may be repeated
+    QUANTITIES = "a table of quantities"
+    TREE = "a table, or the name of a YAML file"  # a flag that takes such a file
+
+
+TABLES = (Kind.TABLE, Kind.QUANTITIES)
+
+
+def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None = None) -> Any:
+    """A field of a dataclass with its kind, and with the help and metavar of its flag."""
+    metadata = {"help": help, "kind": kind, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+def kind(of: "Field[Any]") -> Kind:
+    """The kind of a field that `option` has made."""
+    found: Kind = of.metadata["kind"]
+    return found
+
+
+def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
+    """A TOML value as a field of this kind has it; `folder`: where names of files begin.
+
+    Raises ConfigError that names the key, `where`, for any other value.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in TABLES and isinstance(value, dict):
+        of = Kind.QUANTITY if kind is Kind.QUANTITIES else Kind.TEXT
+        return {k: from_toml(f"{where}.{k}", of, v, folder) for k, v in value.items()}
+    if kind is Kind.QUANTITY and number:
+        return str(value)
+    if kind is Kind.LIST and isinstance(value, str):
+        return (value,)
+    if kind is Kind.LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    if kind is Kind.TREE and isinstance(value, dict):
+        return plain(where, value)
+    if kind is Kind.TREE and isinstance(value, str):
+        return from_file(where, folder / value)
+    plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int, Kind.SWITCH: bool}
+    if type(value) is plain_types.get(kind):
+        return value
+    raise ConfigError(f"{where} is {value!r}: it must be {kind.value}")
+
+
+def from_file(where: str, path: Path) -> Mapping[str, Any]:
+    """The one object of a YAML or JSON file. Raises ConfigError that names the option `where`."""
+    import yaml
+
+    try:
+        documents = [it for it in yaml.safe_load_all(path.read_text("utf-8")) if it is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(f"{where}: cannot read the file {path}: {reason}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        what = f"{len(documents)} objects" if len(documents) != 1 else "no table"
+        raise ConfigError(f"{where}: {path} has {what}: it must have one, with keys and values")
+    return plain(f"{where}: {path}", documents[0])
+
+
+def plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """A copy of JSON's types alone, with no part of it in two places (which would be an anchor)."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(tree, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} has a value that JSON does not know ({error}): put dates, .nan and .inf in"
+            " quotes"
+        ) from None
+    return copy

@@ -1,0 +1,30 @@
+"""A broken rule of a job, and the rules that judge what its user gave."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gptddp.k8s.render.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: where, what the rule is, and what to do."""
+
+    id: str
+    field: str
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.rule}; {self.fix} [{self.id}]"
+
+
+Found = tuple[str, str, str]  # field, rule, fix
+SpecRule = Callable[[JobSpec], Iterator[Found]]
+SPEC_RULES: dict[str, SpecRule] = {}
+
+
+def spec_rule(function: SpecRule) -> SpecRule:
+    """Register a rule; its id is the function's name with dashes."""
+    SPEC_RULES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
