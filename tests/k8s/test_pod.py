@@ -30,23 +30,29 @@ EVERY = {  # every option of pods, with what it becomes in the pod or its contai
     "no_istio": True,
     "egress": ("10.0.0.0/8:443", "[2001:db8::/32]:80", "2001:db8::/32", "192.0.2.7"),
     "without": ("poddisruptionbudget",),
+    "patch": {"spec": {"runPolicy": {"ttlSecondsAfterFinished": 60}}},
 }
 
 
 @pytest.fixture
-def every(tmp_path):
+def flags(tmp_path):
+    """Every option as a flag, with files for those that are objects."""
+    trees = {name: tmp_path / f"{name}.yaml" for name in ("affinity", "patch")}
+    for name, file in trees.items():
+        file.write_text(yaml.safe_dump(EVERY[name]))
+    return {**EVERY, **trees, "gpus": 1}
+
+
+@pytest.fixture
+def every(flags):
     """The objects of a job with every option."""
-    file = tmp_path / "affinity.yaml"
-    file.write_text("nodeAffinity: {}\n")
-    return render({**EVERY, "affinity": file, "gpus": 1})
+    return render(flags)
 
 
-def test_every_option_is_allowed_and_tried_here(tmp_path):
+def test_every_option_is_allowed_and_tried_here(flags):
     """No option of pods without a value in these tests; together they break no rule."""
     assert set(EVERY) == set(pod.FIELDS)
-    file = tmp_path / "affinity.yaml"
-    file.write_text("nodeAffinity: {}\n")
-    built = spec.load(None, {**EVERY, "affinity": file, "gpus": 1}, [])
+    built = spec.load(None, flags, [])
     assert rules.check_spec(built) == []
     assert admission.check_job(manifest.objects(built)[-1]) == []
     assert pod.given(built.pod) == list(pod.FIELDS)

@@ -86,7 +86,7 @@ BROKEN_PODS = [
     ("egress", {"egress": ("example.com",)}, "CIDR or CIDR:PORT"),
     ("egress", {"egress": ("10.0.0.0/8:70000",)}, "not within 1 and 65535"),
     ("egress", {"egress": ("own",), "without": ("networkpolicy",)}, "one of them"),
-    ("without", {"without": ("networkpolice",)}, "did you mean 'networkpolicy'?"),
+    ("without", {"without": ("networkpolice",)}, "use serviceaccount, networkpolicy, pod"),
 ]
 BROKEN_SPECS += [(id, flags, [], words) for id, flags, words in BROKEN_PODS]
 

@@ -28,7 +28,7 @@ def objects(spec: JobSpec) -> list[Object]:
 
     The last one is the PyTorchJob.
     """
-    job = _stamped(_pytorchjob(spec))
+    job = _stamped(_patched(_pytorchjob(spec), spec))
     return [*companions.of(job, _metrics_port(spec), spec.pod), job]
 
 
@@ -95,6 +95,14 @@ def labels(name: str, component: str = "trainer") -> dict[str, str]:
         "app.kubernetes.io/part-of": "gptddp",
         "app.kubernetes.io/managed-by": "gptddp-k8s",
     }
+
+
+def _patched(job: Object, spec: JobSpec) -> Object:
+    if spec.pod.patch is None:
+        return job
+    from gptddp.k8s.render import patch
+
+    return patch.apply(job, spec.pod.patch)
 
 
 def _stamped(job: Object) -> Object:

@@ -16,6 +16,8 @@ JOB_ENV = (
 # rendezvous.
 _RESERVED_ENV = re.compile(JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
+
 
 def is_label(name: str) -> bool:
     """Can it name any object and be a label's value?"""
@@ -51,3 +53,8 @@ def is_variable(text: str) -> bool:
 def is_reserved(text: str) -> bool:
     """Is it a variable that the operator, the launcher or the manifest sets?"""
     return bool(_RESERVED_ENV.fullmatch(text))
+
+
+def is_secret(text: str) -> bool:
+    """Is it a variable whose value must not stand in a manifest?"""
+    return bool(_SECRET.search(text))

@@ -115,6 +115,12 @@ class PodOptions:
         Kind.LIST,
         "KIND",
     )
+    patch: Mapping[str, Any] | None = option(
+        None,
+        "YAML file to merge into the PyTorchJob (strategic merge); in job.toml also a table",
+        Kind.TREE,
+        "FILE",
+    )
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(PodOptions)}

@@ -7,7 +7,6 @@ say.
 import re
 from collections.abc import Iterable, Iterator
 
-from gptddp.flags import did_you_mean
 from gptddp.k8s.render import names, pod, quantity
 from gptddp.k8s.render.problem import Found, spec_rule
 from gptddp.k8s.render.spec import JobSpec, flag
@@ -212,5 +211,5 @@ def _without(spec: JobSpec) -> Iterator[Found]:
     """Only companions can be left out."""
     for name in spec.pod.without:
         if name not in pod.COMPANIONS:
-            rule = f"{name!r} is no companion of a job{did_you_mean(name, pod.COMPANIONS)}"
+            rule = f"{name!r} is no companion of a job"
             yield "--without", rule, f"use {', '.join(pod.COMPANIONS)}"

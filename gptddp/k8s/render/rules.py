@@ -27,9 +27,6 @@ def refuse(problems: list[Problem]) -> None:
         raise ConfigError("\n".join(map(str, problems)))
 
 
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
-
-
 @spec_rule
 def _world_size(spec: JobSpec) -> Iterator[Found]:
     """Every worker needs a lane of its own."""
@@ -201,7 +198,7 @@ def _env_reserved(spec: JobSpec) -> Iterator[Found]:
 def _env_secret(spec: JobSpec) -> Iterator[Found]:
     """A manifest is no place for secrets."""
     for name, _value in spec.env:
-        if _SECRET.search(name):
+        if names.is_secret(name):
             fix = f"put it into a Secret and use --env-from-secret {name}=SECRET/KEY"
             yield f"--env {name}", "looks like a secret, which anyone may read in a manifest", fix
 
