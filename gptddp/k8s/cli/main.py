@@ -18,6 +18,7 @@ def cli() -> None:
 
 cli.modules = {
     **dict.fromkeys(("render", "submit"), "submit"),
+    "validate": "check",
     **dict.fromkeys(("delete", "scale", "suspend", "resume"), "change"),
     **dict.fromkeys(("list", "status", "top", "logs", "wait"), "observe"),
     **dict.fromkeys(("prepare", "sample"), "short_jobs"),

@@ -47,10 +47,10 @@ def _load(options: dict[str, Any]) -> JobSpec:
 
 def _objects(job: JobSpec) -> "list[Object]":
     """What `render` prints and `submit` runs."""
-    from gptddp.k8s.render import admission, manifest, rules
+    from gptddp.k8s.render import manifest, rules, validate
 
     objects = manifest.objects(job)
-    rules.refuse(admission.check_job(objects[-1]))
+    rules.refuse(validate.check(objects[-1]))
     return objects
 
 

@@ -1,0 +1,221 @@
+"""The objects of YAML and JSON files, each with its lines, read as kubectl reads them.
+
+PyYAML takes `12:30` for a number, a date for a date, `1e3` for a text, and the last of two equal
+keys; kubectl does not.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.render.problem import Problem
+
+SUFFIXES = (".yaml", ".yml", ".json")
+STDIN = "-"
+_MOST_NODES = 200_000  # with what is repeated by aliases: a manifest has some hundreds
+
+
+@dataclass
+class Document:
+    """One object of a file; `problems` are those that keep it from being read."""
+
+    file: str
+    value: Any = None
+    node: Any = None
+    problems: list[Problem] = field(default_factory=list)
+    first: int = 1
+
+    def line(self, path: str) -> int:
+        """The line of a field, such as `spec.containers[0].name`, or of the nearest around it."""
+        node, line = self.node, self.first
+        for part in re.findall(r"\[[^\]]*\]|[^.\[\]]+", path):
+            mark, node = _child(node, part)
+            if node is None:
+                break
+            line = mark.start_mark.line + 1
+        return line
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Plain words become what Go's reader makes of them."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"[yYnN]|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
+     "yYnNtTfFoO"),
+    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
+    ("float", r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+     "-+0123456789."),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+    )
+
+
+def _number(loader: Any, node: Any) -> int | float:
+    text = str(node.value).replace("_", "").lower().removeprefix("+")
+    if re.fullmatch(r"-?0o?[0-7]+", text):
+        return int(text.replace("o", ""), 8)
+    return int(text, 0) if re.fullmatch(r"-?(\d+|0[bx][0-9a-f]+)", text) else float(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: _float(node.value))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:bool", lambda loader, node: node.value.lower() in ("y", "yes", "true", "on")
+)
+
+
+def _float(text: str) -> float:
+    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def files(path: Path, recursive: bool = False) -> list[Path]:
+    """A file, or those of a folder that are YAML or JSON, by name. Raises ConfigError for none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*") if recursive else path.iterdir())
+    found = [it for it in found if it.suffix in SUFFIXES and it.is_file()]
+    if not found:
+        deeper = "" if recursive else ", or add -R for its folders"
+        raise ConfigError(
+            f"-f {path}: the folder has no file that ends in {', '.join(SUFFIXES)}: name the file"
+            f" itself{deeper}"
+        )
+    return found
+
+
+def read_text(path: Path) -> str:
+    """A file's text, or with `-` what stdin has. Raises ConfigError."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"-f {path}: cannot be read: {error.strerror}; name another") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"-f {path}: byte {error.start} is not UTF-8: save the file as UTF-8"
+        ) from None
+
+
+def parse(text: str, file: str) -> Iterator[Document]:
+    """The objects of a text, those of a List one by one; the last may be what cannot be read."""
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            yield from _objects(loader, node, file)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        yield _unreadable(file, (mark.line + 1 if mark else 1), str(error.problem), _hint(text))
+    except yaml.YAMLError as error:
+        yield _unreadable(file, 1, " ".join(str(error).split()), "write plain text, as UTF-8")
+    except ValueError as error:  # `!!int x`
+        yield _unreadable(file, 1, str(error), _hint(text))
+    except RecursionError:
+        yield _unreadable(file, 1, "it is nested too deep", "is this a manifest?")
+    finally:
+        loader.dispose()
+
+
+def _objects(loader: Any, node: Any, file: str) -> Iterator[Document]:
+    made = Document(file, node=node, first=node.start_mark.line + 1)
+    if _size(node, {}) > _MOST_NODES:
+        rule = "its aliases repeat too much, or themselves"
+        made.problems.append(Problem("yaml", "document", rule, "write it without them"))
+        yield made
+        return
+    made.problems += _doubles(node, ())
+    made.value = _plain(loader.construct_document(node))
+    if isinstance(made.value, dict) and str(made.value.get("kind", "")).endswith("List"):
+        _, items = _child(node, "items")
+        if isinstance(made.value.get("items"), list) and isinstance(items, yaml.SequenceNode):
+            for item, value in zip(items.value, made.value["items"], strict=True):
+                yield Document(file, value, item, list(made.problems), item.start_mark.line + 1)
+                made.problems.clear()
+            return
+    if made.value is not None:
+        yield made
+
+
+def _unreadable(file: str, line: int, what: str, fix: str) -> Document:
+    return Document(file, problems=[Problem("yaml", "document", what, fix)], first=line)
+
+
+def _hint(text: str) -> str:
+    """What to do about a text that is no YAML."""
+    if "{{" in text:
+        return "it looks like a template: render it first, as with `helm template`"
+    if re.search(r"^\s*\t", text, re.M):
+        return "indent with spaces: YAML takes no tabs"
+    return "correct its YAML there, or in the line above"
+
+
+def _plain(value: Any) -> Any:
+    """With keys that are strings, as in JSON."""
+    if isinstance(value, dict):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, bool) or key is None:
+        return {True: "true", False: "false", None: "null"}[key]
+    return str(key)
+
+
+def _child(node: Any, part: str) -> tuple[Any, Any]:
+    """Of a key, `[index]` or `[name]` below a node: the node it begins with, and its value."""
+    word = part.strip("[]")
+    if isinstance(node, yaml.MappingNode):
+        merged = (_child(value, part) for name, value in node.value if name.value == "<<")
+        own = ((name, value) for name, value in reversed(node.value) if name.value == word)
+        return next(own, None) or next((it for it in merged if it[1]), (None, None))
+    if isinstance(node, yaml.SequenceNode) and word.isdigit():
+        item = node.value[int(word)] if int(word) < len(node.value) else None
+        return item, item
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if getattr(_child(item, "name")[1], "value", None) == word:
+                return item, item
+    return None, None
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """The nodes of a tree, those of an alias each time; beyond the most for one within itself."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES + 1  # while it is being counted
+        below: list[Any] = []
+        if isinstance(node, yaml.MappingNode):
+            below = [it for pair in node.value for it in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        known[id(node)] = 1 + sum(_size(it, known) for it in below)
+    return known[id(node)]
+
+
+def _doubles(node: Any, path: tuple[str, ...]) -> Iterator[Problem]:
+    """Keys that stand twice in one object."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _doubles(item, (*path, f"[{index}]"))
+    elif isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            here = (*path, name)
+            if name in seen and name != "<<":
+                field = ".".join(here).replace(".[", "[")
+                rule = f"stands in line {seen[name]} and again in line {key.start_mark.line + 1}"
+                yield Problem("duplicate-key", field, rule, "remove one of them")
+            seen.setdefault(name, key.start_mark.line + 1)
+            yield from _doubles(value, here)

@@ -1,0 +1,97 @@
+"""What is wrong with the objects of a file, before a cluster sees them.
+
+A PyTorchJob, whoever wrote it, is checked for its structure (`crd`) and by what the operator would
+refuse, or let hang (`admission`). Of other kinds nothing is known here: they are left out.
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gptddp.k8s.render import admission, crd
+from gptddp.k8s.render.problem import Problem
+
+if TYPE_CHECKING:
+    from gptddp.k8s.render.documents import Document
+
+KIND, VERSION = "PyTorchJob", "kubeflow.org/v1"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one object: where it stands, and its problems with their lines; `checked`: is it known?"""
+
+    file: str
+    line: int
+    kind: str
+    name: str
+    problems: list[tuple[int, Problem]]
+    checked: bool = True
+
+
+def judge(document: "Document") -> Verdict:
+    """The problems of an object, by their lines."""
+    job = document.value if isinstance(document.value, dict) else {}
+    meta = job.get("metadata")
+    name = (meta.get("name") or meta.get("generateName")) if isinstance(meta, dict) else None
+    found = [*document.problems]
+    if not any(problem.id == "yaml" for problem in found):
+        found += _head(document.value)
+    ours = job.get("kind") == KIND and job.get("apiVersion") == VERSION
+    if ours:
+        found += check(job)
+    lines = sorted(
+        ((document.line(problem.field), problem) for problem in dict.fromkeys(found)),
+        key=lambda it: it[0],
+    )
+    kind = str(job.get("kind") or "object")
+    return Verdict(document.file, document.first, kind, str(name or ""), lines, bool(found) or ours)
+
+
+def check(job: dict[str, Any]) -> list[Problem]:
+    """Every problem of a PyTorchJob: of its structure, and by the rules, each field once."""
+    found = [*_name(job), *crd.check(job)]
+    if any(problem.id == "missing-field" and problem.field == "spec" for problem in found):
+        return found
+    wrong = {problem.field for problem in found}
+    for problem in admission.check_job(_named(job)):
+        malformed = problem.id == "shape" and found
+        if not malformed and problem.field not in wrong:
+            found.append(problem)
+    return found
+
+
+def _head(value: Any) -> Iterator[Problem]:
+    """What says what an object is."""
+    if not isinstance(value, dict):
+        rule = "is no object with apiVersion and kind"
+        yield Problem("kind", "document", rule, "compare it with `gptddp-k8s render`")
+        return
+    kind, version = value.get("kind"), value.get("apiVersion")
+    for key, there in (("kind", kind), ("apiVersion", version)):
+        if not isinstance(there, str) or not there:
+            fix = f"write {key}: {KIND if key == 'kind' else VERSION}"
+            yield Problem("kind", key, "is missing", f"{fix}, or what it is")
+            return
+    near = difflib.get_close_matches(str(kind).lower(), [KIND.lower()], cutoff=0.8)
+    of_operator = str(version).partition("/")[0] == "kubeflow.org"
+    if kind != KIND and near and of_operator:
+        yield Problem("kind", "kind", f"{kind!r} is unknown", f"write {KIND}")
+    elif kind == KIND and version != VERSION:
+        yield Problem("kind", "apiVersion", f"{version!r} has no {KIND}", f"write {VERSION}")
+
+
+def _name(job: dict[str, Any]) -> Iterator[Problem]:
+    """A name is not in the CRD: the API server asks for it, or for the beginning of one."""
+    meta = job.get("metadata")
+    if isinstance(meta, dict) and not (meta.get("name") or meta.get("generateName")):
+        yield Problem("missing-field", "metadata.name", "is missing", "add it")
+
+
+def _named(job: dict[str, Any]) -> dict[str, Any]:
+    """With a name as long as the server will make it, where it has only the beginning of one."""
+    meta = job.get("metadata")
+    if not isinstance(meta, dict) or meta.get("name"):
+        return job
+    return {**job, "metadata": {**meta, "name": f"{meta.get('generateName') or 'x'}x1y2z"}}

@@ -1,0 +1,88 @@
+"""PyTorchJobs with one field that is odd: what the API server makes of it, and a word of ours.
+
+A cluster test asks a real server about every one of them.
+"""
+
+import copy
+
+from support.manifests import render_job
+
+WORKER = "spec.pytorchReplicaSpecs.Worker"
+POD = f"{WORKER}.template.spec"
+CONTAINER = f"{POD}.containers.0"
+
+# (field, value, words of the message)
+REFUSED = [
+    (f"{WORKER}.replica", 4, "did you mean 'replicas'?"),
+    (f"{WORKER}.Replicas", 4, "did you mean 'replicas'?"),
+    ("spec.cleanPodPolicy", "All", "it belongs to spec.runPolicy.cleanPodPolicy"),
+    ("spec.replicas", 4, "it belongs to spec.pytorchReplicaSpecs.Worker.replicas"),
+    (f"{POD}.image", "x", f"it belongs to {POD}.containers[].image"),
+    (f"{CONTAINER}.volumes", [], f"it belongs to {POD}.volumes"),
+    (f"{CONTAINER}.gpus", 1, "unknown field; remove it"),
+    ("spec.foo", 1, "known are elasticPolicy, nprocPerNode"),
+    ("foo", 1, "foo: unknown field; known are apiVersion, kind, metadata"),
+    ("metadata.label", {}, "did you mean 'labels'?"),
+    ("metadata.labels.a", 1, 'put it into quotes: "1"'),
+    ("metadata.labels", ["a"], "an object must be"),
+    ("spec", None, "spec: is missing"),
+    ("spec.pytorchReplicaSpecs", None, "spec.pytorchReplicaSpecs: is missing"),
+    ("spec.pytorchReplicaSpecs", [], "an object must be"),
+    ("spec.nprocPerNode", 4, 'put it into quotes: "4"'),
+    ("spec.elasticPolicy.rdzvConf", {"a": "b"}, "begin each item with `- "),
+    (f"{WORKER}.replicas", "4", "write 4 without quotes"),
+    (f"{WORKER}.replicas", 2.5, "a whole number must be"),
+    (f"{WORKER}.replicas", 2**31, "does not fit into int32"),
+    (f"{WORKER}.replicas", True, "a whole number must be"),
+    (f"{WORKER}.template", "x", "its fields are metadata, spec"),
+    (f"{WORKER}.template.metadata.creation", None, "unknown field"),
+    (f"{POD}.containers", None, "containers: is missing"),
+    (f"{POD}.containers", {"name": "pytorch"}, "begin each item with `- name: `"),
+    (f"{POD}.containers", [{"image": "x"}], "containers[0].name: is missing"),
+    (f"{POD}.containers", [None], "null stands where an object must be"),
+    (f"{POD}.containers", 2 * [{"name": "pytorch", "image": "x"}], "has the name pytorch of"),
+    (f"{POD}.hostNetwork", "true", "write true without quotes"),
+    (f"{POD}.terminationGracePeriodSeconds", "60", "write 60 without quotes"),
+    (f"{POD}.tolerations", [{"key": "a", "effects": "NoSchedule"}], "did you mean 'effect'?"),
+    (f"{POD}.nodeSelector", {"a": True}, "put it into quotes"),
+    (f"{CONTAINER}.command", "python train.py", 'write ["python", "train.py"]'),
+    (f"{CONTAINER}.args", ["--steps", 100], 'args[1]: 100, a number, stands where'),
+    (f"{CONTAINER}.env", [{"name": "A", "value": 1}], 'put it into quotes: "1"'),
+    (f"{CONTAINER}.env", [{"name": "A"}, {"name": "A"}], "has the name A of"),
+    (f"{CONTAINER}.env", {"A": "1"}, "begin each item with `- name: `"),
+    (f"{CONTAINER}.ports", [{"name": "a", "containerPort": "80"}], "write 80 without quotes"),
+    (f"{CONTAINER}.ports", 2 * [{"containerPort": 80}], "has the containerPort 80, protocol TCP"),
+    (f"{CONTAINER}.resources.limits.cpu", 0.5, 'put it into quotes: "0.5"'),
+    (f"{CONTAINER}.resources.limits.cpu", "2 cores", "is no quantity; use one such as 500m"),
+    (f"{CONTAINER}.resources.limits.memory", "4GB", "is no quantity"),
+    (f"{CONTAINER}.resources.limit", {}, "did you mean 'limits'?"),
+    (f"{CONTAINER}.livenessProbe.exec.command", "true", 'write ["true"]'),
+]  # fmt: skip
+# What looks odd, and is allowed: nobody may be kept from it.
+ALLOWED = [
+    ("spec.runPolicy.backoffLimit", 4.0),
+    ("metadata.annotations", None),
+    ("spec.runPolicy.schedulingPolicy", None),
+    (f"{WORKER}.template.metadata.labels", None),
+    (f"{POD}.nodeSelector", {}),
+    (f"{POD}.nodeSelector", {"a": None}),
+    (f"{POD}.restartPolicy", "Never"),
+    (f"{POD}.securityContext", None),
+    (f"{POD}.affinity", {}),
+    (f"{CONTAINER}.resources.limits.cpu", "1e3"),
+    (f"{CONTAINER}.resources.limits.memory", 2**33),
+    (f"{CONTAINER}.ports", [{"containerPort": 53, "protocol": it} for it in ("TCP", "UDP")]),
+    (f"{CONTAINER}.env", []),
+    ("status", {"conditions": []}),
+]  # fmt: skip
+
+
+def with_field(path, value):
+    """A rendered job with one field changed; None removes the value, and leaves the field."""
+    job = copy.deepcopy(render_job({"replicas": 4, "name": "odd"}))
+    *parents, last = path.split(".")
+    place = job
+    for key in parents:
+        place = place[int(key) if key.isdigit() else key]
+    place[last] = value
+    return job
