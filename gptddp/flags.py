@@ -171,6 +171,8 @@ def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
 def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     """Flags, over the TOML file that `--config` names, over the defaults."""
     known, rest = parser(prog).parse_known_args(list(args))
+    if rest and not rest[0].startswith("-"):
+        raise ConfigError(f"unexpected argument {shown(rest[0])}: give its option, as --steps 90")
     if rest:
         flags = [flag(name) for name in FIELDS]
         raise ConfigError(f"unknown option {rest[0]!r}{did_you_mean(rest[0].split('=')[0], flags)}")

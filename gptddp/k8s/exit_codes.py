@@ -12,6 +12,7 @@ GONE = NotFoundError.exit_code  # there is no such job, or no more
 SUSPENDED = 103
 TIMED_OUT = TimedOut.exit_code
 INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE  # nobody reads what it writes
 
 # How a container ends. The operator replaces a pod whose code is 128 or more.
 BAD_INPUT = ConfigError.exit_code

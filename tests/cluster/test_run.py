@@ -28,7 +28,7 @@ def test_the_logs_show_the_training(job):
     """Each line with its pod: rank 0 tells of its progress, and of the whole world."""
     text = job.cli("logs").stdout
     assert re.search(r"^\[w0\] .*fp32 on cpu, 4 ranks", text, re.M)
-    alone = job.cli("logs", "--rank=0").stdout
+    alone = job.cli("logs", "--pod=0").stdout
     assert "4 ranks" in alone and "[w0]" not in alone
 
 

@@ -179,9 +179,9 @@ def test_without_its_packages_the_command_prints_the_install_line():
 
 
 def test_every_command_of_a_module_can_be_called():
-    """What stands in COMMANDS of a module of k8s/cli is in the group under that module's name."""
+    """What stands in COMMANDS of a module of k8s/cli is in the group, with that and its summary."""
     listed = {}
-    for module in set(cli.modules.values()):
+    for module in {module for module, _ in cli.known.values()}:
         for command in importlib.import_module(f"gptddp.k8s.cli.{module}").COMMANDS:
-            listed[command.name] = module
-    assert listed == dict(cli.modules)
+            listed[command.name] = module, command.help.partition("\n")[0]
+    assert listed == dict(cli.known)

@@ -133,7 +133,7 @@ def test_follow_ends_with_a_job_that_is_over(api, cluster):
     """A finished job's logs are all there, of one pod without the opening."""
     api.put(job("Succeeded", replicas=2), done(0), done(1))
     api.logs |= {f"demo-worker-{n}": Log(lines(3, name=f"{n} ")) for n in range(2)}
-    assert Following(cluster, rank=1).join() == [text for _, text in lines(3, name="1 ")]
+    assert Following(cluster, index=1).join() == [text for _, text in lines(3, name="1 ")]
 
 
 def test_tail_is_of_what_was_there_at_the_start(api, cluster):

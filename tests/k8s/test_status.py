@@ -95,7 +95,7 @@ def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     api.put(job("Failed"), pod(0), pod(2, terminated(2, said), phase="Failed"))
     result = k8s("status", "demo")
     assert result.exit_code == 0 and "rank 2: no dataset" in result.stdout
-    assert result.stderr == f"next: gptddp-k8s logs demo --rank 2 --kubeconfig {api.kubeconfig}\n"
+    assert result.stderr == f"next: gptddp-k8s logs demo --pod 2 --kubeconfig {api.kubeconfig}\n"
 
 
 @pytest.mark.parametrize("command", ["status", "wait", "logs"])
@@ -129,7 +129,7 @@ def test_an_empty_list_is_a_note(k8s):
 
 def test_logs_of_one_pod_have_no_prefix(k8s, running):
     """Of all pods each line has one; pods without a log are noted."""
-    assert k8s("logs", "demo", "--rank", "0").stdout.splitlines() == STEPS
+    assert k8s("logs", "demo", "--pod", "0").stdout.splitlines() == STEPS
     result = k8s("logs", "demo", "--tail", "2")
     assert result.stdout.splitlines() == [f"[w0] {line}" for line in STEPS[-2:]]
     assert "demo-worker-1" in result.stderr

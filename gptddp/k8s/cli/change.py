@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options
+from gptddp.k8s.cli.options import cluster_options, name_argument
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("--no-wait", is_flag=True, help="do not wait until its pods have ended")
 @cluster_options
 def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
@@ -41,7 +41,7 @@ def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("--replicas", type=int, required=True, help="pods to have, from --min to --max")
 @cluster_options
 def scale(cluster: "Cluster", name: str, replicas: int) -> None:
@@ -58,7 +58,7 @@ def scale(cluster: "Cluster", name: str, replicas: int) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @cluster_options
 def suspend(cluster: "Cluster", name: str) -> None:
     """Stop the pods of a job, which commit a checkpoint, and keep the job.
@@ -72,7 +72,7 @@ def suspend(cluster: "Cluster", name: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @cluster_options
 def resume(cluster: "Cluster", name: str) -> None:
     """Let a suspended job go on from its newest checkpoint.

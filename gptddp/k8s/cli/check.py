@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gptddp.errors import visible
+from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import note
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ INVALID = 2
     "-f",
     "--file",
     "paths",
-    type=click.Path(path_type=Path),
+    type=types.FILE,
     multiple=True,
     required=True,
     metavar="FILE",

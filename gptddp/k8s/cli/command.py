@@ -1,29 +1,51 @@
 """What all commands of `gptddp-k8s` have in common: errors as messages, notes on stderr."""
 
+import contextlib
+import errno
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
 
-from gptddp import config
-from gptddp.errors import GptddpError, visible_lines
+from gptddp.errors import GptddpError, visible, visible_lines
 
 
 class Command(click.Command):
-    """A command whose arguments after `--` are the trainer's."""
+    """A command whose argument is what stands after `--`: the options of another program.
+
+    of: what that is; takes: the names of its options.
+    """
+
+    def __init__(
+        self, *args: Any, of: str, takes: Callable[[], Collection[str]], **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._of, self._takes = of, takes
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-").replace("-", "_")
-            if name in config.FIELDS:
-                raise click.UsageError(
-                    f"{error.option_name} is an option of the trainer: put it after --, as in "
-                    f"`gptddp-k8s {ctx.info_name} ... -- {error.option_name} ...`"
-                ) from None
-            raise
+            if error.option_name not in self._takes():
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is an option of {self._of}: put it after --, as in "
+                f"`{ctx.command_path} ... -- {error.option_name} ...`",
+                ctx,
+            ) from None
+        passed = next(str(p.name) for p in self.params if isinstance(p, click.Argument))
+        if extra := ctx.params[passed]:
+            raise click.UsageError(
+                f"unexpected argument {extra[0]!r}: the command takes options, and after -- those "
+                f"of {self._of}",
+                ctx,
+            )
+        ctx.params[passed] = tuple(args[at + 1 :])
+        return left
 
 
 class Group(click.Group):
@@ -32,31 +54,91 @@ class Group(click.Group):
     A command is loaded when it is asked for: its options cost a millisecond.
     """
 
-    modules: Mapping[str, str] = {}  # command: module of this package that has it in COMMANDS
+    # command: the module of this package that has it in COMMANDS, and the first line of its help
+    known: Mapping[str, tuple[str, str]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.modules)
+        return sorted(self.known)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.modules:
+        if cmd_name not in self.known:
             return None
-        module = importlib.import_module(f"gptddp.k8s.cli.{self.modules[cmd_name]}")
+        module = importlib.import_module(f"gptddp.k8s.cli.{self.known[cmd_name][0]}")
         found: Sequence[click.Command] = module.COMMANDS
         return next(command for command in found if command.name == cmd_name)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except GptddpError as error:
-            for line in visible_lines(error).split("\n"):
-                click.echo(line if line.startswith(" ") else f"error: {line}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            from gptddp.k8s.exit_codes import INTERRUPTED
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Whole sentences, and without loading what they are about."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.known[name][1]) for name in sorted(self.known)])
 
-            ctx.exit(INTERRUPTED)
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line, and end the process with its exit code."""
+        options["standalone_mode"] = False
+        sys.exit(_exit_code(lambda: super(Group, self).main(*args, **options)))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # click itself takes every broken pipe for its own, with another exit code
+        ctx.exit(_exit_code(lambda: super(Group, self).invoke(ctx)))
+
+
+def _exit_code(run: Callable[[], Any]) -> int:
+    """Of a function that has the exit code as its result, or None; errors become messages."""
+    try:
+        return run() or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        return _say_usage(error)
+    except GptddpError as error:
+        for line in visible_lines(error).split("\n"):
+            _say(line if line.startswith(" ") else f"error: {line}")
+        return error.exit_code
+    except OSError as error:
+        return _say_os_error(error)
+    except (KeyboardInterrupt, click.Abort):
+        from gptddp.k8s.exit_codes import INTERRUPTED
+
+        return INTERRUPTED
+
+
+def _say_usage(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        _say(error.format_message())
+        return error.exit_code
+    _say(f"error: {visible_lines(error.format_message())}")
+    if ctx := getattr(error, "ctx", None):
+        _say(f"`{ctx.command_path} --help` shows what it takes")
+    return error.exit_code
+
+
+def _say_os_error(error: OSError) -> int:
+    """The exit code; without a word where nobody reads stdout any more, as programs end there."""
+    if error.filename:
+        _say(f"error: {error.strerror}: {visible(error.filename)}")
+        return 1
+    _forget(sys.stdout)
+    if error.errno == errno.EPIPE:
+        from gptddp.k8s.exit_codes import BROKEN_PIPE
+
+        return BROKEN_PIPE
+    _say(f"error: cannot write the output: {error.strerror or error}")
+    return 1
+
+
+def _say(text: str) -> None:
+    try:
+        click.echo(text, err=True)
+    except OSError:  # a terminal that is gone is no reason to leave work half done
+        _forget(sys.stderr)
+
+
+def _forget(stream: Any) -> None:
+    """What could not be written there is dropped; Python would try once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def note(text: str) -> None:
     """A line for the person at the terminal, apart from the data on stdout."""
-    click.echo(visible_lines(text), err=True)
+    _say(visible_lines(text))

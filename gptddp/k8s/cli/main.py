@@ -16,10 +16,19 @@ def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
 
 
-cli.modules = {
-    **dict.fromkeys(("render", "submit"), "submit"),
-    "validate": "check",
-    **dict.fromkeys(("delete", "scale", "suspend", "resume"), "change"),
-    **dict.fromkeys(("list", "status", "top", "logs", "wait"), "observe"),
-    **dict.fromkeys(("prepare", "sample"), "short_jobs"),
-}
+cli.known = {
+    "delete": ("change", "Delete a job with its pods and everything that was created beside it."),
+    "list": ("observe", "List the jobs of gptddp with their state, their pods and their age."),
+    "logs": ("observe", "Print what the pods of a job have written."),
+    "prepare": ("short_jobs", "Make a dataset in a volume of the cluster, from texts in a volume."),
+    "render": ("submit", "Print the manifest of a job, or its batch script for Slurm."),
+    "resume": ("change", "Let a suspended job go on from its newest checkpoint."),
+    "sample": ("short_jobs", "Print text from the newest checkpoint of a job."),
+    "scale": ("change", "Change the number of pods of a job while it trains."),
+    "status": ("observe", "Say how a job does: its state, why it does not run, its step."),
+    "submit": ("submit", "Start a job on a cluster, or on this machine."),
+    "suspend": ("change", "Stop the pods of a job, which commit a checkpoint, and keep the job."),
+    "top": ("observe", "Watch a job: step, loss, speed, goodput, time left, pods."),
+    "validate": ("check", "Check PyTorchJobs, yours or others', without a cluster."),
+    "wait": ("observe", "Wait for a job's end, and tell each change of its state."),
+}  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from gptddp.errors import visible, visible_lines
+from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options, job_options
+from gptddp.k8s.cli.options import cluster_options, job_options, name_argument
 
 
 @click.command("list")
@@ -50,11 +51,11 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
 @job_options
 def status(name: str, output: str | None, cluster: Any) -> None:
-    """Say how a job does: its state, why it does not run, its pods, its step.
+    """Say how a job does: its state, why it does not run, its step.
 
     Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
     """
@@ -74,13 +75,13 @@ def status(name: str, output: str | None, cluster: Any) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("--once", is_flag=True, help="print it once and end [without a terminal]")
 @click.option("--every", type=click.FloatRange(0.2), default=2.0, help="seconds between looks [2]")
 @job_options
 @click.pass_context
 def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -> None:
-    """Watch a job: step, loss, speed, goodput, time left, pods, the last fault.
+    """Watch a job: step, loss, speed, goodput, time left, pods.
 
     The numbers of `status`, made anew until the job ends; Ctrl-C leaves it alone. Where stdout is
     no terminal they are printed once. Exit code as of `wait`, with --once as of `status`.
@@ -91,8 +92,8 @@ def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -
 
 
 @click.command()
-@click.argument("name")
-@click.option("--timeout", type=float, metavar="SECONDS", help="give up after this time [never]")
+@name_argument
+@click.option("--timeout", type=types.SECONDS, help="give up after this time [never]")
 @job_options
 @click.pass_context
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
@@ -107,14 +108,13 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("-f", "--follow", is_flag=True, help="go on until the job has ended")
 @click.option(
-    "-r",
-    "--rank",
+    "--pod",
     type=click.IntRange(0),
     metavar="INDEX",
-    help="of this pod only, without the prefix [all pods]",
+    help="of the pod <name>-worker-INDEX only, without the prefix [all pods]",
 )
 @click.option(
     "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
@@ -122,22 +122,23 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 @click.option("--previous", is_flag=True, help="of the containers before the last restart")
 @cluster_options
 def logs(
-    name: str, follow: bool, rank: int | None, tail: int | None, previous: bool, cluster: Any
+    name: str, follow: bool, pod: int | None, tail: int | None, previous: bool, cluster: Any
 ) -> None:
-    """Print what the pods of a job have written, each line opened by its pod: `[w0] ...`.
+    """Print what the pods of a job have written.
 
-    Without -f in the order of time. With -f it waits for pods that are not there yet, goes on
-    with those that replace others, and ends with the job. What they have written is printed as it
-    is, with the colours and progress bars of programs; so it is as safe as the image is.
+    Each line is opened by its pod: `[w0] ...`. Without -f they come in the order of time. With -f
+    it waits for pods that are not there yet, goes on with those that replace others, and ends with
+    the job. What they have written is printed as it is, with the colours and progress bars of
+    programs; so it is as safe as the image is.
     """
     from gptddp.k8s.observe import logs as pod_logs
 
     if follow and previous:
         raise click.UsageError("--previous is of containers that write no more: leave out --follow")
     if follow:
-        pod_logs.follow(cluster, name, click.echo, note, rank=rank, tail=tail)
+        pod_logs.follow(cluster, name, click.echo, note, index=pod, tail=tail)
     else:
-        pod_logs.show_job(cluster, name, click.echo, note, rank=rank, tail=tail, previous=previous)
+        pod_logs.show_job(cluster, name, click.echo, note, index=pod, tail=tail, previous=previous)
 
 
 COMMANDS = (list_, status, top, logs, wait)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gptddp.k8s.cli import types
 from gptddp.k8s.render import fields
 from gptddp.k8s.render.fields import Kind
 
@@ -31,7 +32,7 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     if kind in (Kind.LIST, *fields.TABLES):
         settings |= {"multiple": True, "callback": pairs if kind in fields.TABLES else None}
     elif kind is Kind.TREE:
-        settings["type"] = click.Path(path_type=Path)
+        settings["type"] = types.FILE
     else:
         settings["type"] = int if kind is Kind.NUMBER else str
         help += f" [default: {field.default}]" if field.default is not None else ""
@@ -43,13 +44,25 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--kubeconfig",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=types.FILE,
             help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
         ),
-        click.option("--context", help="context of that file [its current one]"),
+        click.option("--context", type=types.WORD, help="context of that file [its current one]"),
     ):
         command = option(command)
     return command
+
+
+def namespace_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`-n`."""
+    return click.option(
+        "-n", "--namespace", type=types.NAMESPACE, help="namespace [the context's]"
+    )(command)
+
+
+def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The job."""
+    return click.argument("name", type=types.JOB)(command)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,8 +80,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(*args, cluster=connect(namespace, kubeconfig, context), **options)
 
-    namespace = click.option("-n", "--namespace", help="namespace [the context's]")
-    return namespace(context_options(connected))
+    return namespace_option(context_options(connected))
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,10 +103,16 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--local-dir",
-            type=click.Path(path_type=Path, file_okay=False),
+            type=types.FOLDER,
             help=f"folder of local jobs [{LOCAL_DIR}]",
         ),
         click.option("--local", is_flag=True, help="of the jobs on this machine"),
     ):
         chosen = option(chosen)
     return chosen
+
+
+def refuse_timeout(timeout_s: float | None, waits: bool) -> None:
+    """Refuse a --timeout that nothing would look at."""
+    if timeout_s is not None and not waits:
+        raise click.UsageError("--timeout is the limit of a wait: add --wait or --follow")

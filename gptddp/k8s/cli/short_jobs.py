@@ -7,8 +7,15 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import JobFailed
-from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options, context_options
+from gptddp.k8s.cli import types
+from gptddp.k8s.cli.command import Command, note
+from gptddp.k8s.cli.options import (
+    cluster_options,
+    context_options,
+    name_argument,
+    namespace_option,
+    refuse_timeout,
+)
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
@@ -18,7 +25,13 @@ if TYPE_CHECKING:
 IMAGE = f"gptddp:{__version__}"
 
 
-@click.command()
+def _prepare_flags() -> list[str]:
+    from gptddp.prepare.commands import prepare as command
+
+    return [name for param in command.params for name in param.opts]
+
+
+@click.command(cls=Command, of="`gptddp prepare`", takes=_prepare_flags)
 @click.option("--source", required=True, metavar="CLAIM[/PATH]", help="volume with the texts")
 @click.option(
     "--data", default="data", metavar="CLAIM[/PATH]", help="where to make the dataset [data]"
@@ -27,12 +40,12 @@ IMAGE = f"gptddp:{__version__}"
 @click.option("--image", default=IMAGE, help=f"image with gptddp [{IMAGE}]")
 @click.option("--cpu", default="1", help="CPUs of the pod, request and limit [1]")
 @click.option("--memory", default="4Gi", help="memory of the pod, request and limit [4Gi]")
-@click.option("-n", "--namespace", help="namespace [the context's]")
+@namespace_option
 @context_options
 @click.option("--dry-run", is_flag=True, help="print the Job, and ask no cluster")
 @click.option("--wait", is_flag=True, help="until it has ended: exit code 0 done, 100 failed")
 @click.option("--follow", is_flag=True, help="as --wait, with its log")
-@click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
+@click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
 @click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
 def prepare(
     source: str,
@@ -50,14 +63,17 @@ def prepare(
     timeout: float | None,
     options: tuple[str, ...],
 ) -> None:
-    """Make a dataset in a volume of the cluster, from texts in a volume, by a batch Job.
+    """Make a dataset in a volume of the cluster, from texts in a volume.
 
-    It runs `gptddp prepare` with the options after `--`. The same command again changes nothing
-    while the Job runs or when it is done; it runs a failed one again.
+    A batch Job runs `gptddp prepare` with the options after `--`. The same command again changes
+    nothing while the Job runs or when it is done; it runs a failed one again.
 
     \b
     gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
     """
+    refuse_timeout(timeout, wait or follow)
+    if dry_run and (wait or follow):
+        raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
     pod = {"image": image, "cpu": cpu, "memory": memory}
     job, dataset = _prepare_job(source, data, name, options, **pod)
     if dry_run:
@@ -145,7 +161,7 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
 @click.option("--temperature", type=float, default=0.8, help="0: the likeliest token [0.8]")
@@ -158,9 +174,7 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 @click.option("--memory", help="memory limit of the pod [the job's, else 4Gi]")
 @click.option("--runs", metavar="CLAIM", help="volume with the run [the job's, else runs]")
 @click.option("--data", metavar="CLAIM", help="volume with the dataset [the job's, else data]")
-@click.option(
-    "--timeout", type=float, default=300, metavar="SECONDS", help="exit code 124 after it [300]"
-)
+@click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @cluster_options
 def sample(
     cluster: "Cluster",
@@ -177,10 +191,10 @@ def sample(
     data: str | None,
     timeout: float,
 ) -> None:
-    """Print text from the newest checkpoint of a job that trains or has ended.
+    """Print text from the newest checkpoint of a job.
 
-    It runs `gptddp sample` in a short Job on the job's volumes, and deletes it. A job that is gone
-    has left its run on a volume: name that with --runs.
+    The job may train or have ended. `gptddp sample` runs in a short Job on the job's volumes, which
+    is deleted then. A job that is gone has left its run on a volume: name that with --runs.
 
     \b
     gptddp-k8s sample demo --prompt "Once upon" --tokens 100

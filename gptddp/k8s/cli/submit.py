@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from gptddp import config, flags
+from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
-from gptddp.k8s.cli.options import LOCAL_DIR, context_options, flag_of, pairs
+from gptddp.k8s.cli.options import LOCAL_DIR, context_options, flag_of, pairs, refuse_timeout
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
@@ -27,10 +29,14 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     file = click.option(
         "-f",
         "--file",
-        type=click.Path(path_type=Path),
+        type=types.FILE,
         help="job.toml: [job] for these options, [train] for the trainer's; flags win",
     )
     return file(command)
+
+
+def _trainer_flags() -> list[str]:
+    return [flags.flag(name) for name in config.FIELDS]
 
 
 def _load(options: dict[str, Any]) -> JobSpec:
@@ -54,7 +60,7 @@ def _objects(job: JobSpec) -> "list[Object]":
     return objects
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, of="the trainer", takes=_trainer_flags)
 @_job_options
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
@@ -81,7 +87,9 @@ def _objects(job: JobSpec) -> "list[Object]":
 @click.option("--python", help="with --api slurm: the Python on every node [python]")
 @click.pass_context
 def render(ctx: click.Context, /, output: str, api: str, **options: Any) -> None:
-    """Print the manifest of a job: the same bytes for the same options, no cluster needed.
+    """Print the manifest of a job, or its batch script for Slurm.
+
+    The same bytes for the same options, and no cluster is asked.
 
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
@@ -124,18 +132,17 @@ def _render_slurm(
     click.echo(text, nl=False)
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, of="the trainer", takes=_trainer_flags)
 @_job_options
 @context_options
 @click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
 @click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
-@click.option("--timeout", type=float, metavar="SECONDS", help="of the wait: exit code 124")
+@click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
 @click.option("--local", is_flag=True, help="run the job on this machine, a process per pod")
 @click.option(
     "--local-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=LOCAL_DIR,
-    help="folder of local jobs and volumes [gptddp-local]",
+    type=types.FOLDER,
+    help=f"folder of local jobs and volumes [{LOCAL_DIR}]",
 )
 @click.option(
     "--volume",
@@ -150,7 +157,7 @@ def submit(
     ctx: click.Context,
     /,
     local: bool,
-    local_dir: Path,
+    local_dir: Path | None,
     volume: Any,
     verbose: bool,
     kubeconfig: Path | None,
@@ -160,12 +167,13 @@ def submit(
     timeout: float | None,
     **options: Any,
 ) -> None:
-    """Start a job on the cluster of kubectl's context; the same command again changes nothing.
+    """Start a job on a cluster, or on this machine.
 
-    A job of that name with other settings is refused with the difference. With --local, each pod
-    of the manifest runs as a process on this machine until the job ends, and the same command
-    continues it; memory limits and read-only mounts are not enforced there. Exit code 0: submitted,
-    or with --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
+    The cluster is that of kubectl's context. The same command again changes nothing, and a job of
+    that name with other settings is refused with the difference. With --local, each pod of the
+    manifest runs as a process on this machine until the job ends, and the same command continues
+    it; memory limits and read-only mounts are not enforced there. Exit code 0: submitted, or with
+    --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
     gptddp-k8s submit --replicas 4 -- --steps 1000
@@ -175,7 +183,7 @@ def submit(
     job = _load(options)
     if local:
         folders = {claim: Path(folder) for claim, folder in volume}
-        ctx.exit(_run_locally(_objects(job), local_dir, folders, verbose))
+        ctx.exit(_run_locally(_objects(job), local_dir or LOCAL_DIR, folders, verbose))
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
@@ -196,19 +204,20 @@ def _run_locally(
 
 
 _CLUSTER_OPTIONS = ("kubeconfig", "context", "wait", "follow", "timeout")
-_LOCAL_OPTIONS = ("volume", "verbose")
+_LOCAL_OPTIONS = ("local_dir", "volume", "verbose")
 
 
 def _refuse_options(ctx: click.Context, local: bool) -> None:
     """Refuse an option that has no meaning with --local, or without, rather than ignore it."""
     for name in _CLUSTER_OPTIONS if local else _LOCAL_OPTIONS:
-        if ctx.params[name]:
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             fix = (
                 "--local runs the job here until it ends: leave it out, -v shows the logs"
                 if local
                 else "it is for --local"
             )
-            raise click.UsageError(f"--{name} has no meaning here: {fix}")
+            raise click.UsageError(f"{spec.flag(name)} has no meaning here: {fix}")
+    refuse_timeout(ctx.params["timeout"], ctx.params["wait"] or ctx.params["follow"])
 
 
 COMMANDS = (render, submit)

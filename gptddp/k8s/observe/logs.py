@@ -53,22 +53,22 @@ def show_job(
     write: Write,
     say: Say,
     *,
-    rank: int | None = None,
+    index: int | None = None,
     previous: bool = False,
     tail: int | None = None,
 ) -> None:
-    """Write the logs of a job's pods, or with `rank` of the one of this index, and end.
+    """Write the logs of a job's pods, or with `index` of the one of this index, and end.
 
     Raises NotFoundError and ClusterError.
     """
     found = facts.fetch(cluster, name)
     if found is None:
         raise cluster.not_found(name)
-    pods = _of_index(found.pods, rank)
+    pods = _of_index(found.pods, index)
     if not pods:
         reason = why.why(found)
         say(f"{name} is {why.state(found.job)} and has no such pods" + (reason and f": {reason}"))
-    show(cluster, pods, write, say, prefix=rank is None, previous=previous, tail=tail)
+    show(cluster, pods, write, say, prefix=index is None, previous=previous, tail=tail)
 
 
 def follow(
@@ -77,13 +77,13 @@ def follow(
     write: Write,
     say: Say,
     *,
-    rank: int | None = None,
+    index: int | None = None,
     tail: int | None = None,
     tell_changes: bool = True,
 ) -> None:
     """Write the lines of all pods as they come, each opened by `[w0] `, until the job has ended.
 
-    With `rank`, only the pod of this index, without the opening. Waits for pods that are not there
+    With `index`, only the pod of this index, without the opening. Waits for pods that are not there
     yet, takes up those that come later, and ends when the job is final, or gone, and its pods have
     nothing left to write. `write` gets a line without its end, from one thread at a time; `say` is
     told what is no log line, and with `tell_changes` each change of the job's state. Raises
@@ -91,9 +91,9 @@ def follow(
     """
     tell: Say = say if tell_changes else lambda text: None
     watcher, changes = Watcher(cluster, name, tell), Changes(name, tell)
-    shared = Follow(cluster, write, say, prefix=rank is None)
+    shared = Follow(cluster, write, say, prefix=index is None)
     try:
-        _follow_pods(shared, watcher, changes, rank, tail)
+        _follow_pods(shared, watcher, changes, index, tail)
     finally:
         # No thread may be inside of `write` when the caller goes on, or the process ends.
         shared.stopped.set()
@@ -104,7 +104,7 @@ def follow(
 
 
 def _follow_pods(
-    shared: Follow, watcher: Watcher, changes: Changes, rank: int | None, tail: int | None
+    shared: Follow, watcher: Watcher, changes: Changes, index: int | None, tail: int | None
 ) -> None:
     """Poll, with a thread for the log of each pod, until all logs of an ended job are read."""
     threads: dict[str, PodLog] = {}
@@ -113,7 +113,7 @@ def _follow_pods(
     if found is None:
         raise watcher.cluster.not_found(watcher.name)
     while True:
-        _update(shared, found, rank, changes)
+        _update(shared, found, index, changes)
         _start_threads(shared, threads, tail)
         tail = None  # of those that come later every line is new
         if shared.ending.is_set():
@@ -125,9 +125,9 @@ def _follow_pods(
         found = watcher.poll()
 
 
-def _update(shared: Follow, found: Facts | None, rank: int | None, changes: Changes) -> None:
+def _update(shared: Follow, found: Facts | None, index: int | None, changes: Changes) -> None:
     """Pass what was polled to the threads: first the pods, then whether others can come."""
-    pods = _of_index(found.pods if found else (), rank)
+    pods = _of_index(found.pods if found else (), index)
     shared.pods = {str(pod["metadata"]["name"]): pod for pod in pods}
     if changes.tell(found) in (*why.FINAL, ""):
         shared.ending.set()
@@ -141,6 +141,6 @@ def _start_threads(shared: Follow, threads: dict[str, PodLog], tail: int | None)
             threads[name].start()
 
 
-def _of_index(pods: Sequence[Object], rank: int | None) -> list[Object]:
+def _of_index(pods: Sequence[Object], index: int | None) -> list[Object]:
     """The pods of this index, or all."""
-    return [pod for pod in pods if rank is None or role_and_index(pod)[1] == rank]
+    return [pod for pod in pods if index is None or role_and_index(pod)[1] == index]

@@ -175,7 +175,7 @@ def next_command(status: dict[str, Any], local: bool = False) -> str:
         return "" if state in (*why.FINAL, why.SUSPENDED) else f"gptddp-k8s top {name}"
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
-        of = next((f" --rank {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
+        of = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
         return f"gptddp-k8s logs {name}{of}"
     verbs = {
         why.PENDING: "wait",

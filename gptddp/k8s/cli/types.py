@@ -1,0 +1,84 @@
+"""What the values of arguments and options are: names, times, files. A mistake is told its rule."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class _Name(click.ParamType[str]):
+    """The name of an object that the API server, or a folder of local jobs, is asked for."""
+
+    name = "name"
+
+    def __init__(self, what: str, most: int, dots: bool) -> None:
+        self._what, self._most, self._dots = what, most, dots
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        import re
+
+        part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+        pattern = rf"{part}(\.{part})*" if self._dots else part
+        text = str(value)
+        if not (re.fullmatch(pattern, text) and len(text) <= self._most):
+            letters = (
+                "lower case letters, digits, '-' and '.'"
+                if self._dots
+                else ("lower case letters, digits and '-'")
+            )
+            self.fail(
+                f"{text!r} cannot name {self._what}: use up to {self._most} {letters}, with a "
+                "letter or a digit at both ends",
+                param,
+                ctx,
+            )
+        return text
+
+
+class _Seconds(click.ParamType[float]):
+    """A time to wait."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not (0 <= seconds < math.inf):
+            self.fail(
+                f"{value!r} is no time: use seconds from 0 on, such as 90; without a limit, leave "
+                "it out",
+                param,
+                ctx,
+            )
+        return seconds
+
+
+class _Word(click.ParamType[str]):
+    """A text that is not empty, as that of a shell variable that is not set is."""
+
+    name = "text"
+
+    def convert(self, value: Any, *rest: Any) -> str:
+        if not str(value):
+            self.fail("it is empty: give a value, or leave the option out", *rest)
+        return str(value)
+
+
+class _File(click.Path):
+    """A file or folder, which is not looked at here."""
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        return super().convert(WORD.convert(value, *rest), *rest)
+
+
+JOB = _Name("a job", 253, dots=True)  # a job that we did not create may have dots
+NAMESPACE = _Name("a namespace", 63, dots=False)
+SECONDS = _Seconds()
+WORD = _Word()
+FILE = _File(path_type=Path, dir_okay=False)
+FOLDER = _File(path_type=Path, file_okay=False)
