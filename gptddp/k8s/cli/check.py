@@ -21,7 +21,7 @@ INVALID = 2
     "-f",
     "--file",
     "paths",
-    type=types.FILE,
+    type=types.PATH,
     multiple=True,
     required=True,
     metavar="FILE",

@@ -80,5 +80,6 @@ JOB = _Name("a job", 253, dots=True)  # a job that we did not create may have do
 NAMESPACE = _Name("a namespace", 63, dots=False)
 SECONDS = _Seconds()
 WORD = _Word()
+PATH = _File(path_type=Path)
 FILE = _File(path_type=Path, dir_okay=False)
 FOLDER = _File(path_type=Path, file_okay=False)
