@@ -6,7 +6,7 @@ import pytest
 from support.manifests import SPECS, container, render_job
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import admission, manifest, quantity, rules, spec
+from gptddp.k8s.render import admission, catalogue, manifest, quantity, rules, spec
 
 BROKEN_SPECS = [
     ("world-size", {"replicas": 13}, [], "use at most 12 workers"),
@@ -97,8 +97,15 @@ def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words):
     problems = rules.check_spec(spec.load(None, flags, args))
     assert [p.id for p in problems] == [id]
     assert words in str(problems[0]) and all((problems[0].rule, problems[0].fix))
+    assert catalogued(problems[0])
     with pytest.raises(ConfigError, match=re.escape(f"[{id}]")):
         rules.refuse(problems)
+
+
+def catalogued(problem):
+    """Is the field of a message one of those that `gptddp-k8s rules` names?"""
+    fields = next(rule.field for rule in catalogue.rules() if rule.id == problem.id).split(", ")
+    return any(problem.field.startswith(field) for field in fields)
 
 
 def change(job, path, value):
@@ -157,6 +164,7 @@ def test_what_the_operator_refuses_or_should_is_caught(id, path, value):
     else:
         change(job, path, value)
     problems = admission.check_job(job)
+    assert all(map(catalogued, problems))
     assert {p.id for p in problems} == {id}
     assert all(p.field and p.rule and p.fix for p in problems)
 

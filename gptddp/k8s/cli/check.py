@@ -1,4 +1,4 @@
-"""The commands that judge without a cluster: `validate`."""
+"""The commands that judge without a cluster: `validate` and `rules`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,4 +115,35 @@ def _to_dict(verdict: "Verdict") -> dict[str, Any]:
     }
 
 
-COMMANDS = (validate,)
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID ...]")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
+def rules(ids: tuple[str, ...], output: str | None) -> None:
+    """List the rules of jobs: id, field, rule and fix.
+
+    Of these ids, or all. A message ends with the id of the rule that is broken. Those of options
+    are checked by `render` and `submit`, those of manifests by `validate` too.
+
+    \b
+    gptddp-k8s rules replica-count
+    """
+    from gptddp.flags import did_you_mean
+    from gptddp.k8s.render import catalogue
+
+    found = {rule.id: rule for rule in catalogue.rules()}
+    for id in ids:
+        if id not in found:
+            raise click.UsageError(f"no rule has the id {id!r}{did_you_mean(id, found)}")
+    chosen = [found[id] for id in dict.fromkeys(ids or found)]
+    if output == "json":
+        import dataclasses
+        import json
+
+        click.echo(json.dumps([dataclasses.asdict(rule) for rule in chosen], indent=2))
+        return
+    for rule in chosen:
+        click.echo(f"{rule.id}  ({rule.of})\n  field: {rule.field}\n  rule:  {rule.rule}")
+        click.echo(f"  fix:   {rule.fix}")
+
+
+COMMANDS = (validate, rules)
