@@ -1,27 +1,27 @@
 """`gptddp-k8s sample`: a short Job that reads a run's newest checkpoint, and is deleted then."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gptddp import __version__
 from gptddp.errors import ClusterError, ConfigError, JobFailed
 from gptddp.k8s.act import claims, short_job
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
+from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.short_job import sample_job
+from gptddp.k8s.render.spec import JobSpec
 
 
 def job(
     cluster: Cluster,
     name: str,
     options: Sequence[str],
-    *,
-    image: str | None,
-    memory: str | None,
-    runs: str | None,
-    data: str | None,
+    stated: JobSpec,
+    given: Mapping[str, str | None],
 ) -> Object:
-    """The Job of a sample, with what is not given taken from the PyTorchJob `name`."""
+    """The Job of a sample: `given`, its image, memory, runs and data.
+
+    What is not given is that of the PyTorchJob `name`, or `stated` where that is gone.
+    """
     live = cluster.get(JOB, name)
     pod_spec = worker_pod_spec(live) if live else {}
     claim_of = dict(volume_claims(pod_spec))
@@ -32,11 +32,12 @@ def job(
     return sample_job(
         name,
         options,
-        image=image or container.get("image") or f"gptddp:{__version__}",
-        memory=memory or limits.get("memory") or "4Gi",
-        data=data or claim_of.get("data", "data"),
-        runs=runs or claim_of.get("runs", "runs"),
-        worker_pod_spec=pod_spec,
+        image=given["image"] or container.get("image") or stated.image,
+        memory=given["memory"] or limits.get("memory") or "4Gi",
+        data=given["data"] or claim_of.get("data", stated.claim),
+        runs=given["runs"] or claim_of.get("runs", stated.runs),
+        template=worker_spec(live)["template"] if live else {},
+        asked=stated.pod,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gptddp.k8s.cli import types
-from gptddp.k8s.render import fields
+from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
 
 LOCAL_DIR = Path("gptddp-local")
@@ -37,6 +37,35 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
         settings["type"] = int if kind is Kind.NUMBER else str
         help += f" [default: {field.default}]" if field.default is not None else ""
     return {**settings, "help": help}
+
+
+def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a cluster asks of any pod, as flags and from `-f job.toml`; called with a `job`.
+
+    That is a JobSpec of which the pods' options, the image and the claims count. A namespace of
+    the file is the default of -n.
+    """
+
+    @functools.wraps(command)
+    def loaded(*args: Any, file: Path | None, namespace: str | None, **options: Any) -> Any:
+        from gptddp.k8s.render import rules, spec
+
+        given = {name: options.pop(name) for name in pod.OF_ANY_POD}
+        job = spec.given(file, given, [])
+        asked = pod.of_any_pod(job.pod)
+        rules.refuse(rules.check_spec(spec.resolve(spec.JobSpec(pod=asked))))
+        job, namespace = dataclasses.replace(job, pod=asked), namespace or job.namespace
+        return command(*args, job=job, namespace=namespace, **options)
+
+    for name, field in reversed(pod.OF_ANY_POD.items()):
+        loaded = click.option(fields.flag(name), name, **flag_of(field))(loaded)
+    file = click.option(
+        "-f",
+        "--file",
+        type=types.PATH,
+        help="job.toml of the job: what it says of pods, image and namespace counts here as well",
+    )
+    return file(loaded)
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Commands that run something beside the training, in a short Job: prepare and sample."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from gptddp.k8s.cli.options import (
     context_options,
     name_argument,
     namespace_option,
+    pod_options,
     refuse_timeout,
 )
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
     from gptddp.k8s.objects import Object
     from gptddp.k8s.render.short_job import ClaimPath
+    from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
 
@@ -33,11 +35,12 @@ def _prepare_flags() -> list[str]:
 
 @click.command(cls=Command, of="`gptddp prepare`", takes=_prepare_flags)
 @click.option("--source", required=True, metavar="CLAIM[/PATH]", help="volume with the texts")
+@click.option("--data", metavar="CLAIM[/PATH]", help="where to make the dataset [data]")
 @click.option(
-    "--data", default="data", metavar="CLAIM[/PATH]", help="where to make the dataset [data]"
+    "--read-only-source", is_flag=True, help="mount its claim read-only on the node: ReadOnlyMany"
 )
 @click.option("--name", default="prepare", help="name of the Job [prepare]")
-@click.option("--image", default=IMAGE, help=f"image with gptddp [{IMAGE}]")
+@click.option("--image", help=f"image with gptddp [{IMAGE}]")
 @click.option("--cpu", default="1", help="CPUs of the pod, request and limit [1]")
 @click.option("--memory", default="4Gi", help="memory of the pod, request and limit [4Gi]")
 @namespace_option
@@ -46,12 +49,14 @@ def _prepare_flags() -> list[str]:
 @click.option("--wait", is_flag=True, help="until it has ended: exit code 0 done, 100 failed")
 @click.option("--follow", is_flag=True, help="as --wait, with its log")
 @click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
+@pod_options
 @click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
 def prepare(
     source: str,
-    data: str,
+    data: str | None,
+    read_only_source: bool,
     name: str,
-    image: str,
+    image: str | None,
     cpu: str,
     memory: str,
     namespace: str | None,
@@ -61,6 +66,7 @@ def prepare(
     wait: bool,
     follow: bool,
     timeout: float | None,
+    job: "JobSpec",
     options: tuple[str, ...],
 ) -> None:
     """Make a dataset in a volume of the cluster, from texts in a volume.
@@ -74,14 +80,16 @@ def prepare(
     refuse_timeout(timeout, wait or follow)
     if dry_run and (wait or follow):
         raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
-    pod = {"image": image, "cpu": cpu, "memory": memory}
-    job, dataset = _prepare_job(source, data, name, options, **pod)
+    image, data = (job.image if image is None else image), (job.data if data is None else data)
+    pod = {"image": image, "cpu": cpu, "memory": memory, "asked": job.pod}
+    pod |= {"read_only_source": read_only_source}
+    batch_job, dataset = _prepare_job(source, data, name, options, **pod)
     if dry_run:
-        return _print(job, namespace)
+        return _print(batch_job, namespace)
     from gptddp.k8s.cluster import connect
 
     cluster = connect(namespace, kubeconfig, context)
-    created = _submit_prepare(cluster, job)
+    created = _submit_prepare(cluster, batch_job)
     if wait or follow:
         _wait_for_prepare(cluster, name, follow, timeout)
         note(f"next: gptddp-k8s submit --data {dataset}{cluster.flags}")
@@ -90,9 +98,9 @@ def prepare(
 
 
 def _prepare_job(
-    source: str, data: str, name: str, options: tuple[str, ...], **pod: str
+    source: str, data: str, name: str, options: tuple[str, ...], **pod: Any
 ) -> tuple["Object", "ClaimPath"]:
-    """The Job, and where its dataset will be; `pod`: its image, cpu and memory."""
+    """The Job, and where its dataset will be; `pod`: what else `prepare_job` takes."""
     from gptddp.k8s.render.short_job import ClaimPath, prepare_job, prepare_source
 
     texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
@@ -175,6 +183,7 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 @click.option("--runs", metavar="CLAIM", help="volume with the run [the job's, else runs]")
 @click.option("--data", metavar="CLAIM", help="volume with the dataset [the job's, else data]")
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
+@pod_options
 @cluster_options
 def sample(
     cluster: "Cluster",
@@ -190,6 +199,7 @@ def sample(
     runs: str | None,
     data: str | None,
     timeout: float,
+    job: "JobSpec",
 ) -> None:
     """Print text from the newest checkpoint of a job.
 
@@ -204,8 +214,9 @@ def sample(
     given = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
     given |= {"top-k": top_k, "top-p": top_p, "seed": seed}
     options = [f"--{key}={value}" for key, value in given.items()]
-    job = sampling.job(cluster, name, options, image=image, memory=memory, runs=runs, data=data)
-    click.echo(sampling.run(cluster, name, job, note, timeout), nl=False)
+    own = {"image": image, "memory": memory, "runs": runs, "data": data}
+    batch_job = sampling.job(cluster, name, options, job, own)
+    click.echo(sampling.run(cluster, name, batch_job, note, timeout), nl=False)
 
 
 COMMANDS = (prepare, sample)

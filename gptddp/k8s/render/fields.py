@@ -32,6 +32,11 @@ def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None 
     return field(default=default, metadata=metadata)
 
 
+def flag(name: str) -> str:
+    """The flag of a field: `nproc_per_node` is `--nproc-per-node`."""
+    return "--" + name.replace("_", "-")
+
+
 def kind(of: "Field[Any]") -> Kind:
     """The kind of a field that `option` has made."""
     found: Kind = of.metadata["kind"]

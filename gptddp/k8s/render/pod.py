@@ -124,12 +124,22 @@ class PodOptions:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(PodOptions)}
+# What is of a PyTorchJob, its companions or its datasets alone, and not of any pod.
+_OF_JOBS = ("resource", "spread", "read_only_data", "egress", "without", "patch")
+OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_JOBS}
+
+
+NOTHING = PodOptions()
+
+
+def of_any_pod(options: PodOptions) -> PodOptions:
+    """The same, but for what has no meaning for a pod that is not of a PyTorchJob."""
+    return PodOptions(**{name: getattr(options, name) for name in OF_ANY_POD})
 
 
 def given(options: PodOptions) -> list[str]:
     """The names of the fields that are not as they are by default."""
-    default = PodOptions()
-    return [name for name in FIELDS if getattr(options, name) != getattr(default, name)]
+    return [name for name in FIELDS if getattr(options, name) != getattr(NOTHING, name)]
 
 
 def account(options: PodOptions, own: str | None) -> Object:

@@ -1,5 +1,6 @@
 """The short Jobs of `prepare` and `sample`: pure functions from options to a Kubernetes object."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import manifest, names, quantity, restricted, rules
+from gptddp.k8s.render import manifest, names, pod, quantity, restricted, rules
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
+from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.problem import Found, Problem
 
 SOURCE = "/source"  # mount path
@@ -16,7 +18,11 @@ _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
 _SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
 # Standard output is the sample; standard error becomes the pod's status message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-_PLACEMENT = ("imagePullSecrets", "nodeSelector", "tolerations")
+_PLACEMENT = (
+    "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
+    "priorityClassName",
+)  # fmt: skip
+_NOT_COPIED = re.compile(r"training\.kubeflow\.org/.*|kueue\.x-k8s\.io/.*|prometheus\.io/.*")
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,13 @@ def prepare_job(
     image: str,
     cpu: str,
     memory: str,
+    read_only_source: bool = False,
+    asked: PodOptions = pod.NOTHING,
 ) -> Object:
-    """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS` in a pod."""
+    """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS` in a pod.
+
+    `asked`: what the cluster asks of pods.
+    """
     _check(name, image, cpu, memory)
     one = source.claim == data.claim
     if one and f"{source.path}/".startswith(f"{data.path}/" if data.path else ""):
@@ -70,13 +81,14 @@ def prepare_job(
     volumes = [restricted.claim_volume("data", data.claim)]
     mounts: list[Object] = [{"name": "data", "mountPath": DATA}]
     if not one:
-        volumes.append(restricted.claim_volume("source", source.claim))
+        volumes.append(restricted.claim_volume("source", source.claim, read_only_source))
         mounts.append({"name": "source", "mountPath": SOURCE, "readOnly": True})
     command = ["gptddp", "prepare", prepare_source(source, data), "--out", data.at(DATA)]
     resources = {"cpu": cpu, "memory": memory}
     container = _container("prepare", image, [*command, *options], mounts)
     container["resources"] = {"requests": resources, "limits": dict(resources)}
-    job = _job({"name": name}, name, "prepare", {"containers": [container], "volumes": volumes})
+    spec = {"containers": [container], "volumes": volumes}
+    job = _job({"name": name}, name, "prepare", spec, asked)
     # A wrong option or source stays wrong; a drained node does not count as a failure.
     wrong = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [BAD_INPUT]}}
     drained = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
@@ -97,14 +109,21 @@ def sample_job(
     memory: str,
     data: str,
     runs: str,
-    worker_pod_spec: Mapping[str, Any],
+    template: Mapping[str, Object],
+    asked: PodOptions = pod.NOTHING,
 ) -> Object:
     """The Job that runs `gptddp sample` on the run of this name; `data` and `runs` are claims.
 
-    Its pod can run where those of `worker_pod_spec` can; that is empty where the job is gone.
+    Its pod can run where those of the job's `template` can, but for what is `asked` of it; the
+    template is empty where the job is gone.
     """
     _check(name, image, "1", memory)
-    volumes = [restricted.claim_volume("data", data), restricted.claim_volume("runs", runs)]
+    worker = template.get("spec", {})
+    read_only = ("data", data) in _read_only_claims(worker)
+    volumes = [
+        restricted.claim_volume("data", data, read_only),
+        restricted.claim_volume("runs", runs),
+    ]
     mounts: list[Object] = [
         {"name": "data", "mountPath": DATA, "readOnly": True},  # the tokenizer
         {"name": "runs", "mountPath": RUNS, "readOnly": True},
@@ -115,9 +134,9 @@ def sample_job(
         "requests": {"cpu": "100m", "memory": "256Mi"},
         "limits": {"cpu": "1", "memory": memory},
     }
-    placement = {key: worker_pod_spec[key] for key in _PLACEMENT if key in worker_pod_spec}
-    spec = {"containers": [container], "volumes": volumes, **placement}
-    job = _job({"generateName": f"{name[:40]}-sample-"}, name, "sample", spec)
+    spec = {"containers": [container], "volumes": volumes}
+    job = _job({"generateName": f"{name[:40]}-sample-"}, name, "sample", spec, asked)
+    _follow(job, name, template)
     job["spec"] |= {
         "backoffLimit": 0,
         # `sample` deletes its Job; these are for a `sample` that was killed.
@@ -151,17 +170,60 @@ def _container(name: str, image: str, command: list[str], mounts: list[Object]) 
     }
 
 
-def _job(named: Object, instance: str, component: str, pod_spec: Object) -> Object:
-    pod_spec["volumes"].append(restricted.scratch_volume())
+def _read_only_claims(pod_spec: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """(volume, claim) of those that are mounted read-only on their node."""
+    found = ((v["name"], v.get("persistentVolumeClaim")) for v in pod_spec.get("volumes", []))
+    return {(name, of["claimName"]) for name, of in found if of and of.get("readOnly")}
+
+
+def _follow(job: Object, name: str, template: Mapping[str, Any]) -> None:
+    """Give a Job what the cluster asks of the pods of the PyTorchJob of this name as well.
+
+    What the Job has already stands: it was asked of the Job itself.
+    """
+    own, theirs = job["spec"]["template"], template.get("spec", {})
+    for key in _PLACEMENT:
+        if key in theirs:
+            own["spec"].setdefault(key, theirs[key])
+    account = theirs.get("serviceAccountName")
+    if account and account != name:  # the job's own may go with the job before the sample ends
+        own["spec"].setdefault("serviceAccountName", account)
+    context = theirs.get("securityContext", {})
+    if theirs and "fsGroup" not in context:
+        for key in ("fsGroup", "fsGroupChangePolicy"):
+            own["spec"]["securityContext"].pop(key, None)
+    for field in ("labels", "annotations"):
+        found = template.get("metadata", {}).get(field) or {}
+        found = {k: v for k, v in found.items() if not _NOT_COPIED.fullmatch(k)}
+        if found:
+            own["metadata"][field] = {**found, **own["metadata"].get(field, {})}
+
+
+def _job(
+    named: Object, instance: str, component: str, pod_spec: Object, asked: PodOptions
+) -> Object:
+    ours = {**dict(asked.label), **labels(instance, component)}
+    annotations = {"annotations": dict(asked.annotation)} if asked.annotation else {}
+    container = pod_spec["containers"][0]
+    container["env"] += pod.env(asked)
+    container |= pod.env_from(asked)
+    container["volumeMounts"] += pod.mounts(asked)
+    for amounts in container["resources"].values():
+        amounts |= pod.resources(asked)
+    pod_spec["volumes"] += [restricted.scratch_volume(asked.scratch), *pod.volumes(asked)]
+    tolerated = pod.tolerations(asked, devices=[])
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**named, "labels": labels(instance, component)},
+        "metadata": {**named, "labels": dict(ours)},
         "spec": {
             "template": {
-                "metadata": {"labels": labels(instance, component)},
+                "metadata": {"labels": {**ours, **pod.labels(asked)}, **annotations},
                 "spec": {
-                    **restricted.pod_fields(),
+                    **pod.account(asked, own=None),
+                    **restricted.pod_fields(pod.fs_group(asked)),
+                    **pod.scheduling(asked, {}),
+                    **({"tolerations": tolerated} if tolerated else {}),
                     "restartPolicy": "Never",
                     # Its process is the container's first, which the kernel keeps from SIGTERM.
                     "terminationGracePeriodSeconds": 5,

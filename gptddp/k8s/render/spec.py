@@ -17,6 +17,7 @@ from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, read_toml
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import TABLES, Kind, from_file, from_toml
+from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
 from gptddp.k8s.render.fields import option as _f
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.quantity import gibibytes
@@ -82,11 +83,6 @@ class JobSpec:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(JobSpec) if f.name not in _PARTS} | pod.FIELDS
-
-
-def flag(name: str) -> str:
-    """The flag of a field: `nproc_per_node` is `--nproc-per-node`."""
-    return "--" + name.replace("_", "-")
 
 
 def kind(name: str) -> Kind:
