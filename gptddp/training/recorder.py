@@ -189,8 +189,8 @@ class Recorder:
         self.metrics.stepped(line, progress, step_s)
         self.metrics.expect(self.config, progress)
         self.metrics.spent(self.spent)
-        if "phases" in line:
-            self._owners.phases = line["phases"]
+        if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
+            self._owners.phases = line.get("phases") or self.spent.told()
             owned = self._owners.so_far()
             self.metrics.owned(owned)
             self._goodput = goodput(owned)

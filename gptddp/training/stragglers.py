@@ -13,6 +13,7 @@ import numpy as np
 
 RATIO, OVER = 1.3, 1.15  # times the median: slow from the first on, and until the second
 WINDOW_S, LEAST_STEPS = 15.0, 3  # of steps, that are judged together
+JUDGE_S = 1.0  # of steps, between two looks
 HOLD_S = 60.0  # a rank that is named stays so for this time at least: the ledger is not filled
 
 
@@ -34,7 +35,8 @@ class Stragglers:
         self.slow: dict[int, Slow] = {}  # by rank
         self._slots = np.maximum(np.asarray(slots, dtype=float), 1.0)
         self._steps: deque[tuple[float, np.ndarray]] = deque()  # seconds of a step, busy_s
-        self._seconds, self._busy = 0.0, np.zeros(len(slots))  # of all of them
+        self._seconds = 0.0  # of all of them
+        self._unjudged_s = JUDGE_S
 
     def add(self, step: int, step_s: float, busy_s: np.ndarray) -> tuple[list[Slow], list[Slow]]:
         """One more step, of so many seconds; (ranks,): of which each was busy.
@@ -43,14 +45,15 @@ class Stragglers:
         """
         counted_s = min(step_s, WINDOW_S / LEAST_STEPS)  # one that has stalled is not all of it
         self._steps.append((counted_s, busy_s))
-        self._seconds, self._busy = self._seconds + counted_s, self._busy + busy_s
+        self._seconds += counted_s
         while self._seconds - self._steps[0][0] >= WINDOW_S:
-            seconds, busy = self._steps.popleft()
-            self._seconds, self._busy = self._seconds - seconds, self._busy - busy
+            self._seconds -= self._steps.popleft()[0]
         for it in self.slow.values():
             it.seconds += step_s
-        if self._seconds < WINDOW_S - 1e-6:
+        self._unjudged_s += step_s
+        if self._seconds < WINDOW_S - 1e-6 or self._unjudged_s < JUDGE_S:
             return [], []
+        self._unjudged_s = 0.0
         found = self._ratios()
         for it in self.slow.values():
             it.ratio = found[it.rank]
@@ -75,8 +78,10 @@ class Stragglers:
 
         What is the same for all ranks takes the same time, and the slots take theirs: a rank with
         more of them is compared with both, as it is not known which part of the time is which.
+        The longest step of each rank is left out: once is not slow, however long it was.
         """
-        busy = self._busy
+        steps = np.stack([busy_s for _, busy_s in self._steps])
+        busy = steps.sum(0) - steps.max(0)
         middle = (len(busy) - 1) // 2
         alike = np.sort(busy)[middle]
         by_slots = np.sort(busy / self._slots)[middle] * self._slots

@@ -84,6 +84,12 @@ def job(corpus, tmp_path_factory):
         process.kill()
 
 
+def test_the_goodput_said_with_a_step_counts_the_steps_up_to_it(job):
+    """Not those of ten seconds ago: at first there were none."""
+    said = job.until(lambda: re.search(r"step 6/.* left  goodput (\d+)%", job.said))
+    assert int(said[1]) > 0
+
+
 def test_a_slow_rank_is_named_and_released(job):
     """In rank 0's log, on each step's line, in a metric with its pod, in the ledger and its sum."""
     assert job.scraped("straggler_ratio") == {}

@@ -34,7 +34,7 @@ def test_a_rank_is_slow_that_takes_over_1_3_times_the_median_for_its_part(slots,
 
 
 def test_it_is_named_within_a_minute_and_not_for_one_long_step():
-    """After 15 s of steps, however long each is; a single one is drowned by the others."""
+    """After 15 s of steps, however long each is; of a single one, which stalled, others tell."""
     for step_s in (0.01, 1.0, 20.0):
         judge, seconds = Stragglers([1, 1, 1]), 0.0
         named(judge, [1.0, 1.0, 1.0], 30, step_s)
@@ -45,6 +45,10 @@ def test_it_is_named_within_a_minute_and_not_for_one_long_step():
     judge = Stragglers([1, 1, 1])
     named(judge, [1.0, 1.0, 1.0], 15)
     assert named(judge, [1.0, 4.0, 1.0], 1) == []
+    judge = Stragglers([1, 1, 1])
+    named(judge, [0.1, 0.1, 0.1], 15, 0.1)
+    judge.add(99, 20.0, np.array([0.1, 20.0, 0.1]))  # its process was stopped
+    assert named(judge, [0.1, 0.1, 0.1], 15, 0.1) == []
     judge = Stragglers([1, 1, 1])
     named(judge, [1.0, 1.0, 1.0], 15)
     judge.add(99, 300.0, np.array([0.1, 0.3, 0.1]))  # one that has stalled, and was no rank's
