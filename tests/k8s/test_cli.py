@@ -109,6 +109,16 @@ def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
     assert how == {"local_dir": Path("d"), "volumes": {"data": Path("/x")}, "verbose": True}
 
 
+def test_submit_local_says_what_a_process_takes_no_notice_of(k8s, monkeypatch):
+    """One line with the options that only a cluster has a meaning for; none without them."""
+    monkeypatch.setattr(run, "run", lambda objects, **how: 0)
+    asked = ["--toleration", "spot", "--egress", "own", "--label", "team=a"]
+    result = k8s("submit", "--local", *asked, "--env-from-secret", "proxy")
+    assert "warning: with --local --toleration, --egress have no meaning\n" in result.stderr
+    assert "what this shell exports" in result.stderr
+    assert k8s("submit", "--local", "--label", "team=a").stderr == ""
+
+
 def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, tmp_path):
     """Exit code 2, the command to type, and no folder left behind."""
     monkeypatch.chdir(tmp_path)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.local_jobs import job, kinds, pod_file, status, until
-from support.manifests import container
+from support.manifests import container, pod_spec
 
+from gptddp.k8s.local import run
 from gptddp.k8s.local.conditions import Conditions
 from gptddp.k8s.local.container import localized, operator_env
 from gptddp.k8s.local.pods import BackOff
@@ -265,3 +266,31 @@ def test_conditions_change_as_the_operators_do():
         ("Running", "False"),
         ("Failed", "True"),
     ]
+
+
+def test_the_shell_and_a_folder_stand_in_for_secrets(tmp_path, monkeypatch):
+    """Variables from Secrets and ConfigMaps are the shell's, their files those of --volume."""
+    certs = tmp_path / "certs"
+    certs.mkdir()
+    (certs / "ca.pem").write_text("a certificate")
+    monkeypatch.setenv("API_TOKEN", "s3cret")
+    built = job(
+        """
+seen = [os.environ["API_TOKEN"], os.environ.get("NOT_THERE"), open(os.environ["CA"]).read()]
+(runs / f"{name}.json").write_text(json.dumps(seen))
+""",
+        replicas=1,
+    )
+    optional = {"name": "x", "key": "k", "optional": True}
+    container(built)["env"] += [
+        {"name": "API_TOKEN", "valueFrom": {"secretKeyRef": {"name": "api", "key": "token"}}},
+        {"name": "NOT_THERE", "valueFrom": {"configMapKeyRef": optional}},
+        {"name": "CA", "value": "/etc/certs/ca.pem"},
+    ]
+    container(built)["envFrom"] = [{"secretRef": {"name": "proxy"}}]
+    container(built)["volumeMounts"].append({"name": "c", "mountPath": "/etc/certs"})
+    pod_spec(built)["volumes"].append({"name": "c", "secret": {"secretName": "certs"}})
+    folders = {"certs": certs}
+    assert run.run([built], local_dir=tmp_path / "local", volumes=folders) == 0
+    seen = json.loads(pod_file(tmp_path, "job-worker-0.json").read_text())
+    assert seen == ["s3cret", None, "a certificate"]

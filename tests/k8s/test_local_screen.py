@@ -114,10 +114,28 @@ def edited(path, value):
     ("path", "value", "message"),
     [
         ("initContainers", [{"name": "x", "image": "y"}], "initContainers"),
-        ("volumes", [{"name": "s", "secret": {"secretName": "s"}}], "no volume of the kind secret"),
+        ("volumes", [{"name": "s", "csi": {"driver": "d"}}], "no volume of the kind csi"),
+        (
+            "volumes",
+            [{"name": "s", "secret": {"secretName": "t"}}],
+            "Secret t: .*--volume t=FOLDER",
+        ),
+        (
+            "volumes",
+            [{"name": "s", "configMap": {"name": "t"}}],
+            "ConfigMap t: .*--volume t=FOLDER",
+        ),
         ("volumes", [], "no volume is named 'data'"),
-        ("containers.0.envFrom", [{"secretRef": {"name": "s"}}], "envFrom"),
-        ("containers.0.env", [{"name": "A", "valueFrom": {"secretKeyRef": {}}}], "secretKeyRef"),
+        (
+            "containers.0.env",
+            [{"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            "AB_C is in the Secret s, .*: export AB_C in this shell",
+        ),
+        (
+            "containers.0.env",
+            [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}],
+            "cannot set A from resourceFieldRef",
+        ),
         ("containers.0.resources", {"limits": {"nvidia.com/gpu": 99}}, "need 198 GPUs"),
         ("job.spec.runPolicy.suspend", True, "suspend"),
         ("job.spec.elasticPolicy.rdzvConf", [], "panic"),

@@ -183,7 +183,9 @@ def submit(
     job = _load(options)
     if local:
         folders = {claim: Path(folder) for claim, folder in volume}
-        ctx.exit(_run_locally(_objects(job), local_dir or LOCAL_DIR, folders, verbose))
+        objects = _objects(job)
+        _say_left_out(job, objects[-1])
+        ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
@@ -191,6 +193,21 @@ def submit(
     cluster = connect(job.namespace, kubeconfig, context)
     objects = _objects(dataclasses.replace(job, namespace=cluster.namespace))
     ctx.exit(on_cluster.submit(cluster, objects, wait=wait, follow=follow, timeout_s=timeout))
+
+
+def _say_left_out(job: JobSpec, manifest: "Object") -> None:
+    """What a process on this machine takes no notice of, and where it has Secrets from."""
+    from gptddp.k8s.objects import worker_pod_spec
+    from gptddp.k8s.render import pod
+
+    if left_out := pod.without_meaning_locally(job.pod):
+        flags = ", ".join(map(spec.flag, left_out))
+        note(f"warning: with --local {flags} {'have' if left_out[1:] else 'has'} no meaning")
+    if any(container.get("envFrom") for container in worker_pod_spec(manifest)["containers"]):
+        note(
+            "warning: --local does not have the Secrets and ConfigMaps whose keys are all to be "
+            "variables: the pods have what this shell exports"
+        )
 
 
 def _run_locally(

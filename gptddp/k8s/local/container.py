@@ -28,7 +28,10 @@ _NOT_INHERITED = re.compile(JOB_ENV + r"|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES")
 
 
 def mounts(replica: Replica, scratch: Path, claims: Mapping[str, Path], default: Path) -> Object:
-    """Mount path -> folder. Claims lie in `claims` or under `default`, emptyDirs in `scratch`."""
+    """Mount path -> folder. Claims lie in `claims` or under `default`, emptyDirs in `scratch`.
+
+    A Secret or a ConfigMap is a folder of `claims`.
+    """
     folders: Object = {}
     for volume in replica.pod_spec.get("volumes") or []:
         if claim := volume.get("persistentVolumeClaim"):
@@ -38,6 +41,14 @@ def mounts(replica: Replica, scratch: Path, claims: Mapping[str, Path], default:
             folder = scratch / volume["name"]
         elif path := volume.get("hostPath"):
             folder = Path(path["path"])
+        elif stands_in := mounted_object(volume):
+            kind, name = stands_in
+            if name not in claims:
+                raise ConfigError(
+                    f"{replica.name}: --local does not have the {kind} {name}: name a folder with "
+                    f"its keys as files, --volume {name}=FOLDER"
+                )
+            folder = Path(claims[name])
         else:
             kind = next((key for key in volume if key != "name"), "nothing")
             raise ConfigError(
@@ -52,6 +63,17 @@ def mounts(replica: Replica, scratch: Path, claims: Mapping[str, Path], default:
         path = mount["mountPath"].rstrip("/") or "/"
         result[path] = (folders[mount["name"]] / mount.get("subPath", "").strip("/")).absolute()
     return result
+
+
+def mounted_object(volume: Object) -> tuple[str, str] | None:
+    """(kind, name) of the Secret or ConfigMap that a volume shows."""
+    for key, field, kind in (
+        ("secret", "secretName", "Secret"),
+        ("configMap", "name", "ConfigMap"),
+    ):
+        if key in volume:
+            return kind, str(volume[key].get(field, ""))
+    return None
 
 
 def localized(text: str, folders: Mapping[str, Path]) -> str:
@@ -131,20 +153,30 @@ def environment(replica: Replica, folders: Mapping[str, Path], key: str) -> dict
     checkout = Path(__file__).parents[3]
     if (checkout / "pyproject.toml").exists():  # the pods run the code that runs here
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), env.get("PYTHONPATH")]))
-    if replica.container.get("envFrom"):
-        raise ConfigError(f"{replica.name}: --local has no envFrom; name the variables in env")
     for item in replica.container.get("env") or []:
         if source := item.get("valueFrom"):
             own_secret = source == secret_ref(replica.job["metadata"]["name"])
-            value = key if own_secret else _from_source(replica, item["name"], source)
+            value = key if own_secret else _from_source(replica, item["name"], source, env)
         else:
             value = expanded(localized(str(item.get("value") or ""), folders), env)
-        env[item["name"]] = value
+        if value is not None:
+            env[item["name"]] = value
     return env | operator_env(replica)
 
 
-def _from_source(replica: Replica, name: str, source: Object) -> str:
-    """The downward API's fields of the pod; a Secret or ConfigMap does not exist here."""
+def _from_source(replica: Replica, name: str, source: Object, env: Mapping[str, str]) -> str | None:
+    """The downward API's fields of the pod; what this shell exports for Secrets and ConfigMaps.
+
+    None: the variable is not to be set.
+    """
+    for kind in ("Secret", "ConfigMap"):
+        if reference := source.get(f"{kind[0].lower()}{kind[1:]}KeyRef"):
+            if name not in env and not reference.get("optional"):
+                raise ConfigError(
+                    f"{replica.name}: {name} is in the {kind} {reference.get('name', '')}, which "
+                    f"--local does not have: export {name} in this shell"
+                )
+            return env.get(name)
     path = (source.get("fieldRef") or {}).get("fieldPath")
     metadata = replica.spec["template"].get("metadata") or {}
     key = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path or "")

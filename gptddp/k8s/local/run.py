@@ -24,7 +24,7 @@ from typing import IO, Any
 from gptddp import flags
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.exit_codes import SUCCEEDED
-from gptddp.k8s.local import conditions, locks, pods, reaper
+from gptddp.k8s.local import conditions, container, locks, pods, reaper
 from gptddp.k8s.local.replica import Network
 from gptddp.k8s.local.runner import Interrupts, Runner
 from gptddp.k8s.local.screen import Screen, relative_path
@@ -120,11 +120,10 @@ def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> Object:
 
 def _check_claims(job: Object, volumes: Mapping[str, Path]) -> None:
     """A folder for a claim that the job does not have is a mistake."""
-    known = {
-        claim
-        for replica in replica_specs(job).values()
-        for _, claim in volume_claims(replica["template"]["spec"])
-    }
+    specs = [replica["template"]["spec"] for replica in replica_specs(job).values()]
+    known = {claim for spec in specs for _, claim in volume_claims(spec)}
+    shown = (container.mounted_object(it) for spec in specs for it in spec.get("volumes") or [])
+    known |= {found[1] for found in shown if found}
     for claim in volumes:
         if claim not in known:
             near = flags.did_you_mean(claim, sorted(known))

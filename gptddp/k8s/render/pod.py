@@ -129,6 +129,11 @@ _OF_JOBS = ("resource", "spread", "read_only_data", "egress", "without", "patch"
 OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_JOBS}
 
 
+# What a process on this machine has too, with --local.
+_OF_PROCESSES = (
+    "label", "annotation", "env_from_secret", "env_from_configmap", "mount_secret",
+    "mount_configmap", "patch",
+)  # fmt: skip
 NOTHING = PodOptions()
 
 
@@ -140,6 +145,11 @@ def of_any_pod(options: PodOptions) -> PodOptions:
 def given(options: PodOptions) -> list[str]:
     """The names of the fields that are not as they are by default."""
     return [name for name in FIELDS if getattr(options, name) != getattr(NOTHING, name)]
+
+
+def without_meaning_locally(options: PodOptions) -> list[str]:
+    """The fields that are given, and have no meaning for a process on this machine."""
+    return [name for name in given(options) if name not in _OF_PROCESSES]
 
 
 def account(options: PodOptions, own: str | None) -> Object:
