@@ -22,6 +22,7 @@ _ROUTES = {  # kind: (API group and version, plural)
     "Pod": (_CORE, "pods"),
     "Service": (_CORE, "services"),
     "Secret": (_CORE, "secrets"),
+    "ConfigMap": (_CORE, "configmaps"),
     "Event": (_CORE, "events"),
     "ServiceAccount": (_CORE, "serviceaccounts"),
     "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),

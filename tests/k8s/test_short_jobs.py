@@ -366,6 +366,7 @@ def test_a_sample_has_what_the_cluster_asks_of_the_jobs_pods(api, k8s):
         "no_istio": True,
     }
     api.put(render_job({"name": "demo", **asked}))
+    api.put({"kind": "ServiceAccount", "metadata": {"name": "trainer"}})
     made = []
     api.created["Job"] = made.append
     k8s("sample", "demo", "--timeout", "0", "--node-selector", "pool=cpu")

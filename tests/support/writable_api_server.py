@@ -15,6 +15,7 @@ KINDS = {
     "Job": "jobs",
     "Service": "services",
     "Secret": "secrets",
+    "ConfigMap": "configmaps",
     "ServiceAccount": "serviceaccounts",
     "NetworkPolicy": "networkpolicies",
     "PodDisruptionBudget": "poddisruptionbudgets",
@@ -66,6 +67,7 @@ class _Handler(api_server._Handler):
         if (plural, meta["name"]) in self.api.objects:
             return self._status(409, f'{plural} "{meta["name"]}" already exists')
         if "dryRun" in query:
+            self.api.dry_runs.append(body)
             return self._json(201, body)
         if self._allowed(f"create {body['kind']}"):
             meta["uid"] = str(uuid.uuid4())
@@ -118,6 +120,7 @@ class WriteAPI(api_server.FakeAPI):
 
     def __init__(self, folder):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
+        self.dry_runs = []  # what the server was asked about, and not to create
         self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
         self.fault, self.forbidden, self.requests = None, set(), []

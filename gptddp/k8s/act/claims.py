@@ -5,12 +5,19 @@ from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, volume_claims
 from gptddp.k8s.observe.watcher import Say
 
+_READ_ONLY = {"data": "--read-only-data", "source": "--read-only-source"}  # by volume
+
 
 def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
     """Raise ConfigError for claims that no pod can use: `count` pods of this spec would wait.
 
-    Their volumes are named as the option of their claim.
+    Volumes of ours are named as the option of their claim.
     """
+    read_only = {
+        volume["name"]
+        for volume in pod_spec.get("volumes") or []
+        if (volume.get("persistentVolumeClaim") or {}).get("readOnly")
+    }
     missing, at = [], cluster.flags
     for volume, claim in volume_claims(pod_spec):
         try:
@@ -21,11 +28,18 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
             say(f"warning: cannot see whether the claim {claim} exists: {error}")
             continue
         if found is None:
-            missing.append(f"no claim {claim} (--{volume}) in the namespace {cluster.namespace}")
+            missing.append(
+                f"no claim {claim}{_option(volume)} in the namespace {cluster.namespace}"
+            )
         elif broken := _broken(found):
             raise ConfigError(
-                f"the claim {claim} (--{volume}) {broken}: `kubectl describe pvc {claim}{at}` says"
-                " more; make it anew, or name another"
+                f"the claim {claim}{_option(volume)} {broken}: `kubectl describe pvc {claim}{at}`"
+                " says more; make it anew, or name another"
+            )
+        elif volume in _READ_ONLY and volume not in read_only and _read_only(found):
+            say(
+                f"warning: the claim {claim} is ReadOnlyMany, and much storage mounts that only "
+                f"with {_READ_ONLY[volume]}: add it if the pods wait for the volume"
             )
         elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
             say(
@@ -37,6 +51,15 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
             f"there is {' and '.join(missing)}: `kubectl apply -k k8s/base` makes the claims data"
             " and runs in the namespace gptddp; the options name yours"
         )
+
+
+def _option(volume: str) -> str:
+    """The option that named the claim; a volume of --patch has none."""
+    return f" (--{volume})" if volume in ("data", "runs", "source") else ""
+
+
+def _read_only(claim: Object) -> bool:
+    return bool(claim["spec"].get("accessModes") == ["ReadOnlyMany"])
 
 
 def _modes(claim: Object, volume: str) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
-from gptddp.k8s.act import claims, lifecycle
+from gptddp.k8s.act import claims, lifecycle, references
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
@@ -38,7 +38,9 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     with says(
         "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
     ):
-        claims.check(cluster, job["spec"]["template"]["spec"], 1, say)
+        pod_spec = job["spec"]["template"]["spec"]
+        claims.check(cluster, pod_spec, 1, say)
+        references.check(cluster, pod_spec, [], say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])

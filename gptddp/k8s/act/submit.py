@@ -1,7 +1,7 @@
 """Creates a job on a cluster: killed at any point, the same call completes what it began.
 
-1. what the server would refuse (a dry run of the job and of its companions), and the claims that
-   must be there
+1. what the server would refuse (a dry run of the job and of its companions), and the claims,
+   Secrets and so on that must be there
 2. the companions, and a Secret with a new key: created, or adopted where an earlier call has left
    them
 3. the job, and its uid as the owner of the companions and the Secret
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError, GptddpError
-from gptddp.k8s.act import claims, companion, lifecycle, rendezvous_key
+from gptddp.k8s.act import claims, companion, lifecycle, references, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
@@ -36,6 +36,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
         if live is None:
             _dry_run(cluster, job)
             claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
+            references.check(cluster, worker_pod_spec(job), helpers, say)
             for helper in helpers:
                 companion.check(cluster, helper)
     created = live is None
@@ -108,7 +109,7 @@ def _check_pod(cluster: Cluster, job: Object, say: Say) -> None:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{meta['name']}-worker-0", "labels": template["metadata"]["labels"]},
+        "metadata": {**template["metadata"], "name": f"{meta['name']}-worker-0"},
         "spec": {**template["spec"], "restartPolicy": "Never"},
     }
     try:
