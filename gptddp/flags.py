@@ -3,9 +3,11 @@
 import argparse
 import dataclasses
 import difflib
+import functools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from gptddp.config import FIELDS, FIXED, START, Config, shown
 from gptddp.errors import ConfigError
@@ -15,33 +17,47 @@ from gptddp.presets import PARTS
 # The parts of a model that make it a GPT-2.
 GPT2 = {name: FIELDS[name].metadata["default"] for name in PARTS}
 
+STDIN = "-"
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
     """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
     table = read_toml(path, "configuration")
-    table = table.get("train", {k: v for k, v in table.items() if k != "job"})
+    table, path = table.get("train", {k: v for k, v in table.items() if k != "job"}), name_of(path)
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: train is {shown(table)}, but it must be a table: [train]")
     return {key: _from_value(f"{path}: {key}", _known(path, key), v) for key, v in table.items()}
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file; `what` it is, for the ConfigError where it cannot be read.
+    """The content of a TOML file, `-` of stdin; `what` it is, for the ConfigError if it is none.
 
     Raises OSError for trouble of the volume that may pass.
     """
     import tomllib  # two milliseconds of every start
 
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(
+            _text(sys.stdin) if str(path) == STDIN else Path(path).read_text("utf-8")
+        )
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{name_of(path)} is not valid TOML: {error}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
         if may_pass(error):
             raise
         raise ConfigError(f"cannot read the {what} {path}: {error}") from error
+
+
+def name_of(path: str | Path) -> str:
+    """A file as messages name it."""
+    return "stdin" if str(path) == STDIN else str(path)
+
+
+@functools.lru_cache(1)
+def _text(stream: TextIO) -> str:
+    """All of a stream, which two parts of a command read."""
+    return stream.read()
 
 
 def from_values(values: Mapping[str, Any], where: str) -> Config:

@@ -85,9 +85,12 @@ class Cluster:
         query |= {"dryRun": "All"} if dry_run else {}
         return self._json("post", self._path(body["kind"]), query, body)
 
-    def patch(self, kind: str, name: str, patch: Mapping[str, Any]) -> Object:
+    def patch(
+        self, kind: str, name: str, patch: Mapping[str, Any], dry_run: bool = False
+    ) -> Object:
         """Merge-patch an object (RFC 7386): None removes a field, a list replaces a list."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
         return self._json("patch", self._path(kind, name), query, patch)
 
     def delete(self, kind: str, name: str) -> bool:

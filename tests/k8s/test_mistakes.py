@@ -13,6 +13,7 @@ from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
 COMMANDS = [cli.get_command(None, name) for name in cli.list_commands(None)]
+SPECS = ("render", "submit", "diff")  # the commands with the options of a job
 AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
 
 
@@ -37,7 +38,7 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
         for param in command.params:
             if isinstance(param, click.Argument) and param.name == "name":
                 assert param.type is types.JOB, command.name
-            if param.name == "namespace" and command.name not in ("render", "submit"):  # a rule
+            if param.name == "namespace" and command.name not in SPECS:  # a rule
                 assert param.type is types.NAMESPACE, command.name
             if param.name in kinds:
                 assert param.type is kinds[param.name], (command.name, param.name)

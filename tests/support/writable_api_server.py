@@ -1,6 +1,7 @@
 """The small API server of `api_server` with writing: create, merge-patch, delete, and failures."""
 
 import base64
+import copy
 import io
 import json
 import uuid
@@ -81,6 +82,10 @@ class _Handler(api_server._Handler):
         live = self.api.objects.get((plural, name))
         if live is None:
             return self._status(404, f'{plural} "{name}" not found')
+        if "dryRun" in self._query():
+            live = copy.deepcopy(live)
+            _merge(live, body)
+            return self._json(200, live)
         if self._allowed(f"patch {live['kind']}"):
             _merge(live, body)
             _encode(live, body)
@@ -135,10 +140,10 @@ class WriteAPI(api_server.FakeAPI):
         number, what = self.fault or (None, None)
         return what if len(self.requests) - 1 == number else None
 
-    def command_line(self, command, *args):
+    def command_line(self, command, *args, stdin=None):
         """Run `gptddp-k8s` against this server."""
         args = [command, "--kubeconfig", str(self.kubeconfig), *args]
-        return CliRunner().invoke(cli, args, prog_name="gptddp-k8s")
+        return CliRunner().invoke(cli, args, prog_name="gptddp-k8s", input=stdin)
 
     def collect(self, name):
         """The pods of a Job go with it."""

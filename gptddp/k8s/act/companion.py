@@ -39,7 +39,7 @@ def ensure(
                 cluster.create({**body, **(at_creation or {})})
                 return
             if "deletionTimestamp" not in live["metadata"]:
-                if not _contains(live, body):
+                if not contains(live, body):
                     cluster.patch(kind, name, body)
                 return
         except ClusterError as error:
@@ -83,10 +83,10 @@ def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:
     return {**wanted, "metadata": {**wanted["metadata"], "ownerReferences": owners}}
 
 
-def _contains(live: object, wanted: object) -> bool:
+def contains(live: object, wanted: object) -> bool:
     """Does the live value have all that is wanted, whatever the server has added."""
     if isinstance(live, dict) and isinstance(wanted, dict):
-        return all(key in live and _contains(live[key], item) for key, item in wanted.items())
+        return all(key in live and contains(live[key], item) for key, item in wanted.items())
     if isinstance(live, list) and isinstance(wanted, list) and len(live) == len(wanted):
-        return all(map(_contains, live, wanted))
+        return all(map(contains, live, wanted))
     return live == wanted

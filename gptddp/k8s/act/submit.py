@@ -34,9 +34,8 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
     with says("nothing was created", errors=GptddpError):
         live = _settled(cluster, job, say)
         if live is None:
-            _dry_run(cluster, job)
-            claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
-            references.check(cluster, worker_pod_spec(job), helpers, say)
+            refuse(cluster, job)
+            check_needs(cluster, job, helpers, say)
             for helper in helpers:
                 companion.check(cluster, helper)
     created = live is None
@@ -47,10 +46,10 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
             for helper in helpers:
                 companion.ensure(cluster, helper, None)
             keyed = rendezvous_key.make(cluster, job, say)
-            _check_pod(cluster, job, say)
+            check_pod(cluster, job, say)
         with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
             live, created = _create(cluster, job)
-    _check_same(cluster, live, job)
+    check_same(cluster, live, job)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
         with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
@@ -85,10 +84,10 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
 # -- what the server would refuse ----------------------------------------------------------------
 
 
-def _dry_run(cluster: Cluster, job: Object) -> None:
-    """Ask the server, its webhooks included, before anything is created."""
+def refuse(cluster: Cluster, job: Object) -> Object:
+    """Ask the server, its webhooks included, before anything is created; the job as it would be."""
     try:
-        cluster.create(job, dry_run=True)
+        return cluster.create(job, dry_run=True)
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
             raise ClusterError(
@@ -99,11 +98,18 @@ def _dry_run(cluster: Cluster, job: Object) -> None:
         if "failed calling webhook" in str(error):
             fix = "is the training operator running? `kubectl get pods -n kubeflow`"
             raise ClusterError(f"{error}; {fix}", error.status) from None
-        if error.status != 409:  # another submit of this very moment: `_check_same` judges
+        if error.status != 409:  # another submit of this very moment: `check_same` judges
             raise
+    return job
 
 
-def _check_pod(cluster: Cluster, job: Object, say: Say) -> None:
+def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
+    """What the pods name and would wait for without a word; raises ConfigError."""
+    claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
+    references.check(cluster, worker_pod_spec(job), helpers, say)
+
+
+def check_pod(cluster: Cluster, job: Object, say: Say) -> None:
     """A quota or a policy that refuses the pods now: a warning, as that may change."""
     meta, template = job["metadata"], worker_spec(job)["template"]
     pod = {
@@ -135,7 +141,7 @@ def _create(cluster: Cluster, job: Object) -> tuple[Object, bool]:
 # -- what exists ---------------------------------------------------------------------------------
 
 
-def _check_same(cluster: Cluster, live: Object, job: Object) -> None:
+def check_same(cluster: Cluster, live: Object, job: Object) -> None:
     """Refuse to take another job for this one."""
     name = job["metadata"]["name"]
     hashes = [o["metadata"].get("annotations", {}).get(SPEC_HASH) for o in (live, job)]

@@ -9,8 +9,9 @@ from gptddp.errors import GptddpError
 from gptddp.k8s import exit_codes
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act import submit as act
+from gptddp.k8s.act.failure import says
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.cluster import Cluster, resource
 from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
 from gptddp.k8s.observe import why
 
@@ -19,6 +20,7 @@ def submit(
     cluster: Cluster,
     objects: Sequence[Object],
     *,
+    output: str | None,
     wait: bool,
     follow: bool,
     timeout_s: float | None,
@@ -26,7 +28,7 @@ def submit(
     """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
     name = objects[-1]["metadata"]["name"]
     job, created = act.submit(cluster, objects, note)
-    click.echo(f"{resource(JOB, name)} {'created' if created else 'unchanged'}")
+    say_created([(job, "created" if created else "unchanged")], "none", output)
     if not created:
         _say_state(cluster, job)
     if lifecycle.finished(job):
@@ -43,6 +45,26 @@ def submit(
             "   (if there is no dataset yet)"
         )
     return exit_codes.SUCCEEDED
+
+
+def dry_run(cluster: Cluster, objects: Sequence[Object], output: str | None) -> None:
+    """Let the server check every object, and say what it would do. Raises ConfigError too."""
+    from gptddp.k8s.act import plan
+
+    with says("nothing was created: this was a dry run", errors=GptddpError):
+        answers = plan.dry_run(cluster, objects, note)
+    say_created(answers, "server", output)
+
+
+def say_created(answers: Sequence[tuple[Object, str]], dry_run: str, output: str | None) -> None:
+    """Objects with what was done to them, as kubectl says it; or the objects."""
+    if output:
+        from gptddp.k8s.cli import output as formats
+
+        return formats.objects([it for it, _ in answers], output)
+    suffix = {"none": "", "client": " (dry run)", "server": " (server dry run)"}[dry_run]
+    for it, done in answers:
+        click.echo(f"{resource(it['kind'], it['metadata']['name'])} {done}{suffix}")
 
 
 def _say_state(cluster: Cluster, job: Object) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gptddp.k8s.objects import Object
 
 
-def _job_options(command: Callable[..., None]) -> Callable[..., None]:
+def spec_options(command: Callable[..., None]) -> Callable[..., None]:
     """Every field of JobSpec as a flag, `-f job.toml`, and the trainer's arguments after `--`."""
     command = click.argument("train_args", nargs=-1, metavar="[-- TRAINER OPTIONS]")(command)
     for name, field in reversed(spec.FIELDS.items()):
@@ -30,16 +30,16 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         "-f",
         "--file",
         type=types.FILE,
-        help="job.toml: [job] for these options, [train] for the trainer's; flags win",
+        help="job.toml, - for stdin: [job] for these options, [train] for the trainer's; flags win",
     )
     return file(command)
 
 
-def _trainer_flags() -> list[str]:
+def trainer_flags() -> list[str]:
     return [flags.flag(name) for name in config.FIELDS]
 
 
-def _load(options: dict[str, Any]) -> JobSpec:
+def load(options: dict[str, Any]) -> JobSpec:
     """The spec of a command's options, with its notes printed; raises ConfigError."""
     from gptddp.k8s.render import rules
 
@@ -51,7 +51,7 @@ def _load(options: dict[str, Any]) -> JobSpec:
     return job
 
 
-def _objects(job: JobSpec) -> "list[Object]":
+def objects_of(job: JobSpec) -> "list[Object]":
     """What `render` prints and `submit` runs."""
     from gptddp.k8s.render import manifest, rules, validate
 
@@ -60,8 +60,8 @@ def _objects(job: JobSpec) -> "list[Object]":
     return objects
 
 
-@click.command(cls=Command, of="the trainer", takes=_trainer_flags)
-@_job_options
+@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@spec_options
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
 )
@@ -105,8 +105,8 @@ def render(ctx: click.Context, /, output: str, api: str, **options: Any) -> None
             raise click.UsageError(f"--{name} has no meaning here: it is for --api slurm")
     from gptddp.k8s.render import companions, manifest
 
-    job = _load(options)
-    objects = _objects(job)
+    job = load(options)
+    objects = objects_of(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
     at = f" -n {job.namespace}" if job.namespace else ""
@@ -132,9 +132,18 @@ def _render_slurm(
     click.echo(text, nl=False)
 
 
-@click.command(cls=Command, of="the trainer", takes=_trainer_flags)
-@_job_options
+@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@spec_options
 @context_options
+@click.option(
+    "--dry-run",
+    type=click.Choice(["none", "client", "server"]),
+    default="none",
+    help="create nothing: say what would be created, or let the server check all of it [none]",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="format [what was done]"
+)
 @click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
 @click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
 @click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
@@ -162,6 +171,8 @@ def submit(
     verbose: bool,
     kubeconfig: Path | None,
     context: str | None,
+    dry_run: str,
+    output: str | None,
     wait: bool,
     follow: bool,
     timeout: float | None,
@@ -180,19 +191,28 @@ def submit(
     gptddp-k8s submit --replicas 4 --local -- --steps 1000
     """
     _refuse_options(ctx, local)
-    job = _load(options)
+    job = load(options)
     if local:
         folders = {claim: Path(folder) for claim, folder in volume}
-        objects = _objects(job)
+        objects = objects_of(job)
         _say_left_out(job, objects[-1])
         ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
     from gptddp.k8s.cli import on_cluster
+
+    if dry_run == "client":
+        return on_cluster.say_created([(it, "created") for it in objects_of(job)], dry_run, output)
     from gptddp.k8s.cluster import connect
 
     gc.enable()
     cluster = connect(job.namespace, kubeconfig, context)
-    objects = _objects(dataclasses.replace(job, namespace=cluster.namespace))
-    ctx.exit(on_cluster.submit(cluster, objects, wait=wait, follow=follow, timeout_s=timeout))
+    objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
+    if dry_run == "server":
+        return on_cluster.dry_run(cluster, objects, output)
+    ctx.exit(
+        on_cluster.submit(
+            cluster, objects, output=output, wait=wait, follow=follow, timeout_s=timeout
+        )
+    )
 
 
 def _say_left_out(job: JobSpec, manifest: "Object") -> None:
@@ -220,7 +240,7 @@ def _run_locally(
     return local_job.run(objects, local_dir=local_dir, volumes=volumes, verbose=verbose)
 
 
-_CLUSTER_OPTIONS = ("kubeconfig", "context", "wait", "follow", "timeout")
+_CLUSTER_OPTIONS = ("kubeconfig", "context", "dry_run", "output", "wait", "follow", "timeout")
 _LOCAL_OPTIONS = ("local_dir", "volume", "verbose")
 
 
@@ -235,6 +255,11 @@ def _refuse_options(ctx: click.Context, local: bool) -> None:
             )
             raise click.UsageError(f"{spec.flag(name)} has no meaning here: {fix}")
     refuse_timeout(ctx.params["timeout"], ctx.params["wait"] or ctx.params["follow"])
+    for name in ("wait", "follow"):
+        if ctx.params[name] and ctx.params["dry_run"] != "none":
+            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
+    if ctx.params["follow"] and ctx.params["output"]:
+        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
 
 
 COMMANDS = (render, submit)

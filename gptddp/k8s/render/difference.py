@@ -1,30 +1,48 @@
 """What differs between a job that exists and the one that is wanted, for a reader."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _IDENTITY = ("name", "key", "mountPath", "containerPort")  # of the items of a list
 _DERIVED = ("spec.elasticPolicy.rdzvId",)  # from all the rest
 # What a server adds by itself: not a difference where the wanted job does not have it.
 _SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
+NONE = "(none)"
+
+
+class Difference(NamedTuple):
+    """One field that differs; `NONE` for the side that has none."""
+
+    path: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.old} -> {self.new}"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`path: old -> new` for each field of labels and spec, in the order of the new job."""
+    return list(map(str, compare(old, new)))
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """Each field that differs between two objects, apart from annotations and status."""
     before, after = (dict(_leaves(_compared(job))) for job in (old, new))
     paths = [
         *after,
         *(path for path in before if path not in after and not _server_side(path, before)),
     ]
     return [
-        f"{path}: {_text(before, path)} -> {_text(after, path)}"
+        Difference(path, _text(before, path), _text(after, path))
         for path in paths
         if before.get(path) != after.get(path) and path not in _DERIVED
     ]
 
 
 def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {"metadata": {"labels": job["metadata"].get("labels") or {}}, "spec": job["spec"]}
+    rest = {key: job[key] for key in job if key not in ("apiVersion", "kind", "status")}
+    return {**rest, "metadata": {"labels": job["metadata"].get("labels") or {}}}
 
 
 def _server_side(path: str, before: Mapping[str, Any]) -> bool:
@@ -33,7 +51,7 @@ def _server_side(path: str, before: Mapping[str, Any]) -> bool:
 
 
 def _text(leaves: Mapping[str, Any], path: str) -> str:
-    return str(leaves[path]) if path in leaves else "(none)"
+    return str(leaves[path]) if path in leaves else NONE
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

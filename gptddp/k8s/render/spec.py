@@ -14,7 +14,7 @@ from typing import Any
 from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
-from gptddp.flags import did_you_mean, read_toml
+from gptddp.flags import did_you_mean, name_of, read_toml
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import TABLES, Kind, from_file, from_toml
 from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
@@ -169,15 +169,15 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
 
 def _job_table(file: Path) -> dict[str, Any]:
     """The `[job]` table with its values' types checked; tables are dicts."""
-    tables = read_toml(file, "job file")
+    tables, where = read_toml(file, "job file"), name_of(file)
     for name, table in tables.items():
         if name not in ("job", "train") or not isinstance(table, dict):
-            raise ConfigError(f"{file}: {name!r} is not one of the tables [job] and [train]")
+            raise ConfigError(f"{where}: {name!r} is not one of the tables [job] and [train]")
     table = tables.get("job", {})
     for key in table:
         if key not in FIELDS:
-            raise ConfigError(f"{file}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
+            raise ConfigError(f"{where}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
     return {
-        key: from_toml(f"{file}: job.{key}", kind(key), value, file.parent)
+        key: from_toml(f"{where}: job.{key}", kind(key), value, file.parent)
         for key, value in table.items()
     }
