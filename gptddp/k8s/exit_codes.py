@@ -28,7 +28,7 @@ MEANINGS = {
     NOT_EXECUTABLE: "the command cannot be run",
     127: "the command does not exist",
     NOT_STARTED: "the container could not be started",
-    137: "SIGKILL, as at a lack of memory",
+    137: "SIGKILL from outside, as when its node shuts down",
     143: "stopped by SIGTERM",
     200: "an error that the launcher did not expect",
 }

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from support.api_objects import condition, job, pod, terminated, unscheduled
+from support.cause_cases import made_again
 
 from gptddp.errors import NotFoundError
 from gptddp.k8s.cli.command import note
@@ -54,7 +55,7 @@ def test_a_job_that_fails_is_100_and_says_why(api, cluster, capsys):
     assert wait.until_done(cluster, "demo", note) == 100
     assert capsys.readouterr().err == (
         "demo: Failed: pod demo-worker-1: exited with 2 (bad configuration or data): "
-        "rank 1: the dataset is broken\n"
+        f"rank 1: the dataset is broken; see `gptddp-k8s logs demo{cluster.flags}`\n"
     )
 
 
@@ -94,7 +95,8 @@ def test_time_that_is_up_is_124_with_the_reason(api, cluster, capsys):
     assert wait.until_done(cluster, "demo", note, 0.4) == 124
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "demo: Pending, 0 of 4 pods ready"
-    assert said[1] == f"demo: pod demo-worker-0: no node takes it: {NO_ROOM.rstrip('.')}"
+    reason = f"demo: pod demo-worker-0: no node takes it: {NO_ROOM.rstrip('.')}"
+    assert said[1] == f"{reason}; see `kubectl describe nodes{cluster.flags}`"
     assert said[2].startswith("demo: still Pending after 0.4 s: pod demo-worker-0")
     assert len(said) == 3
 
@@ -106,6 +108,14 @@ def test_a_passing_reason_is_not_told(api, cluster, capsys):
     for pods in ([], [held], [], [held], [held], [held]):
         changes.tell(facts.Facts(running, [pod(0), pod(1), pod(2), *pods]))
     assert capsys.readouterr().err.count("no node takes it") == 1
+
+
+def test_a_reason_that_only_counts_on_is_told_once(api, cluster, capsys):
+    """Its seconds and times grow with every look."""
+    changes = wait.Changes("demo", note)
+    for count in (5, 6, 7):
+        changes.tell(made_again(count))
+    assert capsys.readouterr().err.count("and never started") == 1
 
 
 def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):

@@ -9,7 +9,7 @@ from gptddp.k8s.act import claims, lifecycle, references
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
-from gptddp.k8s.observe import pod_causes
+from gptddp.k8s.observe import container_causes, node_causes, scheduling_causes, volume_causes
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import differences
@@ -152,14 +152,23 @@ class _NewestPodLog:
             pass  # broken off, or silent: the next call skips what was written
 
 
+_CHECKS = (
+    scheduling_causes.unschedulable,
+    container_causes.waiting,
+    volume_causes.volume,
+    node_causes.sandbox,
+    container_causes.pulling,
+)
+
+
 def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
-    facts = Facts(job, [pod], cluster.events(pod["metadata"]["name"]))
-    for check in (pod_causes.unschedulable, pod_causes.waiting, pod_causes.volume):
+    facts = Facts(job, [pod], cluster.events(pod["metadata"]["name"]), flags=cluster.flags)
+    for check in _CHECKS:
         for cause in check(facts):
-            if cause.id == "image" and cause.text.split(": ")[1] != "ErrImagePull":
+            if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
                 raise JobFailed(f"{cause.text}; name one that the nodes have or can pull, --image")
-            return f"its pod does not start: {cause.text}"
+            return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
     return ""
 
 

@@ -59,13 +59,13 @@ def status(name: str, output: str | None, cluster: Any) -> None:
 
     Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
     """
-    from gptddp.k8s.observe import facts
+    from gptddp.k8s.observe import facts, progress
     from gptddp.k8s.observe import status as job_status
 
     found = facts.fetch(cluster, name)
     if found is None:
         raise cluster.not_found(name)
-    answer = job_status.of(found, job_status.tail_of_rank_0(cluster, found.pods))
+    answer = job_status.of(progress.with_log(cluster, found))
     if output == "json":
         click.echo(json.dumps(answer, indent=2))
         return

@@ -66,9 +66,10 @@ class _View:
         return True
 
     def _take(self, found: Facts) -> None:
-        logged = status.tail_of_rank_0(self._cluster, found.pods)
-        self._history = self._losses.add(progress.progress(logged)["losses"])
-        self._shown = status.of(found, logged)
+        found = progress.with_log(self._cluster, found)
+        logged = progress.progress(line for _, line in found.log)
+        self._history = self._losses.add(logged["losses"])
+        self._shown = status.of(found)
         self.state = self._shown["state"]
 
     def _say(self, text: str) -> None:

@@ -2,34 +2,49 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import (
     Object,
+    age_s,
+    event_time,
     holds,
     is_ready,
     replica_count,
     replica_specs,
     role_and_index,
+    suspended,
 )
 from gptddp.k8s.render.companions import JOB_NAME
 
-_MOST_PODS = 5  # of those that are not ready: whose events are asked for
+_MOST_PODS = 5  # of those that are not ready, or new: whose events are asked for
+_NEW_S = 60.0  # a pod's age in which the events of the one before it are news
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A PyTorchJob, its pods by role and index, events about them, and when they were fetched."""
+    """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
+
+    `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines.
+    """
 
     job: Object
     pods: Sequence[Object] = ()
     events: Sequence[Object] = ()
     now: float = field(default_factory=time.time)
+    flags: str = ""
+    log: Sequence[tuple[datetime | None, str]] = ()
 
     @property
     def name(self) -> str:
         return str(self.job["metadata"]["name"])
+
+    @property
+    def local(self) -> bool:
+        """Is it a job on this machine, of which no cluster knows?"""
+        return bool((self.job.get("status") or {}).get("local"))
 
     @property
     def missing(self) -> list[str]:
@@ -53,9 +68,18 @@ class Facts:
             and event["involvedObject"].get("uid", "") in ("", meta.get("uid", ""))
         ]
 
+    def ever_about(self, name: str, *reasons: str) -> list[Object]:
+        """Events about any pod of this name, those that are gone too, oldest first."""
+        return [
+            event
+            for event in sorted(self.events, key=event_time)
+            if (not reasons or event.get("reason") in reasons)
+            and event.get("involvedObject", {}).get("name") == name
+        ]
+
 
 def fetch(cluster: Cluster, name: str) -> Facts | None:
-    """The job, its pods, and the events about it and some of its pods that are not ready.
+    """The job, its pods, and the events about it and some of its pods: not ready, new or missing.
 
     None if there is no such job. Raises ClusterError.
     """
@@ -63,10 +87,14 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     if job is None:
         return None
     pods = pods_of(cluster, job)
+    found = Facts(job, pods, flags=cluster.flags)
+    if holds(job, "Succeeded"):
+        return found
     not_ready = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)]
-    abouts = [] if holds(job, "Succeeded") else [name, *not_ready[:_MOST_PODS]]
-    told = [event for about in abouts for event in cluster.events(about)]
-    return Facts(job, pods, told)
+    new = [p["metadata"]["name"] for p in pods if is_ready(p) and age_s(p, found.now) < _NEW_S]
+    missing = [] if suspended(job) else found.missing
+    abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
+    return replace(found, events=[event for about in abouts for event in cluster.events(about)])
 
 
 def pods_of(cluster: Cluster, job: Object) -> list[Object]:

@@ -6,7 +6,14 @@
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import IO, Any
+
+from gptddp.errors import ClusterError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import has_log
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
 TAIL = 200  # lines of a log that are searched for the newest step
 MOST_LOSSES = 10_000
@@ -26,6 +33,19 @@ _NAMED = re.compile(
 _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
 _BEGUN = re.compile(r"^life \d+: from ")  # its ranks are other ones
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
+
+
+def with_log(cluster: Cluster, facts: Facts) -> Facts:
+    """The same with the end of the log of rank 0's pod: the first by name of those that have one.
+
+    Ranks are given by the pods' names. As it is where no log can be read.
+    """
+    for pod in [pod for pod in facts.pods if has_log(pod)][:1]:
+        name = pod["metadata"]["name"]
+        with contextlib.suppress(ClusterError):  # of a node that does not answer
+            log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
+            return replace(facts, log=[parse(line) for line in log])
+    return facts
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:

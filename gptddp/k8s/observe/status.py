@@ -1,30 +1,26 @@
 """What `status` and `list` show of a job: one dict, and the same as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from gptddp.errors import ClusterError
 from gptddp.k8s import exit_codes
-from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import (
     Object,
     age_s,
     container_statuses,
     has_ended,
-    has_log,
     is_ready,
     role_and_index,
     wanted_pods,
 )
 from gptddp.k8s.observe import progress, why
+from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.pod_causes import Cause
-from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
 
-def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
-    """Everything that `status` shows; `logged` are the last lines of rank 0's log."""
-    found_in_log = progress.progress(logged)
+def of(facts: Facts) -> dict[str, Any]:
+    """Everything that `status` shows."""
+    found_in_log = progress.progress(line for _, line in facts.log)
     del found_in_log["losses"]  # of those that `top` keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found = why.causes(facts)
@@ -33,7 +29,9 @@ def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
         "namespace": job["metadata"].get("namespace", ""),
         "state": why.state(job),
         "why": found[0].sentence if found else "",
-        "causes": [{"id": c.id, "text": c.text, "pods": list(c.pods)} for c in found],
+        "causes": [
+            {"id": c.id, "text": c.text, "pods": list(c.pods), "command": c.command} for c in found
+        ],
         "age_s": round(age_s(job, facts.now)),
         "replicas": {
             "ready": sum(map(is_ready, facts.pods)),
@@ -45,22 +43,6 @@ def of(facts: Facts, logged: Iterable[str] = ()) -> dict[str, Any]:
         **found_in_log,
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
-
-
-def tail_of_rank_0(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
-    """The last lines of the pod with rank 0: the first by name of those that have a log.
-
-    Ranks are given by the pods' names. Empty where no log can be read.
-    """
-    for pod in [pod for pod in pods if has_log(pod)][:1]:
-        try:
-            log = cluster.log(
-                pod["metadata"]["name"], container=CONTAINER, tail=progress.TAIL, quiet_s=5.0
-            )
-            return [parse(line)[1] for line in log]
-        except ClusterError:
-            break  # a node that does not answer: the rest of the status is worth having
-    return []
 
 
 def _pod(pod: Object, now: float) -> dict[str, Any]:
@@ -138,7 +120,7 @@ def to_text(status: dict[str, Any]) -> str:
 
 def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
     """The next three causes after the first, and how many more there are."""
-    rest = [Cause(c["id"], c["text"], tuple(c["pods"])).sentence for c in causes[1:4]]
+    rest = [Cause(c["id"], c["text"], tuple(c["pods"]), c["command"]).sentence for c in causes[1:4]]
     return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
 
 

@@ -1,5 +1,6 @@
 """Waiting for a job's end: what changes is said, how it ended is the exit code."""
 
+import re
 import time
 
 from gptddp.k8s import exit_codes
@@ -9,6 +10,7 @@ from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.watcher import POLL_S, Say, Watcher
 
+_COUNTS = re.compile(r"\d+(?= (?:s|times)\b)")  # what changes in a reason that stays the same
 _CODES = {
     why.SUCCEEDED: exit_codes.SUCCEEDED,
     why.FAILED: exit_codes.FAILED,
@@ -75,7 +77,10 @@ class Changes:
 
     def _is_news(self, reason: str) -> bool:
         """A reason that only one poll shows is not: the pod was being started, or replaced."""
-        return reason == self._last_reason and reason not in ("", self._told_reason)
+        plain, last, told = (
+            _COUNTS.sub("", it) for it in (reason, self._last_reason, self._told_reason)
+        )
+        return plain == last and plain not in ("", told)
 
     def timed_out(self, timeout_s: float | None) -> int:
         told = f": {self._last_reason}" if self._last_reason else ""

@@ -1,0 +1,327 @@
+"""The job as a whole: refused, without an operator, ended, its pods replaced, no progress."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gptddp.k8s.exit_codes import FIRST_RETRYABLE
+from gptddp.k8s.objects import (
+    Object,
+    age_s,
+    condition,
+    container_statuses,
+    event_time,
+    is_ready,
+    seconds,
+    wanted_pods,
+)
+from gptddp.k8s.observe import node_causes
+from gptddp.k8s.observe.cause import Cause, cause
+from gptddp.k8s.observe.container_causes import ending_id, how_it_ended, limit_of
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.progress import progress
+from gptddp.k8s.render.companions import OURS
+
+NO_OPERATOR_S = 15.0  # a working operator reacts within a second
+REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
+NO_STEP_S = 300.0  # of running without a line of a step, until that is told
+GIVEN_UP = "gptddp/given-up"  # annotation of a job: why a command that waited has failed it
+_EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
+_SAID = re.compile(
+    r"Error pod (\S+) container (\S+) exitCode: (\d+) terminated message: (.*)", re.DOTALL
+)
+
+
+# -- refused -------------------------------------------------------------------------------------
+
+
+def refused(facts: Facts) -> Iterator[Cause]:
+    """Pods and services that the API server does not let the operator create."""
+    made = facts.about(facts.job, "SuccessfulCreatePod")
+    for event in reversed(facts.about(facts.job, "FailedCreatePod")):
+        message = str(event.get("message", "")).removeprefix("Error creating: ")
+        name = re.search(r'[Pp]ods? "([^"]+)"', message)
+        later = [e for e in made if event_time(e) > event_time(event)]
+        if name and name[1] in facts.missing:
+            later = [e for e in later if str(e.get("message", "")).endswith(name[1])]
+        if not later and facts.missing and (not name or name[1] in facts.missing):
+            yield _refusal(facts, message)
+            break
+    made = facts.about(facts.job, "SuccessfulCreateService")
+    for event in facts.about(facts.job, "FailedCreateService")[-1:]:
+        if all(event_time(e) < event_time(event) for e in made):
+            message = str(event.get("message", "")).removeprefix("Error creating: ")
+            yield cause(facts, "service-refused", f"its services are refused: {message}")
+
+
+# What the API server says: the cause, and its sentence. Groups are the command's names.
+_REFUSALS = (
+    (
+        r'violates PodSecurity "([^"]+)": (.*)',
+        "pod-security",
+        r"the namespace's Pod Security (\1) refuses its pods: \2",
+    ),
+    (
+        r"failed quota: (?P<quota>[^:\s]+): must specify (.*)",
+        "quota-unstated",
+        r"the namespace's ResourceQuota \1 wants its pods to state \2",
+    ),
+    (
+        r"exceeded quota: ((?P<quota>[^,\s]+).*)",
+        "quota",
+        r"no room in the namespace's quota: \1",
+    ),
+    (
+        r'serviceaccount "(?P<account>[^"]+)" not found',
+        "service-account-missing",
+        r"there is no ServiceAccount \1, which its pods name (spec.serviceAccountName)",
+    ),
+    (
+        r"no PriorityClass with name (\S+) was found",
+        "priority-class-missing",
+        r"there is no PriorityClass \1, which its pods name (spec.priorityClassName)",
+    ),
+    (
+        r'RuntimeClass "([^"]+)" not found',
+        "runtime-class-missing",
+        r"there is no RuntimeClass \1, which its pods name (spec.runtimeClassName)",
+    ),
+    (
+        r"((minimum|maximum) \S+ usage per .*|\S+ max limit to request ratio per .*)",
+        "limit-range",
+        r"a LimitRange of the namespace refuses its pods (resources): \1",
+    ),
+    (
+        r"(ValidatingAdmissionPolicy '.*)",
+        "policy",
+        r"a policy of the cluster refuses its pods: \1",
+    ),
+    (
+        r'(admission webhook ".*|failed calling webhook .*)',
+        "webhook",
+        r"a webhook of the cluster refuses its pods: \1",
+    ),
+    (
+        r"(because it is being terminated)",
+        "namespace-ending",
+        r"its pods are refused because the namespace is being deleted",
+    ),
+    (
+        r'(Pod "[^"]+" is invalid: .*)',
+        "pod-invalid",
+        r"its pods are refused: \1",
+    ),
+)  # fmt: skip
+
+
+def _refusal(facts: Facts, message: str) -> Cause:
+    """A refused pod's message in the words of who has to act."""
+    for pattern, id, text in _REFUSALS:
+        if found := re.search(pattern, message, re.S):
+            named: dict[str, str] = found.groupdict()
+            return cause(facts, id, found.expand(text), named=named)
+    return cause(facts, "pods-refused", f"its pods are refused: {message}")
+
+
+def no_operator(facts: Facts) -> Iterator[Cause]:
+    """Nothing at all has happened to the job."""
+    job, run_policy = facts.job, facts.job["spec"].get("runPolicy") or {}
+    untouched = not (job.get("status") or {}).get("conditions") and not facts.pods
+    mine = [e for e in facts.events if e.get("involvedObject", {}).get("name") == facts.name]
+    if untouched and not mine and age_s(job, facts.now) > NO_OPERATOR_S:
+        other = run_policy.get("managedBy", "kubeflow.org/training-operator")
+        if other != "kubeflow.org/training-operator":
+            text = f"{other} has not taken it up (spec.runPolicy.managedBy)"
+            yield cause(facts, "managed-elsewhere", text)
+        else:
+            text = "no training operator reacts to it: is it installed and running? see operator/"
+            yield cause(facts, "no-operator", text)
+
+
+# -- pods that were lost -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """A bad end that the operator saw: its event, and how the container ended."""
+
+    event: Object
+    pod_name: str
+    id: str
+    text: str
+
+
+def replaced(facts: Facts) -> Iterator[Cause]:
+    """Pods that were lost a moment ago, or again and again: only events say how they ended."""
+    for it in _exits(facts):
+        created = facts.about(facts.job, "SuccessfulCreatePod")
+        own = [e for e in created if str(e.get("message", "")).endswith(f" {it.pod_name}")]
+        # The operator tells one exit several times, and one of a container that restarts too.
+        times = sum(int(e.get("count") or 1) for e in own) - 1
+        since_s = facts.now - event_time(it.event)
+        if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
+            often = f", {times} times by now" if times > 2 else ""
+            text = f"{it.text}; it was replaced{often}"
+            yield cause(facts, it.id, text, name=it.pod_name)
+
+
+def _exits(facts: Facts) -> Iterator[_Exit]:
+    """Bad ends that the operator saw, the newest first.
+
+    It tells the exit code in one event, and in another what is left of the container's last words.
+    What was done to the pod from outside, its own events tell.
+    """
+    about = facts.about(facts.job)
+    told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
+    for event in reversed(facts.about(facts.job, "ExitedWithCode")):
+        exited = _EXITED.search(str(event.get("message", "")))
+        if not exited or exited[2] == "0":
+            continue
+        name, terminated = exited[1], {"exitCode": exited[2]}
+        container = "pytorch"
+        for said, other in told:
+            near = abs(event_time(other) - event_time(event)) < 5
+            if near and said.group(1, 3) == exited.group(1, 2):
+                terminated |= {"reason": other["reason"], "message": said[4]}
+                container = said[2]
+        outside = node_causes.before(facts, name, event_time(event))
+        if outside and terminated.get("reason") != "OOMKilled":
+            yield _Exit(event, name, *outside)
+        else:
+            text = how_it_ended(limit_of(_template(facts.job, name), container), terminated)
+            yield _Exit(event, name, ending_id(terminated, "replaced"), text)
+
+
+def _template(job: Object, pod_name: str) -> Object:
+    """The template of a pod of the job, by the pod's name."""
+    role = pod_name.rpartition("-")[0].rpartition("-")[2].title()
+    specs = job["spec"].get("pytorchReplicaSpecs") or {}
+    template: Object = (specs.get(role) or {}).get("template") or {}
+    return template
+
+
+@dataclass(frozen=True)
+class Vain:
+    """Pods of one name that were made one after the other, and none of whose containers started."""
+
+    pod_name: str
+    count: int
+    seconds: float
+    reason: str
+
+
+def vain(facts: Facts) -> Vain | None:
+    """The pod that is replaced again and again before its container starts; None: there is none.
+
+    Every pod leaves events with its own uid, so they are counted; the operator's own events are no
+    measure, as a client may send only so many about one object.
+    """
+    waiting = [pod["metadata"]["name"] for pod in facts.pods if not is_ready(pod)]
+    for name in (*waiting, *facts.missing):
+        told = facts.ever_about(name)
+        started = max((event_time(e) for e in told if e.get("reason") == "Started"), default=0.0)
+        told = [e for e in told if event_time(e) > started]
+        reasons = [e for e in told if e.get("type") == "Warning" and e.get("reason") != "BackOff"]
+        uids = {e["involvedObject"].get("uid") for e in reasons}
+        if len(uids) > 1:
+            last, span_s = reasons[-1], facts.now - event_time(reasons[0])
+            said = f"{last['reason']}: {last.get('message', '')}".rstrip(". ")
+            return Vain(name, len(uids), span_s, said)
+    return None
+
+
+def in_vain(facts: Facts) -> Iterator[Cause]:
+    """A pod that never starts, and is made again and again."""
+    if (found := vain(facts)) and found.count > 2:
+        text = (
+            f"it was made {found.count} times in {found.seconds:.0f} s, and never started: "
+            f"{found.reason}"
+        )
+        yield cause(facts, "in-vain", text, name=found.pod_name)
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+def no_step(facts: Facts) -> Iterator[Cause]:
+    """All pods run, and the training's log has no new step; of jobs of ours only."""
+    running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
+    label, _, ours = OURS.partition("=")
+    is_ours = (facts.job["metadata"].get("labels") or {}).get(label) == ours
+    if not facts.log or not running or not is_ours or facts.local:
+        return
+    steps = [at.timestamp() for at, line in facts.log if at and progress([line])["progress"]]
+    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    quiet_s = facts.now - max([running, *steps[-1:]])
+    if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):
+        return
+    last = next((line.strip() for _, line in reversed(facts.log) if line.strip()), "")
+    since = "no new step" if steps else "not one step"
+    ready = sum(map(is_ready, facts.pods))
+    text = (
+        f"{ready} of {wanted_pods(facts.job)} pods run, and {since} was logged for "
+        f"{quiet_s:.0f} s; the log's last line: {last[:200]}"
+    )
+    yield cause(facts, "no-step", text)
+
+
+def starting(facts: Facts) -> Iterator[Cause]:
+    """Nothing is wrong: pods are being created or started."""
+    for pod in facts.pods:
+        waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
+        if any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting):
+            node = pod.get("spec", {}).get("nodeName")
+            yield cause(facts, "starting", f"on its way on node {node}", pod=pod)
+    if not facts.pods:
+        yield cause(facts, "starting", "its pods have not been created yet")
+
+
+# -- states that are their own cause -------------------------------------------------------------
+
+
+def suspended(facts: Facts) -> Iterator[Cause]:
+    queue = (facts.job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
+    if queue:
+        yield Cause("queued", f"it waits for room in the queue {queue}")
+    elif facts.local:
+        text = "it was stopped, or its submit is gone: the same submit goes on"
+        yield cause(facts, "suspended", text)
+    else:
+        yield cause(facts, "suspended", "it is suspended (spec.runPolicy.suspend)")
+
+
+def deleting(facts: Facts) -> Iterator[Cause]:
+    left = f"; {len(facts.pods)} pods are still stopping" if facts.pods else ""
+    yield cause(facts, "deleting", f"it is being deleted{left}")
+
+
+def failed(facts: Facts) -> Cause:
+    """The pod that failed the job: the first with a final exit code, one with a reason before."""
+    told = condition(facts.job, "Failed") or {}
+    message = str(told.get("message", ""))
+    if reason := (facts.job["metadata"].get("annotations") or {}).get(GIVEN_UP):
+        return cause(facts, "given-up", str(reason))
+    if re.search(r"(backoff limit|specified deadline|longer than)", message):
+        return cause(facts, "limit", f"{message} (spec.runPolicy)")
+    if ends := _ends(facts.pods):
+        *_, pod, container, terminated = min(ends, key=lambda end: end[:3])
+        text = how_it_ended(limit_of(pod, container), terminated)
+        return cause(facts, "failed", text, pod=pod)
+    for it in _exits(facts):
+        text = f"{it.text} (the pod and its log are gone)"
+        return cause(facts, "failed", text, name=it.pod_name)
+    return cause(facts, "failed", message or "it failed, and the operator says no more")
+
+
+def _ends(pods: Sequence[Object]) -> list[tuple[bool, bool, float, Object, str, Object]]:
+    """The bad ends of containers; the least is that of the job."""
+    ends = []
+    for pod in pods:
+        for container in container_statuses(pod):
+            terminated = (container.get("state") or {}).get("terminated") or {}
+            if code := int(terminated.get("exitCode") or 0):
+                by_rank = "gptddp.launch: rank" in str(terminated.get("message") or "")
+                when = seconds(terminated.get("finishedAt")) or 0.0
+                retryable, name = code >= FIRST_RETRYABLE, container["name"]
+                ends.append((retryable, not by_rank, when, pod, name, terminated))
+    return ends
