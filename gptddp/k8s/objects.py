@@ -6,6 +6,8 @@ from typing import Any
 
 Object = dict[str, Any]
 
+QUEUE = "kueue.x-k8s.io/queue-name"  # labels of a job: its LocalQueue in Kueue
+PRIORITY = "kueue.x-k8s.io/priority-class"  # and its WorkloadPriorityClass there
 _INDEX = "training.kubeflow.org/replica-index"
 _ROLE = "training.kubeflow.org/replica-type"
 
@@ -42,6 +44,11 @@ def wanted_pods(job: Object) -> int:
 
 def suspended(job: Object) -> bool:
     return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
+
+
+def queue_name(job: Object) -> str:
+    """The queue of Kueue that the job is to wait in; empty: none."""
+    return str((job["metadata"].get("labels") or {}).get(QUEUE) or "")
 
 
 def volume_claims(pod_spec: Object) -> Iterator[tuple[str, str]]:

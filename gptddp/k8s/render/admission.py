@@ -6,23 +6,14 @@ object's field; the fix names the flag of `gptddp-k8s` where there is one.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs
-from gptddp.k8s.render.problem import Found, Problem
+from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
+from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
-REPLICAS = "spec.pytorchReplicaSpecs"
 _DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")
-
-JobRule = Callable[[Object], Iterator[Found]]
-JOB_RULES: dict[str, JobRule] = {}
-
-
-def job_rule(function: JobRule) -> JobRule:
-    """Register a rule; its id is the function's name with dashes."""
-    JOB_RULES[function.__name__.strip("_").replace("_", "-")] = function
-    return function
 
 
 def check_job(job: Object) -> list[Problem]:

@@ -7,7 +7,7 @@ They are rendered before it, as its pods need them, and so cannot name it as the
 makes it so once the job has a uid.
 """
 
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import PRIORITY, QUEUE, Object
 from gptddp.k8s.render import pod
 from gptddp.k8s.render.pod import PodOptions
 
@@ -90,10 +90,11 @@ def key_command(name: str, flags: str) -> str:
 def _head(job: Object, version: str, kind: str) -> Object:
     meta = job["metadata"]
     kept = {key: meta[key] for key in ("name", "namespace") if key in meta}
+    own = {key: value for key, value in meta["labels"].items() if key not in (QUEUE, PRIORITY)}
     return {
         "apiVersion": version,
         "kind": kind,
-        "metadata": {**kept, "labels": dict(meta["labels"])},
+        "metadata": {**kept, "labels": own},
     }
 
 

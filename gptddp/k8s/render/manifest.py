@@ -13,7 +13,7 @@ import yaml
 
 from gptddp import config, flags
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import companions, pod, restricted
+from gptddp.k8s.render import companions, pod, queueing, restricted
 from gptddp.k8s.render.spec import JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
@@ -122,10 +122,11 @@ def _pytorchjob(spec: JobSpec) -> Object:
     namespace = {"namespace": spec.namespace} if spec.namespace else {}
     given = {"annotations": dict(spec.pod.annotation)} if spec.pod.annotation else {}
     job_labels = {**dict(spec.pod.label), **labels(spec.name)}
+    queued = queueing.labels(spec.queue, spec.priority)
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": spec.name, **namespace, "labels": job_labels, **given},
+        "metadata": {"name": spec.name, **namespace, "labels": {**job_labels, **queued}, **given},
         "spec": {
             "nprocPerNode": str(spec.nproc_per_node),  # a string in the API
             "elasticPolicy": {
@@ -145,7 +146,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     "template": {
                         "metadata": {
                             "labels": {**job_labels, **pod.labels(spec.pod)},
-                            "annotations": {**_scraping(spec), **dict(spec.pod.annotation)},
+                            "annotations": _annotations(spec),
                         },
                         "spec": _pod_spec(spec),
                     },
@@ -155,9 +156,13 @@ def _pytorchjob(spec: JobSpec) -> Object:
     }
 
 
-def _scraping(spec: JobSpec) -> Object:
-    """For a Prometheus without its operator; all pods have the same, and rank 0 alone answers."""
-    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(_metrics_port(spec))}
+def _annotations(spec: JobSpec) -> Object:
+    """The pods': for a Prometheus without its operator, for Kueue, and those that were given.
+
+    All pods have the same port, and rank 0 alone answers there.
+    """
+    scraping = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_metrics_port(spec))}
+    return {**scraping, **queueing.annotations(spec.topology), **dict(spec.pod.annotation)}
 
 
 def _metrics_port(spec: JobSpec) -> int:

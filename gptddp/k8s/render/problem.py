@@ -1,9 +1,12 @@
-"""A broken rule of a job, and the rules that judge what its user gave."""
+"""A broken rule of a job; the rules that judge what its user gave, and those of any PyTorchJob."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gptddp.k8s.objects import Object
 from gptddp.k8s.render.spec import JobSpec
+
+REPLICAS = "spec.pytorchReplicaSpecs"
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,18 @@ class Problem:
 
 Found = tuple[str, str, str]  # field, rule, fix
 SpecRule = Callable[[JobSpec], Iterator[Found]]
+JobRule = Callable[[Object], Iterator[Found]]
 SPEC_RULES: dict[str, SpecRule] = {}
+JOB_RULES: dict[str, JobRule] = {}
 
 
 def spec_rule(function: SpecRule) -> SpecRule:
     """Register a rule; its id is the function's name with dashes."""
     SPEC_RULES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def job_rule(function: JobRule) -> JobRule:
+    """Register a rule of any PyTorchJob; its id is the function's name with dashes."""
+    JOB_RULES[function.__name__.strip("_").replace("_", "-")] = function
     return function

@@ -12,6 +12,7 @@ from gptddp.advice import advice
 from gptddp.errors import ConfigError
 from gptddp.k8s.render import names, pod, quantity
 from gptddp.k8s.render import pod_rules as _registered  # noqa: F401
+from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
 from gptddp.k8s.render.problem import SPEC_RULES, Found, Problem, spec_rule
 from gptddp.k8s.render.spec import JobSpec, flag
 

@@ -69,6 +69,18 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = _f(
         (), "environment variable; may be repeated", Kind.TABLE, "NAME=VALUE"
     )
+    queue: str | None = _f(
+        None, "LocalQueue of Kueue in which the job waits for its turn", metavar="NAME"
+    )
+    priority: str | None = _f(
+        None, "WorkloadPriorityClass: the job's place in its queue", metavar="NAME"
+    )
+    topology: str | None = _f(
+        None,
+        "nodes that Kueue looks for: required=LABEL: with the same value of this label; "
+        "preferred=LABEL; unconstrained",
+        metavar="WISH",
+    )
     pod: PodOptions = PodOptions()
     train: Config = Config()
 
