@@ -5,7 +5,8 @@ The rule itself is the docstring of its function. A message says more: which val
 
 from dataclasses import dataclass
 
-from gptddp.k8s.render import admission, problem
+from gptddp.k8s.render import admission as _registered_too  # noqa: F401
+from gptddp.k8s.render import problem
 from gptddp.k8s.render import rules as _registered  # noqa: F401
 
 OPTIONS, MANIFEST = "options", "manifest"
@@ -43,6 +44,10 @@ FIXES = {
     "read-only-data": ("--read-only-data", "leave it out, or use two claims"),
     "egress": ("--egress", "use one as in 10.0.0.0/8:443, or own for none"),
     "without": ("--without", "name serviceaccount, networkpolicy or poddisruptionbudget"),
+    "queue-options": (
+        "--priority, --topology, --label",
+        "add --queue NAME; use required=LABEL, preferred=LABEL or unconstrained",
+    ),
     "world-size": ("--replicas", "use fewer pods or processes, or -- --lanes with more"),
     "places": ("--data after --, --run-dir after --", "use --data and --runs before the --"),
     "init-from": ("--init-from", "put the folder into a claim, and name it as in /data/gpt2"),
@@ -85,6 +90,19 @@ FIXES = {
         "spec.pytorchReplicaSpecs",
         "name a container pytorch, give each an image, and each port a name",
     ),
+    "queue": (
+        "metadata.labels, spec.pytorchReplicaSpecs",
+        "label the job itself, with the name of a LocalQueue",
+    ),
+    "queue-size": (
+        "metadata.annotations, spec.elasticPolicy.metrics",
+        "leave it out: Kueue stops a PyTorchJob whose size changes",
+    ),
+    "queue-time": ("metadata.labels", "use a number of seconds, 1 or more"),
+    "queue-topology": (
+        "spec.pytorchReplicaSpecs",
+        "use one topology annotation, with the key of a label of nodes",
+    ),
 }
 # Of the structure, which is no function's: see `crd`, `documents` and `validate`.
 STRUCTURE = {
@@ -111,7 +129,7 @@ def rules() -> list[Rule]:
     """All rules, those of options first, in the order in which they judge."""
     found = [
         Rule(id, of, FIXES[id][0], " ".join(str(function.__doc__).split()), FIXES[id][1])
-        for of, table in ((OPTIONS, problem.SPEC_RULES), (MANIFEST, admission.JOB_RULES))
+        for of, table in ((OPTIONS, problem.SPEC_RULES), (MANIFEST, problem.JOB_RULES))
         for id, function in table.items()
     ]
     return found + [Rule(id, MANIFEST, *row) for id, row in STRUCTURE.items()]
