@@ -6,6 +6,7 @@ words, except "not found", which is an answer: None or False.
 
 import difflib
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,6 +112,7 @@ class Cluster:
         follow: bool = False,
         previous: bool = False,
         since_time: str = "",
+        since_s: float | None = None,
         tail: int | None = None,
         quiet_s: float | None = None,
         container: str = "",
@@ -127,6 +129,7 @@ class Cluster:
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
         query |= {"sinceTime": since_time} if since_time else {}
+        query |= {"sinceSeconds": math.ceil(since_s)} if since_s and not since_time else {}
         query |= {"tailLines": tail} if tail is not None else {}
         path = self._path("Pod", pod_name) + "/log"
         response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))

@@ -114,6 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         while True:
             done = log.done or "follow" not in query
             data = log.text(query.get("sinceTime", "")).encode()
+            if "sinceSeconds" in query:
+                oldest = time.time() - int(query["sinceSeconds"])
+                data = log.text(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest))).encode()
             if tail := query.get("tailLines"):
                 data = b"".join(data.splitlines(keepends=True)[-int(tail) :])
             piece = data[sent : limit or end]

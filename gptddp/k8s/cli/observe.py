@@ -1,58 +1,21 @@
-"""The commands that only read: `list`, `status`, `top`, `logs` and `wait`."""
+"""The commands that only read: `status`, `top`, `logs` and `wait`."""
 
-import json
-import time
 from typing import Any
 
 import click
 
-from gptddp.errors import visible, visible_lines
+from gptddp.errors import visible_lines
+from gptddp.k8s.cli import output as formats
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import cluster_options, job_options, name_argument
 
 
-@click.command("list")
-@click.option("-A", "--all-namespaces", is_flag=True, help="jobs of all namespaces")
-@click.option("-o", "--output", type=click.Choice(["json", "name"]), help="format [a table]")
-@job_options
-def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
-    """List the jobs of gptddp with their state, their pods and their age."""
-    from gptddp.k8s.cluster import JOB
-    from gptddp.k8s.observe import status
-    from gptddp.k8s.render.companions import OURS
-
-    jobs = cluster.find(JOB, OURS, everywhere=all_namespaces)
-    pods = cluster.find("Pod", OURS, everywhere=all_namespaces)
-    rows = status.rows(jobs, pods, time.time())
-    if output == "json":
-        click.echo(json.dumps(rows, indent=2))
-    elif output == "name":
-        for row in rows:
-            click.echo(f"pytorchjob.kubeflow.org/{row['name']}")
-    elif not rows:
-        where = "any namespace" if all_namespaces else f"namespace {cluster.namespace}"
-        note(f"no jobs of gptddp in {where}")
-    else:
-        cells = [
-            (
-                row["namespace"],
-                row["name"],
-                row["state"],
-                f"{row['ready']}/{row['desired']}",
-                status.duration(row["age_s"]),
-            )
-            for row in rows
-        ]
-        header = ("NAMESPACE", "NAME", "STATE", "PODS", "AGE")
-        first = 0 if all_namespaces else 1
-        for line in status.table(header[first:], [c[first:] for c in cells]):
-            click.echo(visible(line))
-
-
 @click.command()
 @name_argument
-@click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
+@click.option(
+    "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]), help="format [text]"
+)
 @job_options
 def status(name: str, output: str | None, cluster: Any) -> None:
     """Say how a job does: its state, why it does not run, its step.
@@ -66,10 +29,11 @@ def status(name: str, output: str | None, cluster: Any) -> None:
     if found is None:
         raise cluster.not_found(name)
     answer = job_status.of(progress.with_log(cluster, found))
-    if output == "json":
-        click.echo(json.dumps(answer, indent=2))
-        return
-    click.echo(visible_lines(job_status.to_text(answer)))
+    if output in ("json", "yaml"):
+        return formats.data(answer, output)
+    if output == "name":
+        return formats.objects([found.job], output)
+    click.echo(visible_lines(job_status.to_text(answer, wide=output == "wide")))
     if command := job_status.next_command(answer, local=" --local" in cluster.flags):
         note(f"next: {command}{cluster.flags}")
 
@@ -119,10 +83,19 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 @click.option(
     "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
 )
+@click.option("--since", type=types.DURATION, help="what is not older, such as 90s or 1h30m [all]")
 @click.option("--previous", is_flag=True, help="of the containers before the last restart")
+@click.option("--first-failure", is_flag=True, help="of the container that failed first")
 @cluster_options
 def logs(
-    name: str, follow: bool, pod: int | None, tail: int | None, previous: bool, cluster: Any
+    name: str,
+    follow: bool,
+    pod: int | None,
+    tail: int | None,
+    since: float | None,
+    previous: bool,
+    first_failure: bool,
+    cluster: Any,
 ) -> None:
     """Print what the pods of a job have written.
 
@@ -131,14 +104,29 @@ def logs(
     the job. What they have written is printed as it is, with the colours and progress bars of
     programs; so it is as safe as the image is.
     """
+    from gptddp.k8s.observe import first_failure as failures
     from gptddp.k8s.observe import logs as pod_logs
 
+    if first_failure:
+        for given, option in ((follow, "--follow"), (previous, "--previous")):
+            if given:
+                raise click.UsageError(
+                    f"{option} has no meaning with --first-failure: leave it out"
+                )
+        if pod is not None:
+            raise click.UsageError(
+                "--pod names a pod, --first-failure looks for one: leave one out"
+            )
+        failures.show_log(cluster, name, click.echo, note, tail=tail, since_s=since)
+        return
     if follow and previous:
         raise click.UsageError("--previous is of containers that write no more: leave out --follow")
     if follow:
-        pod_logs.follow(cluster, name, click.echo, note, index=pod, tail=tail)
-    else:
-        pod_logs.show_job(cluster, name, click.echo, note, index=pod, tail=tail, previous=previous)
+        pod_logs.follow(cluster, name, click.echo, note, index=pod, tail=tail, since_s=since)
+        return
+    pod_logs.show_job(
+        cluster, name, click.echo, note, index=pod, tail=tail, since_s=since, previous=previous
+    )
 
 
-COMMANDS = (list_, status, top, logs, wait)
+COMMANDS = (status, top, logs, wait)

@@ -58,6 +58,27 @@ class _Seconds(click.ParamType[float]):
         return seconds
 
 
+class _Duration(click.ParamType[float]):
+    """A length of time as kubectl takes it, in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        import re
+
+        number = r"(\d+(?:\.\d*)?|\.\d+)"
+        match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", str(value))
+        parts = [float(part or 0) for part in match.groups()] if match else []
+        if not sum(parts):
+            self.fail(
+                f"{value!r} is no length of time: write it as in 45s, 10m or 1h30m", param, ctx
+            )
+        hours, minutes, seconds = parts
+        return 3600 * hours + 60 * minutes + seconds
+
+
 class _Word(click.ParamType[str]):
     """A text that is not empty, as that of a shell variable that is not set is."""
 
@@ -79,6 +100,7 @@ class _File(click.Path):
 JOB = _Name("a job", 253, dots=True)  # a job that we did not create may have dots
 NAMESPACE = _Name("a namespace", 63, dots=False)
 SECONDS = _Seconds()
+DURATION = _Duration()
 WORD = _Word()
 PATH = _File(path_type=Path)
 FILE = _File(path_type=Path, dir_okay=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gptddp.k8s import exit_codes
-from gptddp.k8s.objects import Object, container_statuses, event_time
+from gptddp.k8s.objects import Object, container_statuses, event_time, seconds
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -232,6 +232,17 @@ def ending_id(terminated: Object, other: str) -> str:
         return (_match(_CRASH[:1], message) or ("command", {}))[0]
     found = _match(_CRASH, exit_codes.reason(message))
     return found[0] if found else other
+
+
+def ending_order(terminated: Object) -> tuple[bool, bool, float]:
+    """Of bad ends the least is the one that the others follow from.
+
+    An error of the container's own goes before its being killed, one that a rank has reported
+    before the ends of its peers, then the first in time.
+    """
+    killed = int(terminated.get("exitCode") or 0) >= exit_codes.FIRST_RETRYABLE
+    by_rank = "gptddp.launch: rank" in str(terminated.get("message") or "")
+    return killed, not by_rank, seconds(terminated.get("finishedAt")) or 0.0
 
 
 def how_it_ended(limit: str, terminated: Object) -> str:

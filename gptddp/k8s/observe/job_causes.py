@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gptddp.k8s.exit_codes import FIRST_RETRYABLE
 from gptddp.k8s.objects import (
     Object,
     age_s,
@@ -17,7 +16,7 @@ from gptddp.k8s.objects import (
 )
 from gptddp.k8s.observe import node_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import ending_id, how_it_ended, limit_of
+from gptddp.k8s.observe.container_causes import ending_id, ending_order, how_it_ended, limit_of
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.progress import progress
 from gptddp.k8s.render.companions import OURS
@@ -319,9 +318,6 @@ def _ends(pods: Sequence[Object]) -> list[tuple[bool, bool, float, Object, str, 
     for pod in pods:
         for container in container_statuses(pod):
             terminated = (container.get("state") or {}).get("terminated") or {}
-            if code := int(terminated.get("exitCode") or 0):
-                by_rank = "gptddp.launch: rank" in str(terminated.get("message") or "")
-                when = seconds(terminated.get("finishedAt")) or 0.0
-                retryable, name = code >= FIRST_RETRYABLE, container["name"]
-                ends.append((retryable, not by_rank, when, pod, name, terminated))
+            if int(terminated.get("exitCode") or 0):
+                ends.append((*ending_order(terminated), pod, container["name"], terminated))
     return ends

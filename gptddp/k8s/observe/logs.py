@@ -4,6 +4,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
@@ -26,17 +27,21 @@ def show(
     prefix: bool = True,
     previous: bool = False,
     tail: int | None = None,
+    since_s: float | None = None,
 ) -> None:
     """Write what the pods have logged until now, in the order of time.
 
-    `tail` is of each pod. `say` is told of a pod whose log cannot be read.
+    `tail` is of each pod; `since_s`: lines that are not older. `say` is told of a pod whose log
+    cannot be read.
     """
 
     def lines(pod: Object) -> Iterator[tuple[datetime, int, str]]:
         name, opening = pod["metadata"]["name"], f"[{short_name(pod)}] " if prefix else ""
         index, at = role_and_index(pod)[1], datetime.min.replace(tzinfo=UTC)
         try:
-            for line in cluster.log(name, container=CONTAINER, previous=previous, tail=tail):
+            for line in cluster.log(
+                name, container=CONTAINER, previous=previous, tail=tail, since_s=since_s
+            ):
                 found, text = parse(line)
                 at = found or at
                 yield at, index, opening + text
@@ -56,6 +61,7 @@ def show_job(
     index: int | None = None,
     previous: bool = False,
     tail: int | None = None,
+    since_s: float | None = None,
 ) -> None:
     """Write the logs of a job's pods, or with `index` of the one of this index, and end.
 
@@ -68,7 +74,8 @@ def show_job(
     if not pods:
         reason = why.why(found)
         say(f"{name} is {why.state(found.job)} and has no such pods" + (reason and f": {reason}"))
-    show(cluster, pods, write, say, prefix=index is None, previous=previous, tail=tail)
+    options: dict[str, Any] = {"previous": previous, "tail": tail, "since_s": since_s}
+    show(cluster, pods, write, say, prefix=index is None, **options)
 
 
 def follow(
@@ -79,6 +86,7 @@ def follow(
     *,
     index: int | None = None,
     tail: int | None = None,
+    since_s: float | None = None,
     tell_changes: bool = True,
 ) -> None:
     """Write the lines of all pods as they come, each opened by `[w0] `, until the job has ended.
@@ -91,7 +99,7 @@ def follow(
     """
     tell: Say = say if tell_changes else lambda text: None
     watcher, changes = Watcher(cluster, name, tell), Changes(name, tell)
-    shared = Follow(cluster, write, say, prefix=index is None)
+    shared = Follow(cluster, write, say, prefix=index is None, since_s=since_s)
     try:
         _follow_pods(shared, watcher, changes, index, tail)
     finally:

@@ -67,9 +67,15 @@ class Follow:
     """What the threads of one `logs.follow` share."""
 
     def __init__(
-        self, cluster: Cluster, write: Callable[[str], None], say: Say, prefix: bool
+        self,
+        cluster: Cluster,
+        write: Callable[[str], None],
+        say: Say,
+        prefix: bool,
+        since_s: float | None = None,
     ) -> None:
         self.cluster, self.write, self.say, self.prefix = cluster, write, say, prefix
+        self.since_s = since_s  # of lines before which none is of interest
         self.pods: Mapping[str, Object] = {}  # by name, as of the last poll
         self.ending = threading.Event()  # the job is final or gone: no pod will come any more
         self.stopped = threading.Event()
@@ -159,6 +165,7 @@ class PodLog(threading.Thread):
             previous=previous,
             tail=tail,
             since_time=self.recent.since,
+            since_s=self.follow.since_s,
             quiet_s=QUIET_S,
             keep_ends=True,
         )

@@ -52,6 +52,7 @@ def _pod(pod: Object, now: float) -> dict[str, Any]:
         "ready": is_ready(pod),
         "status": pod_status(pod),
         "node": pod.get("spec", {}).get("nodeName"),
+        "ip": (pod.get("status") or {}).get("podIP"),
         "restarts": sum(int(c.get("restartCount", 0)) for c in container_statuses(pod)),
         "age_s": round(age_s(pod, now)),
     }
@@ -78,8 +79,8 @@ def pod_status(pod: Object) -> str:
 # -- text ----------------------------------------------------------------------------------------
 
 
-def to_text(status: dict[str, Any]) -> str:
-    """The status for a reader: a few named lines, then the pods."""
+def to_text(status: dict[str, Any], wide: bool = False) -> str:
+    """The status for a reader: a few named lines, then the pods; `wide`: with their addresses."""
     count = status["replicas"]
     pods = f"{count['ready']} of {count['desired']} ready"
     if count["min"] and (count["min"], count["max"]) != (count["desired"], count["desired"]):
@@ -103,12 +104,7 @@ def to_text(status: dict[str, Any]) -> str:
         for number, line in enumerate(text.splitlines()):
             lines.append(f"{key + ':' if not number else '':{width}}{line}")
     if status["pods"]:
-        header = ("POD", "STATUS", "NODE", "RESTARTS", "AGE")
-        cells = [
-            (p["name"], p["status"], p["node"] or "-", str(p["restarts"]), duration(p["age_s"]))
-            for p in status["pods"]
-        ]
-        lines += ["", *table(header, cells)]
+        lines += ["", *_pods_table(status["pods"], wide)]
     changes = [
         (c["type"], c["status"], c.get("lastTransitionTime", ""), c.get("message", ""))
         for c in status["conditions"]
@@ -116,6 +112,16 @@ def to_text(status: dict[str, Any]) -> str:
     if changes:
         lines += ["", *table(("CONDITION", "HOLDS", "SINCE", "MESSAGE"), changes)]
     return "\n".join(lines)
+
+
+def _pods_table(pods: Sequence[dict[str, Any]], wide: bool) -> list[str]:
+    header = ["POD", "STATUS", "NODE", "RESTARTS", "AGE", *(["IP"] if wide else [])]
+    cells = [
+        [p["name"], p["status"], p["node"] or "-", str(p["restarts"]), duration(p["age_s"])]
+        + ([p["ip"] or "-"] if wide else [])
+        for p in pods
+    ]
+    return table(header, cells)
 
 
 def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
