@@ -23,6 +23,7 @@ from gptddp.files import exists
 from gptddp.flags import changed, of_run
 from gptddp.run import books
 from gptddp.run.books import Books
+from gptddp.run.code import made_by
 from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.train import live
 from gptddp.training.first_state import first_state
@@ -43,6 +44,7 @@ class Report:
     wrong: Wrong | None = None
     books: list[str] = field(default_factory=list)  # what is wrong with the files as they are
     aside: list[str] = field(default_factory=list)  # what does not count, and why
+    code: list[str] = field(default_factory=list)  # own code of the run, and which steps it made
 
     @property
     def exit_code(self) -> int:
@@ -80,7 +82,7 @@ def audit(
         data,
         init_from,
         whole,
-        Report(found.last, books=found.wrong, aside=aside),
+        Report(found.last, books=found.wrong, aside=aside, code=made_by(found.lives, found.codes)),
     )
     stop = StopFlag()
     stop.must_exit = lambda waited_s: False  # it says how far it came; a second Ctrl-C ends it
@@ -331,6 +333,7 @@ def describe(report: Report) -> str:
     elif report.exit_code == 2:
         lines.append("nothing recomputed: no step lies between two checkpoints; give --whole")
     lines += [f"not counted: {it}" for it in report.aside]
+    lines += [f"made by: {it}" for it in report.code]
     lines.append(f"compared: {', '.join((*FIELDS, *DUE))}. Not: times, speeds, world sizes")
     return "\n".join(lines)
 

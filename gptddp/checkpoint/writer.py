@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptddp.checkpoint import owner, retention, store
 from gptddp.checkpoint.layout import Staging
+from gptddp.distributed import environment
 from gptddp.errors import GptddpError, Superseded, Unusable
 from gptddp.files import FULL, explain, fsync
 from gptddp.run.directory import CHECKPOINTS
@@ -163,6 +164,7 @@ class Writer:
             "run_id": self.run_id,
             "parent": self.parent,
             "time": time.time(),
+            **({"code": code} if (code := environment.code()) else {}),
             "tensors": layout,
             "meta": json.loads(json.dumps(meta)),
         }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gptddp import errors
 
+CODE = "GPTDDP_CODE"  # set by our launcher, which has laid own code over the image's package
 RESOLV_CONF = Path("/etc/resolv.conf")
 
 
@@ -170,6 +171,11 @@ def nodes() -> tuple[int, int] | None:
 def verdict() -> Path | None:
     """Where our launcher looks for a final error of its workers; the folder is the pod's own."""
     return Path(os.environ["GPTDDP_VERDICT"]) if os.environ.get("GPTDDP_VERDICT") else None
+
+
+def code() -> str | None:
+    """The hash of the own code that this process runs; None where it is what is installed."""
+    return os.environ.get(CODE) or None
 
 
 def pod() -> str:

@@ -9,6 +9,7 @@ from gptddp.report.read import Run
 from gptddp.report.strip import Strip
 from gptddp.report.thin import MOST, means, thin
 from gptddp.report.words import cell, duration, many, value
+from gptddp.run.code import named
 
 MOST_LIVES = 200  # that are shaded and marked: of more, the newest
 MANY = 600  # steps: of more, a line of means is drawn over the others
@@ -203,6 +204,8 @@ def _told(event: Mapping[str, Any]) -> str:
     names = ", ".join(map(str, it)) if isinstance(it := event.get("names"), list) else ""
     took = duration(number(event.get("seconds")))
     match event["event"]:
+        case "changed" if event.get("field") == "code":
+            return f"code: {named(event.get('old'))} -> {named(event.get('new'))}"
         case "changed":
             return f"{event.get('field')}: {event.get('old')} -> {event.get('new')}"
         case "quarantine":

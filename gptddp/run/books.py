@@ -36,6 +36,7 @@ class Books:
     begins: Mapping[int, int]  # by life: the step that it went on from
     configs: Mapping[int, Config]
     machines: Mapping[int, Sequence[str]]
+    codes: Mapping[int, str | None]  # the hash of own code, None where it had none
     quarantine: dict[int, list[int]]
     left: str | None  # which lines are of a branch that the run has left, if any are
     wrong: list[str]  # what does not fit together
@@ -109,6 +110,7 @@ def read(run: Path, fields: Collection[str]) -> Books:
         begins={life: it["step"] for life, it in starts.items() if _is_count(it.get("step"))},
         configs=configs,
         machines={life: _machines(it) for life, it in starts.items()},
+        codes={life: it.get("code") for life, it in starts.items()},
         quarantine=_quarantine(events),
         left=f"the log's steps from {away + 1} on: the run has left them" if left else None,
         wrong=[*wrong, *_config_json(run, saved, starts, configs), *_finished_json(run, lines)],

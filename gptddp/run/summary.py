@@ -43,6 +43,7 @@ class Summary:
     run_id: str | None = None  # of the run; version 0.1.0 has not recorded it
     config: dict[str, Any] | None = None  # what the newest life that recorded it ran with
     config_life: int = 0  # that life
+    code: str | None = None  # the hash of own code that the newest life has run; None: it had none
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
     # who was given --from-scratch last: the generation, and the job and id of that life
@@ -66,6 +67,7 @@ class Summary:
         if kind == "start" and generation > self.life:
             self.life, self.source = generation, event.get("source")
             self.ended, self.differed = False, ""
+            self.code = event.get("code")
             if self.source == "scratch":  # what was committed before has been given up
                 self.commits = []
         elif kind in ("stop", "end") and generation == self.life:

@@ -14,6 +14,7 @@ from gptddp import __version__
 from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import explain
@@ -56,10 +57,11 @@ def check_given(given: Sequence[Any], config: Config, world: World) -> None:
 
 
 def identity(dataset: Dataset) -> dict[str, str | None]:
-    """What decides a rank's rows beside the configuration."""
+    """What decides a rank's rows, and its steps, beside the configuration."""
     tokenizer = dataset.tokenizer()
     library = None if dataset.pretokenized else tokenizer.library
-    return {"dataset": dataset.sha256, "tokenizer": tokenizer.sha256, "library": library}
+    data = {"dataset": dataset.sha256, "tokenizer": tokenizer.sha256, "library": library}
+    return {**data, "code": environment.code()}
 
 
 def check_same_data(found: Sequence[Any], world: World) -> None:
@@ -69,8 +71,8 @@ def check_same_data(found: Sequence[Any], world: World) -> None:
             if isinstance(theirs, dict) and theirs.get(what) != mine:
                 raise DataError(
                     f"{name} has another {what} than rank 0 ({theirs.get(what)!s:.24} instead of "
-                    f"{mine!s:.24}), so its rows would be others: give all ranks the same data, "
-                    "and the same image or environment"
+                    f"{mine!s:.24}), so its steps would be others: give all ranks the same "
+                    "data, and the same image or environment"
                 )
 
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.data import lanes
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import Diverged
 from gptddp.files import patiently
 from gptddp.run import crash_loop, log_check, summary
+from gptddp.run.code import named
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -107,6 +109,7 @@ class Recorder:
         self.metrics.began(origin, progress, world, self._run_began, self._flops)
         self.saves.begin(tensors, ledger)
         self.saves.changes.record(self.ledger)
+        self._tell_of_code(ledger)
         self._start(ledger, progress, machines)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         if origin.source not in ("scratch", "memory"):
@@ -137,6 +140,8 @@ class Recorder:
             state_fp=f"{progress.state_fp:016x}",
             machines=machines,
             run_id=origin.run_id,
+            version=__version__,
+            **({"code": code} if (code := environment.code()) else {}),
             **self._new_config(ledger),
             **self._from_scratch(),
         )
@@ -146,6 +151,14 @@ class Recorder:
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
                 "; ".join(machines),
             )
+
+    def _tell_of_code(self, ledger: Summary) -> None:
+        """Say, and record, that the life before this one has run other code."""
+        old, new = ledger.code, environment.code()
+        if ledger.life and old != new:
+            self.event("changed", step=self.origin.step, field="code", old=old, new=new)
+            what = self.origin.step, named(old), named(new)
+            log.info("changed after step %d: code: %s -> %s", *what)
 
     def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
         """Say so where it is not the log of the state that this life goes on from."""

@@ -246,6 +246,24 @@ def test_sample_takes_image_and_claims_from_the_job(api, k8s):
     assert api.writes == ["create Job", "delete Job"]
 
 
+def test_sample_runs_on_the_code_of_the_job(api, k8s, tmp_path):
+    """The text of an own model is made by that model: the same archive, laid over the image's."""
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    job = render_job({"name": "demo", "code": str(tmp_path)})
+    api.put(job)
+    made = []
+    api.created["Job"] = made.append
+    k8s("sample", "demo", "--timeout", "0")
+    (container,) = pod_of(made[0])["containers"]
+    (own,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    at = container["command"].index("--code")
+    assert container["command"][at - 3 : at] == ["python", "-m", "gptddp.launch.overlay"]
+    assert container["command"][at + 1 : at + 4] == [own["args"][1], "gptddp", "sample"]
+    mount = {"name": "code", "mountPath": "/code", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "configMap" in {v["name"]: v for v in pod_of(made[0])["volumes"]}["code"]
+
+
 def test_sample_without_a_checkpoint_says_so(api, k8s):
     """Exit code 100 with gptddp's own words, and no Job left."""
     run_pods(api, message="Error: /runs/demo has no checkpoint yet", exitCode=4)

@@ -3,7 +3,7 @@
 import time
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import lifecycle
+from gptddp.k8s.act import code, lifecycle
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import Object
 
@@ -15,7 +15,7 @@ def check(cluster: Cluster, wanted: Object) -> None:
 
     Raises ConfigError for one of somebody else, ClusterError.
     """
-    if _live(cluster, wanted) is None:
+    if live_one(cluster, wanted) is None:
         try:
             cluster.create(wanted, dry_run=True)
         except ClusterError as error:
@@ -32,8 +32,8 @@ def ensure(
     """
     kind, name = wanted["kind"], wanted["metadata"]["name"]
     for _ in range(_TRIES):
-        live = _live(cluster, wanted)
-        body = _owned(wanted, live, owner)
+        live = live_one(cluster, wanted)
+        body = _owned(wanted if live is None else changeable(wanted), live, owner)
         try:
             if live is None:
                 cluster.create({**body, **(at_creation or {})})
@@ -49,15 +49,24 @@ def ensure(
     raise ClusterError(f"the {resource(kind, name)} is being deleted, and does not go")
 
 
-def _live(cluster: Cluster, wanted: Object) -> Object | None:
+def live_one(cluster: Cluster, wanted: Object) -> Object | None:
     """The companion as it is; raises ConfigError for one of somebody else."""
     kind, name = wanted["kind"], wanted["metadata"]["name"]
+    job = wanted["metadata"]["labels"]["app.kubernetes.io/instance"]
     live = cluster.get(kind, name)
-    if live is not None and not lifecycle.is_ours(live, name):
+    if live is not None and not lifecycle.is_ours(live, job):
         raise ConfigError(
             f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
         )
+    if live is not None and wanted.get("immutable"):
+        code.check(cluster, live, wanted)
     return live
+
+
+def changeable(wanted: Object) -> Object:
+    """It without its content, if that is immutable."""
+    content = ("immutable", "binaryData") if wanted.get("immutable") else ()
+    return {key: value for key, value in wanted.items() if key not in content}
 
 
 def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:

@@ -72,7 +72,7 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
     with says("nothing was deleted"):
         # Listed first: the garbage collector takes them as soon as the job is gone.
         found = [(JOB, job)] if job else []
-        for kind in (*reversed(companions.KINDS), "Secret", "Job"):
+        for kind in (*reversed(companions.KINDS), "ConfigMap", "Secret", "Job"):
             found += [(kind, it) for it in _found(cluster, kind, name, say)]
     left = []
     for at, (kind, it) in enumerate(found):
@@ -126,8 +126,8 @@ def _found(cluster: Cluster, kind: str, name: str, say: Say) -> list[Object]:
     except ClusterError as error:
         if error.status != 403:
             raise
-        # Who may not see a Secret could not make it, and one of a job goes with the job.
-        if kind != "Secret":
+        # Who may not see these could not make them, and those of a job go with the job.
+        if kind not in ("Secret", "ConfigMap"):
             say(f"warning: whether there is a {kind} beside the job cannot be seen: {error}")
         return []
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import companion, lifecycle, submit
-from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.errors import ClusterError
+from gptddp.k8s.act import code, companion, submit
+from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import secret
@@ -13,7 +13,12 @@ from gptddp.k8s.render.difference import NONE, Difference, compare
 
 CREATE, CHANGE = "create", "change"
 _SUSPEND = "spec.runPolicy.suspend"  # a state, of which no option is
-_LATER = ("spec.pytorchReplicaSpecs.Worker.template.", "spec.elasticPolicy.", "spec.nprocPerNode")
+_LATER = (
+    "code",
+    "spec.pytorchReplicaSpecs.Worker.template.",
+    "spec.elasticPolicy.",
+    "spec.nprocPerNode",
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ def changes(cluster: Cluster, objects: Sequence[Object]) -> list[Change]:
 
     Raises ConfigError for objects of somebody else, ClusterError, also for what the server refuses.
     """
-    found = [_change(kind, wanted, live) for kind, wanted, live in _pairs(cluster, objects)]
+    found = [_change(cluster, objects, *pair) for pair in _pairs(cluster, objects)]
     if found[-1] is not None and found[-1].action == CREATE:
         submit.refuse(cluster, objects[-1])  # such as for want of its namespace
     return [change for change in found if change is not None]
@@ -41,22 +46,22 @@ def _pairs(
     cluster: Cluster, objects: Sequence[Object]
 ) -> Iterator[tuple[str, Object, Object | None]]:
     for wanted in objects:
-        kind, name = wanted["kind"], wanted["metadata"]["name"]
-        live = cluster.get(kind, name)
-        if live is not None and not lifecycle.is_ours(live, name):
-            raise ConfigError(
-                f"the {resource(kind, name)} exists, and not from gptddp-k8s: use another --name"
-            )
+        live = companion.live_one(cluster, wanted)
         gone = live is not None and "deletionTimestamp" in live["metadata"]
-        yield kind, wanted, None if gone else live
+        yield wanted["kind"], wanted, None if gone else live
 
 
-def _change(kind: str, wanted: Object, live: Object | None) -> Change | None:
+def _change(
+    cluster: Cluster, objects: Sequence[Object], kind: str, wanted: Object, live: Object | None
+) -> Change | None:
     name = wanted["metadata"]["name"]
     if live is None:
         return Change(kind, name, CREATE)
-    found = [it for it in compare(live, wanted) if it.path != _SUSPEND]
-    if kind != JOB:  # what others have added to a companion stays
+    found = compare(companion.changeable(live), companion.changeable(wanted))
+    found = [it for it in found if it.path != _SUSPEND]
+    if kind == JOB:
+        found = code.differences(cluster, live, objects, found)
+    else:  # what others have added to a companion stays
         found = [it for it in found if it.new != NONE]
     return Change(kind, name, CHANGE, found) if found else None
 
@@ -98,7 +103,7 @@ def dry_run(cluster: Cluster, objects: Sequence[Object], say: Say) -> list[tuple
     *helpers, job = objects
     live = cluster.get(JOB, job["metadata"]["name"])
     if live is not None and "deletionTimestamp" not in live["metadata"]:
-        submit.check_same(cluster, live, job)
+        submit.check_same(cluster, live, objects)
         made = (live, "unchanged")
     else:
         made = (submit.refuse(cluster, job), "created")
@@ -111,9 +116,10 @@ def dry_run(cluster: Cluster, objects: Sequence[Object], say: Say) -> list[tuple
 def _try(cluster: Cluster, kind: str, wanted: Object, live: Object | None) -> tuple[Object, str]:
     if live is None:
         return cluster.create(wanted, dry_run=True), "created"
-    if companion.contains(live, wanted):
+    change = companion.changeable(wanted)
+    if companion.contains(live, change):
         return live, "unchanged"
-    return cluster.patch(kind, wanted["metadata"]["name"], wanted, dry_run=True), "configured"
+    return cluster.patch(kind, wanted["metadata"]["name"], change, dry_run=True), "configured"
 
 
 def _try_secret(cluster: Cluster, job: Object, say: Say) -> Iterator[tuple[Object, str]]:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError, GptddpError
-from gptddp.k8s.act import claims, companion, lifecycle, references, rendezvous_key
+from gptddp.k8s.act import claims, code, companion, lifecycle, references, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say, transient
-from gptddp.k8s.render.difference import differences
+from gptddp.k8s.render.difference import compare
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
@@ -49,7 +49,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
             check_pod(cluster, job, say)
         with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
             live, created = _create(cluster, job)
-    check_same(cluster, live, job)
+    check_same(cluster, live, objects)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
         with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
@@ -59,6 +59,8 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
                 rendezvous_key.own(cluster, job, live, say)
             elif not created:
                 rendezvous_key.check(cluster, job, live, say)
+            if created:
+                code.sweep(cluster, live)
     return live, created
 
 
@@ -141,8 +143,9 @@ def _create(cluster: Cluster, job: Object) -> tuple[Object, bool]:
 # -- what exists ---------------------------------------------------------------------------------
 
 
-def check_same(cluster: Cluster, live: Object, job: Object) -> None:
-    """Refuse to take another job for this one."""
+def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> None:
+    """Refuse to take another job for this one, the last of the objects."""
+    job = objects[-1]
     name = job["metadata"]["name"]
     hashes = [o["metadata"].get("annotations", {}).get(SPEC_HASH) for o in (live, job)]
     if not lifecycle.is_ours(live, name) or hashes[0] is None:
@@ -151,7 +154,7 @@ def check_same(cluster: Cluster, live: Object, job: Object) -> None:
         )
     if hashes[0] == hashes[1]:
         return
-    found = differences(live, job)
+    found = [str(it) for it in code.differences(cluster, live, objects, compare(live, job))]
     lines = [f"  {line}" for line in found[:_MOST_LINES]]
     lines += [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     at = cluster.flags

@@ -103,13 +103,15 @@ def render(ctx: click.Context, /, output: str, api: str, **options: Any) -> None
     for name, value in place.items():
         if value:
             raise click.UsageError(f"--{name} has no meaning here: it is for --api slurm")
-    from gptddp.k8s.render import companions, manifest
+    from gptddp.k8s.render import code_volume, companions, manifest
 
     job = load(options)
     objects = objects_of(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
     at = f" -n {job.namespace}" if job.namespace else ""
+    for warning in code_volume.notes(objects):
+        note(warning)
     note(
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
         f"{companions.key_command(job.name, at)}"

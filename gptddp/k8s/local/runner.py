@@ -18,6 +18,7 @@ from gptddp.k8s.local import conditions, pods
 from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.local.screen import Screen, StepFeed, duration, relative_path, told
 from gptddp.k8s.render import manifest
+from gptddp.launch import bundle
 
 TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is noticed at once
 
@@ -176,7 +177,8 @@ def _step_feed(plan: pods.Plan) -> StepFeed | None:
         return None
     settings = None
     with contextlib.suppress(GptddpError):
-        given = flags.from_args(plan.replica.container.get("args") or [])
+        _, args = bundle.split(plan.replica.container.get("args") or [])
+        given = flags.from_args(args)
         with contextlib.suppress(GptddpError, OSError, ValueError, LookupError, TypeError):
             saved = files.read_json(Path(run) / "config.json") or {}  # a run that is continued
             given = flags.continued(given, flags.from_saved(run, saved["config"]))

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import Field, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptddp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gptddp.k8s.render.code import Code
 
 
 class Kind(Enum):
@@ -21,6 +24,7 @@ class Kind(Enum):
     TABLE = "a table of strings"  # a flag KEY=VALUE that may be repeated
     QUANTITIES = "a table of quantities"
     TREE = "a table, or the name of a YAML file"  # a flag that takes such a file
+    CODE = "the name of a folder"  # a flag that takes one
 
 
 TABLES = (Kind.TABLE, Kind.QUANTITIES)
@@ -62,16 +66,19 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
         return plain(where, value)
     if kind is Kind.TREE and isinstance(value, str):
         return from_file(where, folder / value)
+    if kind is Kind.CODE and isinstance(value, str):
+        return from_folder(where, value and folder / value)
     plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int, Kind.SWITCH: bool}
     if type(value) is plain_types.get(kind):
         return value
     raise ConfigError(f"{where} is {value!r}: it must be {kind.value}")
 
 
-def from_file(where: str, path: Path) -> Mapping[str, Any]:
+def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
     """The one object of a YAML or JSON file. Raises ConfigError that names the option `where`."""
     import yaml
 
+    path = Path(file)
     try:
         documents = [it for it in yaml.safe_load_all(path.read_text("utf-8")) if it is not None]
     except (OSError, UnicodeDecodeError) as error:
@@ -85,6 +92,15 @@ def from_file(where: str, path: Path) -> Mapping[str, Any]:
     return plain(f"{where}: {path}", documents[0])
 
 
+def from_folder(where: str, folder: Path | str) -> "Code":
+    """The code in a folder. Raises ConfigError that names the option `where`."""
+    from gptddp.k8s.render import code
+
+    if not folder:
+        raise ConfigError(f"{where} is empty: it must be {Kind.CODE.value}; `.` is this one")
+    return code.read(where, Path(folder))
+
+
 def plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
     """A copy of JSON's types alone, with no part of it in two places (which would be an anchor)."""
     try:
@@ -95,3 +111,6 @@ def plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
             " quotes"
         ) from None
     return copy
+
+
+FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # by the value of a flag

@@ -13,7 +13,7 @@ import yaml
 
 from gptddp import config, flags
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import companions, pod, queueing, restricted
+from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted
 from gptddp.k8s.render.spec import JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
@@ -29,7 +29,8 @@ def objects(spec: JobSpec) -> list[Object]:
     The last one is the PyTorchJob.
     """
     job = _stamped(_patched(_pytorchjob(spec), spec))
-    return [*companions.of(job, _metrics_port(spec), spec.pod), job]
+    beside = companions.of(job, _metrics_port(spec), spec.pod)
+    return [*code_volume.objects(job, spec.code), *beside, job]
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
@@ -70,7 +71,8 @@ def trainer_args(spec: JobSpec) -> list[str]:
     """The container's arguments, with the paths in the pod."""
     path = f"/{spec.data_path}" if spec.data_path else ""
     run_dir = f"{RUNS}/{spec.name}"
-    return training_args(spec, data=DATA + path, run_dir=run_dir, metrics_port=METRICS_PORT)
+    train = training_args(spec, data=DATA + path, run_dir=run_dir, metrics_port=METRICS_PORT)
+    return [*code_volume.args(spec.code), *train]
 
 
 def training_args(spec: JobSpec, *, data: str, run_dir: str, metrics_port: int) -> list[str]:
@@ -195,6 +197,7 @@ def _pod_spec(spec: JobSpec) -> Object:
             restricted.claim_volume("runs", spec.runs),
             restricted.scratch_volume(spec.pod.scratch),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
+            *code_volume.volumes(spec.name, spec.code),
             *pod.volumes(spec.pod),
         ],
     }
@@ -222,6 +225,7 @@ def _container(spec: JobSpec) -> Object:
             {"name": "runs", "mountPath": RUNS},
             restricted.scratch_mount(),
             {"name": "shm", "mountPath": SHM},
+            *code_volume.mounts(spec.code),
             *pod.mounts(spec.pod),
         ],
     }

@@ -19,7 +19,7 @@ _OURS = re.compile(
     r"|training\.kubeflow\.org/.*|gptddp/.*"
 )
 # Where the pod has volumes and devices of its own, and where its program lies.
-_TAKEN = ("/data", "/runs", "/dev", "/tmp", "/proc", "/sys", "/opt/gptddp")
+_TAKEN = ("/data", "/runs", "/dev", "/tmp", "/proc", "/sys", "/opt/gptddp", "/code")
 
 
 @spec_rule

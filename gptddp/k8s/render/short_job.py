@@ -8,7 +8,7 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import manifest, names, pod, quantity, restricted, rules
+from gptddp.k8s.render import code_volume, manifest, names, pod, quantity, restricted, rules
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.problem import Found, Problem
@@ -128,7 +128,10 @@ def sample_job(
         {"name": "data", "mountPath": DATA, "readOnly": True},  # the tokenizer
         {"name": "runs", "mountPath": RUNS, "readOnly": True},
     ]
-    command = ["sh", "-c", _QUIET, "sh", "gptddp", "sample", f"{RUNS}/{name}", *options]
+    on_code, code_volumes, code_mounts = code_volume.of_pods(worker)
+    volumes, mounts = [*volumes, *code_volumes], [*mounts, *code_mounts]
+    program = [*on_code, "gptddp", "sample"]
+    command = ["sh", "-c", _QUIET, "sh", *program, f"{RUNS}/{name}", *options]
     container = _container("sample", image, command, mounts)
     container["resources"] = {  # asks for little, to fit in beside a running job
         "requests": {"cpu": "100m", "memory": "256Mi"},

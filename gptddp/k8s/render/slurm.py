@@ -19,7 +19,7 @@ from gptddp.k8s.render.spec import JobSpec, flag
 LAUNCHERS = {"torchrun": "gptddp.launch", "srun": "gptddp.train"}  # the program of a task
 _SLURM_ENV = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SCONTROL)(D|CTLD)?_.*|BASH_ENV")
 # Of Kubernetes, or of the pods alone.
-_UNUSED = ("namespace", "image", "gpu_resource", "queue", "priority", "topology")
+_UNUSED = ("namespace", "image", "gpu_resource", "queue", "priority", "topology", "code")
 
 
 @dataclass(frozen=True)

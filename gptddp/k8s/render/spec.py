@@ -9,19 +9,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
 from gptddp.k8s.render import fields, pod
-from gptddp.k8s.render.fields import TABLES, Kind, from_file, from_toml
+from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
 from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
 from gptddp.k8s.render.fields import option as _f
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.quantity import gibibytes
 from gptddp.model import shape
+
+if TYPE_CHECKING:
+    from gptddp.k8s.render.code import Code
 
 _PARTS = ("pod", "train")  # fields that are dataclasses of their own
 
@@ -81,6 +84,9 @@ class JobSpec:
         "preferred=LABEL; unconstrained",
         metavar="WISH",
     )
+    code: "Code | None" = _f(
+        None, "folder whose Python files go before those of the image", Kind.CODE, "DIR"
+    )
     pod: PodOptions = PodOptions()
     train: Config = Config()
 
@@ -121,7 +127,9 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
             continue
         if kind(name) in TABLES:
             value = {**values.get(name, {}), **dict(value)}
-        values[name] = from_file(flag(name), Path(value)) if kind(name) is Kind.TREE else value
+        if kind(name) in FROM_DISK:
+            value = FROM_DISK[kind(name)](flag(name), value)
+        values[name] = value
     values |= {n: tuple(sorted(v.items())) for n, v in values.items() if kind(n) in TABLES}
     options = PodOptions(**{n: values.pop(n) for n in pod.FIELDS if n in values})
     return JobSpec(**values, pod=options, train=_train(file, train_args))

@@ -1,0 +1,156 @@
+"""Own code of a job: the Python files of a folder, read, checked and packed on this machine."""
+
+import os
+import stat
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gptddp.errors import ConfigError
+from gptddp.files import exists, explain
+from gptddp.k8s.render.ignore import FILE, Ignore
+from gptddp.launch import bundle
+from gptddp.launch.bundle import File
+
+MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive; a third more in JSON, and 1 MiB is the end
+_PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The files that go before those of the image."""
+
+    files: bundle.Files
+
+    @cached_property
+    def sha256(self) -> str:
+        return bundle.sha256(self.files)
+
+    @cached_property
+    def archive(self) -> bytes:
+        return bundle.pack(self.files)
+
+
+def read(where: str, folder: Path) -> Code:
+    """The code in a folder, without what its ignore file leaves out; `where`: the option.
+
+    Raises ConfigError for what no pod could run, with the file and the fix.
+    """
+    try:
+        if not exists(folder, stat.S_ISDIR):
+            raise ConfigError(
+                f"there is no folder {folder}: name the one that holds your packages, such as a "
+                "checkout with gptddp/ in it"
+            )
+        paths = list(_paths(folder, Ignore.of(folder)))
+        _check_names(folder, paths)
+        files = dict(_read(folder, paths))
+        for path in filter(_is_python, paths):
+            _compile(path, files[path].data)
+        return _checked(Code(files), folder)
+    except OSError as error:
+        raise ConfigError(f"{where}: {folder} cannot be read: {explain(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _checked(code: Code, folder: Path) -> Code:
+    """Raise ConfigError for code that no ConfigMap takes."""
+    if len(code.archive) > MOST_IN_A_CONFIG_MAP:
+        raise ConfigError(
+            f"{folder} has {len(code.archive) >> 10} KiB, packed, and a ConfigMap takes "
+            f"{MOST_IN_A_CONFIG_MAP >> 10}: leave out what is no code by {FILE}, or build an image"
+        )
+    return code
+
+
+def _is_python(path: str) -> bool:
+    return path.endswith(".py")
+
+
+def _paths(folder: Path, ignore: Ignore, below: str = "") -> Iterator[str]:
+    """The files that count, in order, as paths with slashes. Raises ConfigError, OSError."""
+    for name in sorted(os.listdir(folder / below)):
+        path, found = below + name, folder / below / name
+        mode = os.lstat(found).st_mode
+        if ignore.leaves_out(path, stat.S_ISDIR(mode)):
+            continue
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the name {path!r} is not UTF-8: rename the file") from None
+        if stat.S_ISDIR(mode):
+            yield from _paths(folder, ignore, path + "/")
+            continue
+        if stat.S_ISLNK(mode) and _leads_to_a_file_inside(folder, found):
+            mode = os.stat(found).st_mode  # a file of the folder under a second name
+        if not stat.S_ISREG(mode):
+            what = "a link out of the folder" if stat.S_ISLNK(mode) else "no plain file"
+            raise ConfigError(
+                f"{path} is {what}, which no pod would have: put the file itself there, or "
+                f"leave it out by a line in {folder / FILE}"
+            )
+        yield path
+
+
+def _leads_to_a_file_inside(folder: Path, link: Path) -> bool:
+    target = link.resolve()
+    return target.is_relative_to(folder.resolve()) and target.is_file()
+
+
+def _check_names(folder: Path, paths: list[str]) -> None:
+    """Refuse a folder whose files would not be found, or that hides what Python needs."""
+    if "__init__.py" in paths:
+        raise ConfigError(
+            f"{folder} is a package itself: name the folder that holds it, so that"
+            f" {folder.resolve().name}/ is in it"
+        )
+    if not any(map(_is_python, paths)):
+        raise ConfigError(
+            f"{folder} has no Python file, or {FILE} leaves all out: it is to hold "
+            "packages, such as gptddp/model/gpt.py in the place of ours"
+        )
+    for path in paths:
+        name = path.removesuffix("/__init__.py").removesuffix(".py")
+        if (name in sys.stdlib_module_names and path != name) or path == "gptddp.py":
+            raise ConfigError(
+                f"{path} would take the place of {name} in every program: rename it, or "
+                f"leave it out by a line in {folder / FILE}"
+            )
+
+
+def _read(folder: Path, paths: list[str]) -> Iterator[tuple[str, File]]:
+    """The files. Raises ConfigError where they are too many, OSError."""
+    left = bundle.MOST_BYTES
+    for path in paths:
+        with open(folder / path, "rb") as file:
+            data = file.read(left + 1)
+            if (left := left - len(data)) < 0:
+                raise ConfigError(
+                    f"{folder} has more than {bundle.MOST_BYTES >> 20} MiB, up to "
+                    f"{path}: leave out what is no code, such as data and models, by {FILE}; for "
+                    "large libraries build an image"
+                )
+            yield path, File(data, bool(os.fstat(file.fileno()).st_mode & 0o100))
+
+
+def _compile(path: str, source: bytes) -> None:
+    """Raise ConfigError for a file that no interpreter of this version would load."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        at = f"{path}, line {error.lineno}" if error.lineno else path
+        text = f": {error.text.strip()[:80]}" if error.text else ""
+        why = f"{error.msg}{text}"
+    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes; endless nesting
+        at, why = path, str(error)
+    else:
+        return
+    raise ConfigError(
+        f"{at}: {why} ({_PYTHON}): the pods could not load it; mend it, or leave it out by "
+        f"a line in {FILE}"
+    )

@@ -1,0 +1,180 @@
+"""submit and delete of jobs with own code, against a small API server on a real socket."""
+
+import base64
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from support.api_server import PLURALS
+from support.writable_api_server import WriteAPI, job, put_claims, submit
+
+from gptddp.launch import bundle
+
+BESIDE = ["ConfigMap", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "Secret"]
+
+
+@pytest.fixture
+def api(tmp_path):
+    server = WriteAPI(tmp_path)
+    put_claims(server)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def k8s(api):
+    return api.command_line
+
+
+@pytest.fixture
+def own(tmp_path):
+    """own(**texts): the folder with these modules in gptddp/, as an argument of `submit`."""
+
+    def write(**texts):
+        folder = tmp_path / "own/gptddp"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / f"{name}.py").write_text(text)
+        return "--code", str(folder.parent)
+
+    return write
+
+
+def config_maps(api):
+    return {it["metadata"]["name"]: it for it in api.objects.values() if it["kind"] == "ConfigMap"}
+
+
+def test_code_comes_before_the_job_and_belongs_to_it(api, k8s, own):
+    """The ConfigMap first; then it is the job's, and only its head is sent again for that."""
+    result = submit(k8s, *own(a="x = 1\n"))
+    assert result.exit_code == 0, result.output
+    created = [f"create {kind}" for kind in [*BESIDE, "PyTorchJob"]]
+    assert api.writes == created + [f"patch {kind}" for kind in BESIDE]
+    ((name, config_map),) = config_maps(api).items()
+    assert name.startswith("demo-code-") and config_map["immutable"] is True
+    (owner,) = config_map["metadata"]["ownerReferences"]
+    assert owner["uid"] == job(api)["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("cut_at", range(11))
+def test_a_submit_with_code_that_was_cut_off_is_completed(api, k8s, own, cut_at):
+    """After any number of writes: the same command ends with all objects, owned, and none twice."""
+    api.cut_at = cut_at
+    code = own(a="x = 1\n")
+    assert submit(k8s, *code).exit_code == 1
+    api.cut_at = None
+    assert submit(k8s, *code).exit_code == 0
+    assert sorted(kind for kind, _ in api.all()) == sorted([*BESIDE, "PyTorchJob"])
+    (config_map,) = config_maps(api).values()
+    assert config_map["metadata"]["ownerReferences"][0]["uid"] == job(api)["metadata"]["uid"]
+
+
+def test_the_same_code_again_changes_nothing(api, k8s, own):
+    """Not one write, also where another zlib has packed the archive."""
+    code = own(a="x = 1\n")
+    submit(k8s, *code)
+    del api.writes[:]
+    assert submit(k8s, *code).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+    (config_map,) = config_maps(api).values()
+    ((key, data),) = config_map["binaryData"].items()
+    raw = gzip.decompress(base64.b64decode(data))
+    config_map["binaryData"][key] = base64.b64encode(gzip.compress(raw, 1)).decode()
+    assert submit(k8s, *code).exit_code == 0 and api.writes == []
+
+
+def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
+    """Refused, before anything is created: the files, and how to take it."""
+    submit(k8s, *own(a="x = 1\n", b="", c=""))
+    del api.writes[:]
+    own(a="x = 2\n", d="")
+    option, folder = own()
+    Path(folder, "gptddp/c.py").unlink()
+    result = submit(k8s, option, folder)
+    assert result.exit_code == 2 and api.writes == []
+    head, *lines = result.stderr.splitlines()
+    assert "gptddp-k8s delete demo" in head and "continues its run" in head
+    wanted = {
+        "code": "X -> X",
+        "code[gptddp/a.py]": "X -> X",
+        "code[gptddp/c.py]": "X -> (none)",
+        "code[gptddp/d.py]": "(none) -> X",
+    }
+    for line, (path, sides) in zip(lines, wanted.items(), strict=True):
+        assert re.sub(r"\b[0-9a-f]{12}\b", "X", line) == f"  {path}: {sides}"
+    result = submit(k8s)
+    assert re.search(r"^  code: [0-9a-f]{12} -> \(none\)$", result.stderr, re.M)
+    assert "volumes" not in result.stderr and "args" not in result.stderr
+
+
+def test_diff_and_dry_run_know_code(api, k8s, own):
+    """The files that differ, what would be created, and that nothing was."""
+    submit(k8s, *own(a="x = 1\n"))
+    del api.writes[:]
+    result = k8s("diff", "--name", "demo", "--replicas", "4", *own())
+    assert result.exit_code == 0, result.output
+    option = own(a="x = 2\n")
+    result = k8s("diff", "--name", "demo", "--replicas", "4", *option)
+    assert result.exit_code == 1 and "code[gptddp/a.py]" in result.stdout
+    assert "takes effect on pods that are created later" in " ".join(result.output.split())
+    result = submit(k8s, *option, "--dry-run=server")
+    assert result.exit_code == 2 and "code[gptddp/a.py]" in result.stderr
+    assert api.writes == []
+
+
+def test_what_differs_beside_the_code_is_named_as_well(api, k8s, own):
+    """The other fields are not lost behind the files."""
+    submit(k8s, *own(a="x = 1\n"))
+    result = submit(k8s, *own(a="x = 2\n"), "--cpu", "3")
+    assert "resources.limits.cpu: 1 -> 3" in result.stderr and "code[gptddp/a.py]" in result.stderr
+
+
+def test_code_that_came_to_no_job_is_deleted_by_the_next_submit(api, k8s, own):
+    """Half a submit, an edit, a submit: one ConfigMap is left, that of the job."""
+    api.cut_at = 3
+    assert submit(k8s, *own(a="x = 1\n")).exit_code == 1
+    api.cut_at = None
+    assert submit(k8s, *own(a="x = 2\n")).exit_code == 0
+    (config_map,) = config_maps(api).values()
+    assert bundle.unpack(base64.b64decode(*config_map["binaryData"].values())) == {
+        "gptddp/a.py": bundle.File(b"x = 2\n")
+    }
+
+
+def test_what_others_have_under_the_name_of_the_code_is_not_touched(api, k8s, own):
+    """Not ours, or ours with other content: refused, with nothing else created."""
+    code = own(a="x = 1\n")
+    submit(k8s, *code)
+    ((name, config_map),) = config_maps(api).items()
+    k8s("delete", "demo")
+    del api.writes[:]
+    other = bundle.pack({"a.py": bundle.File(b"")})
+    packed = {key: base64.b64encode(other).decode() for key in config_map["binaryData"]}
+    api.put({**config_map, "binaryData": packed})
+    result = submit(k8s, *code)
+    assert result.exit_code == 2 and api.writes == []
+    assert f"the ConfigMap {name} does not hold the code that it is named after" in result.stderr
+    assert f"kubectl delete configmap {name} -n default" in result.stderr
+    api.put({**config_map, "metadata": {"name": name, "labels": {}}})
+    result = submit(k8s, *code)
+    assert result.exit_code == 2 and "exists, and not from gptddp-k8s" in result.stderr
+
+
+def test_who_may_not_make_config_maps_is_told_before_anything_is_created(api, k8s, own):
+    """Code 1 and the server's words."""
+    api.fault, api.requests = None, []
+    api.forbidden = {"POST configmaps"}
+    result = submit(k8s, *own(a="x = 1\n"))
+    assert result.exit_code == 1 and api.all() == [] and "nothing was created" in result.stderr
+
+
+def test_delete_takes_the_code_along(api, k8s, own):
+    """And where ConfigMaps may not be seen nothing is said: a job without code has none."""
+    submit(k8s, *own(a="x = 1\n"))
+    result = k8s("delete", "demo")
+    assert 'configmap "demo-code-' in result.stdout and api.all() == []
+    submit(k8s)
+    api.forbidden = {"GET configmaps"}
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and "ConfigMap" not in result.stderr
+    assert PLURALS["ConfigMap"] == "configmaps"

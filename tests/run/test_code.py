@@ -1,0 +1,80 @@
+"""Which code has made which steps: in the ledger, the checkpoints, an audit and a report."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+from support.audits import audit, trained
+from support.forked import TRAIN, ranks
+from support.toy import SMALL
+
+from gptddp.checkpoint import content, store
+from gptddp.report.figures import other_notes
+from gptddp.run import summary
+from gptddp.run.code import made_by
+from gptddp.run.history import read_ledger
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.usefixtures("train_here")
+def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, caplog):
+    """Two codes after each other, then none: each start, each checkpoint and each change."""
+    caplog.set_level(logging.INFO)
+    run = tmp_path / "run"
+    for steps, code in (("2", A), ("3", A), ("5", B), ("7", None)):
+        monkeypatch.delenv("GPTDDP_CODE", raising=False)
+        if code:
+            monkeypatch.setenv("GPTDDP_CODE", code)
+        trained(corpus, run, "--steps", steps)
+    events = read_ledger(run)
+    starts = [event for event in events if event["event"] == "start"]
+    assert [event.get("code") for event in starts] == [A, A, B, None]
+    assert all(event["version"] for event in starts)
+    changed = [e for e in events if e["event"] == "changed" and e["field"] == "code"]
+    assert [(e["step"], e["old"], e["new"]) for e in changed] == [(3, A, B), (5, B, None)]
+    assert (
+        "changed after step 3: code: own code aaaaaaaaaaaa -> own code bbbbbbbbbbbb" in caplog.text
+    )
+    assert "changed after step 5: code: own code bbbbbbbbbbbb -> the installed code" in caplog.text
+    made = {store.order(it)[1]: store.unsealed(run / "checkpoints" / it) for it in store.names(run)}
+    assert {3, 5, 7} <= made.keys()
+    for step, manifest in made.items():
+        assert manifest.get("code") == (A if step <= 3 else B if step <= 5 else None)
+    assert summary.read(run).code is None
+
+    code, text = audit(run, "--whole")
+    assert code == 0  # the same program in all of them, by another name
+    for line in ("own code aaaaaaaaaaaa: steps 1 to 3", "own code bbbbbbbbbbbb: steps 4 to 5"):
+        assert f"made by: {line}" in text
+    assert "made by: the installed code: steps 6 to 7" in text
+    notes = other_notes(SimpleNamespace(skipped=[], events=events))
+    assert (3, "code: own code aaaaaaaaaaaa -> own code bbbbbbbbbbbb") in notes
+
+
+def test_a_run_without_own_code_has_no_word_of_it():
+    """Nor one whose ledger lacks a start."""
+    assert made_by({1: 1, 2: 2}, {1: None}) == []
+    assert made_by({1: 1, 2: 1, 3: 2}, {2: A}) == [
+        "the installed code: steps 1 to 2",
+        "own code aaaaaaaaaaaa: steps 3 to 3",
+    ]
+
+
+def test_ranks_with_different_code_do_not_train_together(corpus, tmp_path):
+    """The one with other code than rank 0 is named, before the first step."""
+    args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
+    differ = "import os; os.environ['GPTDDP_CODE'] = 'ab'[int(os.environ['RANK'])] * 64\n"
+    one, two = ranks(2, *args, code=differ + TRAIN)
+    assert one.wait(120) == two.wait(120) == 2
+    said = one.stderr.read() + two.stderr.read()
+    assert f"has another code than rank 0 ({B[:24]} instead of {A[:24]})" in said
+    assert not list((tmp_path / "run").glob("log.*"))
+
+
+def test_a_checkpoint_whose_code_is_no_text_is_refused():
+    """The field is named, as every other that is read."""
+    whole = {"step": 1, "generation": 1, "time": 1.0, "tensors": {}, "meta": {}, "shards": []}
+    assert content.wrong_manifest(json.loads(json.dumps(whole | {"code": A}))) is None
+    assert content.wrong_manifest(whole | {"code": 3}) == "code is 3: it must be text"
