@@ -4,12 +4,17 @@ import re
 import shlex
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from support.paths import ROOT
 
+from gptddp import __version__
 from gptddp.k8s.cli.main import cli
+from gptddp.k8s.render import manifest, spec
 
 JOBS = ROOT / "k8s/jobs"
+OVERLAYS = ROOT / "k8s/overlays"
+CLOUDS = sorted(path.parent.name for path in OVERLAYS.glob("*/job.toml"))
 COMMANDS = dict(re.findall(r"\((\S+\.yaml)\).*`gptddp-k8s (.*)`", (JOBS / "README.md").read_text()))
 
 
@@ -31,6 +36,51 @@ def test_an_example_is_what_its_command_prints(name):
 def test_every_example_has_its_command():
     """No file without a line in the README."""
     assert {path.name for path in JOBS.glob("*.yaml")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_job_of_a_cloud_is_allowed(cloud):
+    """Rendered without a warning, as the Job of `prepare` is; in the claims' namespace."""
+    file = OVERLAYS / cloud / "job.toml"
+    for command in ("render", "prepare --source texts --dry-run"):
+        result = CliRunner().invoke(cli, [*command.split(), "-f", str(file)])
+        assert result.exit_code == 0 and "warning" not in result.stderr, result.stderr
+        documents = list(yaml.safe_load_all(result.stdout))
+        assert {it["metadata"]["namespace"] for it in documents} == {"gptddp"}
+        image = re.search(r"image: (\S+)", result.stdout)
+        assert image and image[1].endswith(f"/gptddp:{__version__}")
+
+
+def test_the_clouds_differ_in_what_their_documents_say():
+    """The taint, the devices, the group and the driver's folder that each of them is known for."""
+    pods = {}
+    for cloud in CLOUDS:
+        built = spec.load(OVERLAYS / cloud / "job.toml", {}, [])
+        pods[cloud] = manifest.objects(built)[-1]["spec"]["pytorchReplicaSpecs"]["Worker"][
+            "template"
+        ]["spec"]
+    assert "fsGroup" not in pods["openshift"]["securityContext"]
+    assert pods["gke"]["securityContext"]["fsGroup"] == 1000
+    limits = pods["eks"]["containers"][0]["resources"]["limits"]
+    assert (limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == ("32", "5120Mi")
+    taint = {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
+    assert taint in pods["aks"]["tolerations"]
+    assert "cloud.google.com/gke-accelerator" in pods["gke"]["nodeSelector"]
+    env = {item["name"]: item.get("value") for item in pods["gke"]["containers"][0]["env"]}
+    assert env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert all(gpu in it["tolerations"] for it in pods.values())
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_every_claim_of_a_cloud_has_a_class_for_several_nodes(cloud):
+    """Its kustomization lays a storage class over the claims of k8s/base."""
+    made = yaml.safe_load((OVERLAYS / cloud / "kustomization.yaml").read_text())
+    (patch,) = made["patches"]
+    assert made["resources"] == ["../../base"]
+    assert patch["target"] == {"kind": "PersistentVolumeClaim"}
+    changed = {it["path"] for it in yaml.safe_load(patch["patch"])}
+    assert changed == {"/spec/storageClassName", "/spec/resources/requests/storage"}
 
 
 if __name__ == "__main__":
