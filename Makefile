@@ -16,8 +16,12 @@ $(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv
 demo: venv  ## train on four local pods, kill one, sample: within four minutes
 	$(BIN)/python -m gptddp.demo
 
+# A file's tests run in one process, and share what the file has made. Only a test whose claim is about
+# time runs alone: it is marked so.
+BESIDE = --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: venv  ## all tests that need no cluster
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(BESIDE)
 
 # Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: eleven
 # minutes, without the long rows.

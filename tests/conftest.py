@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from support.beside import beside_others
 from support.paths import ROOT
 from support.toy import SMALL, training_here
 
@@ -16,6 +17,12 @@ def pytest_configure():
     """A shell has its background jobs ignore Ctrl-C, and their children with them: not ours."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # its time limit does not count the waiting
+def pytest_runtest_protocol(item):
+    with beside_others(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

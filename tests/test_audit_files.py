@@ -115,6 +115,7 @@ def test_a_line_of_a_step_that_cannot_be(forged, step):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.alone
 def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     """What was changed in it, and when, is found without reading all lines for each."""
     steps, configs = range(1, 200_001), {1: Config(lr=0.1), 2: Config(lr=0.1), 3: Config(lr=0.2)}

@@ -285,6 +285,7 @@ def test_what_does_not_wait_for_the_storage_or_for_too_long_hangs(process, what,
     assert it.returncode == 9 and b"no progress for" in err
 
 
+@pytest.mark.alone
 def test_a_beat_costs_next_to_nothing():
     """A step has about five: 20 us each would still be a part in ten thousand of a second."""
     begin = time.perf_counter()

@@ -74,6 +74,7 @@ stuck()
     assert process.wait(20) == 143
 
 
+@pytest.mark.alone
 def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed(watched):
     """With `hurried`; without it the process has its time."""
     code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"

@@ -62,6 +62,7 @@ def delayed(corpus, tmp_path_factory):
     return run, summary.read(run).owners.so_far()
 
 
+@pytest.mark.alone
 def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
     """2 s each in one rank's rows, the other's step, its save, and everybody's evaluation.
 
@@ -76,6 +77,7 @@ def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
     assert owned["other"] <= 0.2
 
 
+@pytest.mark.alone
 def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
     """Within a percent, from the start of the trainers to the recorded end."""
     run, owned = delayed

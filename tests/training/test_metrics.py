@@ -199,6 +199,7 @@ def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():
     assert found == [400, 86, 100, 30]
 
 
+@pytest.mark.alone
 def test_phases_add_up_to_the_elapsed_time():
     """Every second belongs to exactly one phase."""
     begin = time.monotonic()
@@ -224,6 +225,7 @@ def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(port, caplog, 
     assert "gptddp_steps_total 0.0" in scrape(port)
 
 
+@pytest.mark.alone
 def test_the_last_scrape_is_waited_for_where_somebody_scrapes(port):
     """One that begins after the wait has; no longer than the scrapes are apart; not without any."""
     found = Scrapes(m.Metrics().registry, port, "127.0.0.1")

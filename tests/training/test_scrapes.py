@@ -87,6 +87,7 @@ def test_nobody_is_waited_for_who_has_scraped_once():
     assert not found and seconds < 2
 
 
+@pytest.mark.alone
 def test_a_scrape_that_is_not_read_to_its_end_is_none(server):
     """The client has closed before; the next one is waited for, no longer than an interval."""
 
