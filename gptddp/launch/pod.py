@@ -22,6 +22,7 @@ RDZV_CONF = {
 }
 KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
 LEAST_KEY = 32  # characters
+ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod, which nobody else looks for
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
     nodes = (_number("PET_NNODES", least), _number("PET_NNODES", most or least))
     if not 1 <= nodes[0] <= nodes[1]:
         raise ConfigError(f"PET_NNODES is {env['PET_NNODES']!r}: it must be MIN:MAX, MIN >= 1")
-    endpoint = env.get("PET_RDZV_ENDPOINT", "")
+    endpoint, rank = env.get("PET_RDZV_ENDPOINT", ""), ""
+    if not endpoint and env.get("PET_MASTER_ADDR"):
+        endpoint, rank = _master(env), env.get("PET_NODE_RANK", "")
     if not endpoint and nodes[1] > 1:
         raise ConfigError(
-            f"PET_NNODES is {env['PET_NNODES']!r} but PET_RDZV_ENDPOINT is not set: agents need "
-            "HOST:PORT to meet; a PyTorchJob sets it when it has an elasticPolicy"
+            f"PET_NNODES is {env['PET_NNODES']!r} but neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR"
+            " is set: agents need HOST:PORT to meet; the operator sets the one for a PyTorchJob "
+            "with an elasticPolicy, the other for one with a Master"
         )
     names = [env.get(name, "") for name in ("POD_ADDRESS", "POD_NAME", "HOSTNAME")]
     address = next(filter(None, names), "localhost") if endpoint else "127.0.0.1"
@@ -63,8 +67,9 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
         raise ConfigError(f"PET_RDZV_ENDPOINT is {endpoint!r}: it must be HOST:PORT")
     return PodFacts(
         address=address,
-        endpoint=endpoint or "127.0.0.1:0",
-        is_host=not endpoint or host in names or host.split(".")[0] in names,
+        endpoint=endpoint or ALONE,
+        is_host=not endpoint
+        or (rank == "0" if rank else host in names or host.split(".")[0] in names),
         nodes=nodes,
         workers=_workers(env.get("PET_NPROC_PER_NODE", "1")),
         rdzv_id=env.get("PET_RDZV_ID") or "gptddp",
@@ -72,6 +77,16 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
         grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
         key=_key(env.get(KEY, "")) if endpoint else secrets.token_hex(),
     )
+
+
+def _master(env: Mapping[str, str]) -> str:
+    """HOST:PORT of a job with a Master and without elasticPolicy, whose pod hosts the rendezvous.
+
+    Its size is fixed; what else PET_MASTER_* means to torchrun has no use here.
+    """
+    for name in ("PET_MASTER_PORT", "PET_NODE_RANK"):
+        _number(name, env.get(name, ""))
+    return f"{env['PET_MASTER_ADDR']}:{env['PET_MASTER_PORT']}"
 
 
 def forget_key() -> None:

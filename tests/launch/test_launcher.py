@@ -77,6 +77,38 @@ def test_the_pod_knows_its_address_and_whether_it_hosts(changes, address, is_hos
     assert (pod.address, pod.is_host) == (address, is_host)
 
 
+MASTER = {
+    "HOSTNAME": "demo-master-0",
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_MASTER_ADDR": "demo-master-0",
+    "PET_MASTER_PORT": "23456",
+    "PET_NODE_RANK": "0",
+}
+
+
+def test_a_job_with_a_master_has_a_fixed_size_and_meets_there():
+    """What the operator tells without an elasticPolicy: node 0 hosts, by number and not by name."""
+    pod = pod_from(MASTER)
+    assert (pod.endpoint, pod.nodes, pod.is_host) == ("demo-master-0:23456", (3, 3), True)
+    renamed = MASTER | {"HOSTNAME": "node7"}  # hostNetwork
+    assert pod_from(renamed).is_host
+    assert not pod_from(renamed | {"PET_NODE_RANK": "2"}).is_host
+    worker = MASTER | {"HOSTNAME": "demo-worker-1", "PET_NODE_RANK": "2"}
+    assert (pod_from(worker).address, pod_from(worker).is_host) == ("demo-worker-1", False)
+    assert "is_host=0" in parsed(worker).rdzv_conf and parsed(worker).nnodes == "3:3"
+    both = worker | {"PET_RDZV_ENDPOINT": "demo-worker-1:23456"}  # a Master and an elasticPolicy
+    assert pod_from(both).is_host and pod_from(both).endpoint == "demo-worker-1:23456"
+
+
+@pytest.mark.parametrize("name", ["PET_MASTER_PORT", "PET_NODE_RANK"])
+def test_a_bad_variable_of_a_job_with_a_master_is_named(name):
+    """Both are numbers, and the operator sets both."""
+    for value in ("", "x"):
+        with pytest.raises(ConfigError, match=f"{name} is '{value}': it must be a whole number"):
+            pod_from(MASTER | {name: value})
+
+
 def test_without_an_operator_the_pod_is_the_whole_job():
     """No PET_*: one worker, its own host, on loopback."""
     pod = pod_from({"HOSTNAME": "laptop"})

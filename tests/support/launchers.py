@@ -65,11 +65,8 @@ class Job:
             env = {
                 "POD_NAME": f"pod-{i}",
                 "POD_ADDRESS": f"{self.prefix}.{100 + i}",
-                "PET_NNODES": self.nnodes,
                 "PET_NPROC_PER_NODE": "1",
-                "PET_RDZV_BACKEND": "c10d",
-                "PET_RDZV_ENDPOINT": f"{self.prefix}.100:{PORT}",
-                "PET_RDZV_ID": f"job-{self.slot}",
+                **self.operator_env(i),
                 "GPTDDP_RENDEZVOUS_KEY": KEY,
                 "GPTDDP_GRACE_S": "20",
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
@@ -77,6 +74,15 @@ class Job:
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
             code = self.before + START
             self.pods[i] = launch(self.folder, env, *self.flags, script=self.script, code=code)
+
+    def operator_env(self, i: int) -> dict[str, str]:
+        """What the operator tells pod `i` of the others."""
+        return {
+            "PET_NNODES": self.nnodes,
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{self.prefix}.100:{PORT}",
+            "PET_RDZV_ID": f"job-{self.slot}",
+        }
 
     def steps(self) -> list[dict[str, Any]]:
         log = self.folder / "steps.jsonl"

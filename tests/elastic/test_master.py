@@ -1,0 +1,47 @@
+"""Launchers in a PyTorchJob with a Master and without elasticPolicy: a job of a fixed size."""
+
+import signal
+
+import pytest
+from support.launchers import PORT, Training, undisturbed
+
+STEPS = 60
+
+
+class MasterJob(Training):
+    """Pod 0 is the Master; the environment is that of `pt/envvar.go`, with its RANK of a pod."""
+
+    def operator_env(self, i: int) -> dict[str, str]:
+        host = f"{self.prefix}.100"
+        return {
+            "PET_NNODES": str(self.size),
+            "PET_MASTER_ADDR": host,
+            "PET_MASTER_PORT": str(PORT),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(PORT),
+            "PET_NODE_RANK": str(i),
+            "RANK": str(i),
+            "WORLD_SIZE": str(self.size),
+        }
+
+
+@pytest.fixture
+def job(tmp_path, corpus):
+    made = MasterJob(tmp_path / "run", corpus, 3, 41, 3, "--steps", str(STEPS))
+    yield made
+    made.close()
+
+
+def test_a_lost_worker_and_a_lost_master_cost_nothing_of_the_run(tmp_path, corpus, job):
+    """Both are killed and replaced: every step by three pods, and the bits of a run without."""
+    job.whole()
+    for lost in (2, 0):
+        job.pods[lost].send_signal(signal.SIGKILL)
+        job.exit_code(lost)
+        job.whole()
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert {line["world_size"] for line in lines} == {3}
+    alone = undisturbed(tmp_path / "alone", corpus, 3, STEPS)
+    for name in ("chain_fp", "state_fp", "loss"):
+        assert [line.get(name) for line in lines] == [line.get(name) for line in alone]
