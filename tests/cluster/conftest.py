@@ -152,6 +152,24 @@ def namespace(cluster) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="session")
+def load_image(cluster):
+    """load_image(tag, dockerfile): an image for nodes that reach no registry; others pull it."""
+
+    def load(tag: str, dockerfile: str) -> None:
+        node = ["docker", "inspect", "--format", "{{.Config.Image}}", CONTROL_PLANE]
+        image = subprocess.run(node, check=True, capture_output=True, text=True).stdout
+        if not image.startswith("gptddp-node:"):  # made by tests/cluster/up from modules
+            return
+        build = ["docker", "build", "--tag", tag, "-"]
+        env = os.environ | {"DOCKER_BUILDKIT": "0"}
+        subprocess.run(build, input=dockerfile, check=True, capture_output=True, text=True, env=env)
+        load = [HERE / "modules/load-image", tag, *cluster.workers()]
+        subprocess.run(load, check=True, capture_output=True)
+
+    return load
+
+
+@pytest.fixture(scope="session")
 def prepared(cluster) -> Iterator[Namespace]:
     """A namespace whose claim `data` holds the dataset `corpus`, made by a Job on the cluster.
 
