@@ -1,18 +1,14 @@
-"""`status`, `logs` and `wait` on a real cluster: real reasons, real logs, pods that really go."""
+"""`logs` and `wait` on a real cluster: real logs, pods that really go."""
 
-import json
 import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from support.small_jobs import SLEEP, command, job, run
 
-from gptddp import __version__
-
-SLEEP = "import time; time.sleep(600)"
 COUNT = """
 import os, signal, sys, time, uuid
 def stop(*_):
@@ -26,104 +22,6 @@ while time.time() < end:
     time.sleep(0.01)
 print(life, "last", number, flush=True)
 """
-
-
-def job(name, code, *args, replicas=1, suspend=False, policy="ExitCode", pod=(), **container):
-    """A PyTorchJob that runs Python code in our image, as the restricted Pod Security wants it."""
-    main = {
-        "name": "pytorch",
-        "image": f"gptddp:{__version__}",
-        "command": ["python", "-uc", code, *args],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        **container,
-    }
-    spec = {"terminationGracePeriodSeconds": 5, "containers": [main], **dict(pod)}
-    worker = {"replicas": replicas, "restartPolicy": policy, "template": {"spec": spec}}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gptddp"}},
-        "spec": {
-            "elasticPolicy": {"minReplicas": 1, "maxReplicas": replicas},
-            "runPolicy": {"cleanPodPolicy": "Running", "suspend": suspend},
-            "pytorchReplicaSpecs": {"Worker": worker},
-        },
-    }
-
-
-def command(namespace, *args):
-    """The `gptddp-k8s` command line for this namespace."""
-    cluster = ("-n", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig))
-    return [sys.executable, "-c", "from gptddp.k8s import main; main()", *args, *cluster]
-
-
-def run(namespace, *args, timeout_s=120):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command(namespace, *args),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment,
-    )
-
-
-MISSING = {"name": "d", "persistentVolumeClaim": {"claimName": "nothing"}}
-NO_MAP = {"name": "d", "configMap": {"name": "nothing"}}
-KEY = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "nothing", "key": "k"}}}
-GREED = "x = []\nwhile True: x.append(bytearray(10**7))"
-# name: (job, the id of its first cause, a word of the sentence)
-BAD = {
-    "cpu": (job("cpu", SLEEP, resources={"requests": {"cpu": "500"}}), "unschedulable", "cpu"),
-    "claim": (job("claim", SLEEP, pod={"volumes": [MISSING]}), "claim-missing", "nothing"),
-    "user": (job("user", SLEEP, pod={"serviceAccountName": "nobody"}), "pods-refused", "nobody"),
-    "security": (job("security", SLEEP, securityContext={}), "pods-refused", "Pod Security"),
-    "image": (job("image", SLEEP, image="none.invalid/gptddp:1"), "image", "none.invalid/gptddp:1"),
-    "never": (
-        job("never", SLEEP, image="gptddp:none", imagePullPolicy="Never"),
-        "image",
-        "ErrImageNeverPull",
-    ),
-    "secret": (job("secret", SLEEP, env=[KEY]), "container", 'secret "nothing" not found'),
-    "mount": (
-        job(
-            "mount", SLEEP, pod={"volumes": [NO_MAP]},
-            volumeMounts=[{"name": "d", "mountPath": "/d"}],
-        ),
-        "volume",
-        'configmap "nothing" not found',
-    ),
-    "greed": (job("greed", GREED, policy="OnFailure"), "out-of-memory", "memory of 64Mi"),
-    "error": (job("error", "raise ValueError('no luck')"), "failed", "ValueError: no luck"),
-    "rank": (
-        job("rank", "print('gptddp.launch: rank 3: no data'); raise SystemExit(2)"),
-        "failed",
-        "exited with 2 (bad configuration or data): rank 3: no data",
-    ),
-    "held": (job("held", SLEEP, suspend=True), "suspended", "gptddp-k8s resume held"),
-    "x" * 58: (job("x" * 58, SLEEP), "service-refused", "63 characters"),
-}  # fmt: skip
-
-
-def test_the_reason_is_found(namespace):
-    """Thirteen jobs that cannot run, each for another reason: the first cause is that one."""
-    namespace.kubectl("create", "-f", "-", stdin=[made for made, _, _ in BAD.values()])
-    wanted, found, end = dict(BAD), {}, time.monotonic() + 90
-    while wanted and time.monotonic() < end:
-        for name, (_, cause, word) in list(wanted.items()):
-            found[name] = json.loads(run(namespace, "status", name, "-o", "json").stdout)
-            first = next(iter(found[name]["causes"]), {"id": None})
-            if first["id"] == cause and word in found[name]["why"]:
-                del wanted[name]
-        time.sleep(1)
-    assert not wanted, {name: (found[name]["state"], found[name]["why"]) for name in wanted}
 
 
 def test_no_line_is_lost_when_pods_are(namespace):

@@ -19,7 +19,7 @@ COMMANDS = {  # of those that name more than the job
     "failed": "gptddp-k8s logs demo",
     "in-vain": "gptddp-k8s suspend demo",
     "no-step": "gptddp-k8s logs demo --tail 20",
-    "image-never": "kubectl describe node gptddp-worker",
+    "image-never": "kubectl get node gptddp-worker -o 'jsonpath={.status.images[*].names}'",
     "key-missing": "kubectl describe secret hub",
     "init": "kubectl logs demo-worker-0 -c init-pytorch",
     "sidecar": "kubectl logs demo-worker-0 -c istio-proxy --tail 20",
@@ -31,8 +31,6 @@ COMMANDS = {  # of those that name more than the job
     "claim-unbound": "kubectl describe pvc runs",
     "claim-elsewhere": "kubectl describe pvc runs",
     "no-room": "kubectl describe nodes",
-    "taints": "kubectl get nodes -o 'custom-columns=NODE:.metadata.name,TAINTS:"
-    ".spec.taints[*].key'",
     "starting": "",
 }
 

@@ -120,6 +120,7 @@ NOT_LOOKED_AT["status"] = {"phase": "Pending"}
 NOMINATED = unscheduled(0, NODES + "3 Insufficient cpu.")
 NOMINATED["status"]["nominatedNodeName"] = "node7"
 ASKS = {"containers": [{"name": "pytorch", "resources": {"requests": {"cpu": "64"}}}]}
+GPU = {"containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
 VOLUMES = {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "runs"}}]}
 NO_IP = "Failed to create pod sandbox: plugin failed: no IP addresses available in range set: 10/24"
 PULL = ("Pulling", 'Pulling image "team/big:1"')
@@ -172,7 +173,7 @@ CASES = [
     ("too-many-pods", placed("3 Too many pods."), "Too many pods"),
     (
         "taints",
-        placed(f"1 Insufficient cpu, 2 {TAINTED}", tolerations=[{"key": "a"}]),
+        placed(f"1 Insufficient nvidia.com/gpu, 2 {TAINTED}", tolerations=[{"key": "a"}], **GPU),
         "spec.tolerations: a",
     ),
     (
@@ -180,6 +181,8 @@ CASES = [
         placed(f"{TAINT}2 {NOT_MATCHED}", nodeSelector={"disk": "ssd"}),
         "spec.nodeSelector: disk=ssd",
     ),
+    ("taints", placed(f"1 {NOT_MATCHED[:-1]}, 2 {TAINTED}"), "spec.tolerations: none"),
+    ("no-room", placed(f"1 Insufficient cpu, 2 {TAINTED}", **ASKS), "pytorch requests 64"),
     ("pod-affinity", placed("3 node(s) didn't match pod anti-affinity rules."), "spec.affinity"),
     ("cordoned", placed(f"{TAINT}2 node(s) were unschedulable."), "unschedulable"),
     ("nodes-not-ready", placed("2 node(s) had untolerated taint {node.kubernetes.io/not-ready: }."),

@@ -63,12 +63,15 @@ def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
     """Wait for a job's end, and tell each change of its state.
 
+    A job of ours whose pod is made anew again and again before it starts is failed: see why.md.
+
     Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
     suspended, 124: the time is up.
     """
+    from gptddp.k8s.act.giving_up import GivingUp
     from gptddp.k8s.observe.wait import until_done
 
-    ctx.exit(until_done(cluster, name, note, timeout))
+    ctx.exit(until_done(cluster, name, note, timeout, GivingUp(cluster, note)))
 
 
 @click.command()

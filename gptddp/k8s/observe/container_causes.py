@@ -146,13 +146,15 @@ def pulling(facts: Facts) -> Iterator[Cause]:
 def initialising(facts: Facts) -> Iterator[Cause]:
     """An init container that still runs, as the operator's, which waits for the Master's name."""
     for pod in facts.pods:
+        init = pod.get("spec", {}).get("initContainers") or []
+        sidecars = {c["name"] for c in init if c.get("restartPolicy") == "Always"}
         for status in (pod.get("status") or {}).get("initContainerStatuses") or []:
             state, name = status.get("state") or {}, status["name"]
             ended = state.get("terminated") or {}
             if ended.get("exitCode"):
                 text = f"its init container {name} {how_it_ended('', ended)}"
                 yield cause(facts, "init", text, pod=pod, named={"container": name})
-            elif "running" in state and not status.get("ready") and not status.get("started"):
+            elif "running" in state and name not in sidecars:
                 what = " (it waits for the Master)" if name == "init-pytorch" else ""
                 text = f"its init container {name} has not ended{what}"
                 yield cause(facts, "init", text, pod=pod, named={"container": name})

@@ -17,6 +17,7 @@ from gptddp.k8s.objects import (
 from gptddp.k8s.observe import node_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.container_causes import ending_id, ending_order, how_it_ended, limit_of
+from gptddp.k8s.observe.container_causes import ending_id, hinted, how_it_ended, limit_of
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.progress import progress
 from gptddp.k8s.render.companions import OURS
@@ -305,7 +306,7 @@ def failed(facts: Facts) -> Cause:
     if ends := _ends(facts.pods):
         *_, pod, container, terminated = min(ends, key=lambda end: end[:3])
         text = how_it_ended(limit_of(pod, container), terminated)
-        return cause(facts, "failed", text, pod=pod)
+        return cause(facts, "failed", hinted(ending_id(terminated, ""), text), pod=pod)
     for it in _exits(facts):
         text = f"{it.text} (the pod and its log are gone)"
         return cause(facts, "failed", text, name=it.pod_name)

@@ -21,6 +21,10 @@ class Known(NamedTuple):
 
 _POD = "kubectl describe pod $pod"
 _NODES = "kubectl get nodes"
+_LABELS = (
+    f"{_NODES} -o 'custom-columns=NODE:.metadata.name,TAINTS:.spec.taints[*].key,"
+    "LABELS:.metadata.labels'"
+)
 _EVENTS = "kubectl get events --field-selector involvedObject.name=$pod"
 _TEMPLATE = "kubectl get pytorchjob $job -o yaml"
 
@@ -114,11 +118,11 @@ _SCHEDULING = {
     "too-many-pods": Known("every node has as many pods as it may", "kubectl describe nodes"),
     "taints": Known(
         "the nodes have taints that the pod does not tolerate",
-        f"{_NODES} -o 'custom-columns=NODE:.metadata.name,TAINTS:.spec.taints[*].key'",
+        _LABELS,
     ),
     "node-selector": Known(
         "no node has the labels of the pod's `nodeSelector` or node affinity",
-        f"{_NODES} --show-labels",
+        _LABELS,
     ),
     "pod-affinity": Known(
         "the pod's (anti-)affinity to other pods, or its spread, leaves no node",
@@ -148,7 +152,8 @@ _SCHEDULING = {
 _CONTAINERS = {
     "image-name": Known("the image's name is not one", _TEMPLATE),
     "image-never": Known(
-        "`imagePullPolicy` is Never, and the node has no such image", "kubectl describe node $node"
+        "`imagePullPolicy` is Never, and the node has no such image",
+        "kubectl get node $node -o 'jsonpath={.status.images[*].names}'",
     ),
     "image-denied": Known(
         "the registry does not let the pod pull the image",
@@ -173,7 +178,7 @@ _CONTAINERS = {
     ),
     "run-as-root": Known(
         "`runAsNonRoot` is set, and the image's user is root",
-        "kubectl get pod $pod -o 'jsonpath={.spec.securityContext}'",
+        "kubectl get pod $pod -o 'jsonpath={..securityContext}'",
     ),
     "command": Known(
         "the container's command is not in the image, or cannot be run there",
@@ -187,11 +192,12 @@ _CONTAINERS = {
     "read-only": Known(
         "the program writes where its container may not: `readOnlyRootFilesystem` or a read-only "
         "volume",
-        "kubectl get pytorchjob $job -o 'jsonpath={..containers[*].volumeMounts}'",
+        "kubectl get pytorchjob $job -o 'jsonpath={..containers[*].securityContext} "
+        "{..containers[*].volumeMounts}'",
     ),
     "permission": Known(
         "the program's user may not read or write a file, as on a volume of another owner",
-        "kubectl get pytorchjob $job -o 'jsonpath={..template.spec.securityContext}'",
+        "kubectl get pytorchjob $job -o 'jsonpath={..securityContext}'",
     ),
     "disk-full": Known("a volume or the node's disk is full", _POD),
     "crash-loop": Known(

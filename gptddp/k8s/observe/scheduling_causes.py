@@ -10,20 +10,21 @@ from gptddp.k8s.observe.facts import Facts
 NO_SCHEDULER_S = 20.0  # a scheduler that runs says something of a pod within a second
 _PREEMPTED_S = 300.0  # how long a preemption is why a pod waits
 _TAIL = re.compile(r"[.,]?( no new claims to deallocate[.,]?)?( preemption:.*)?$", re.S)
-_REASON = re.compile(r"(\d+) ([^,]+(?:, [^\d,][^,]*)*)")  # of a list: `2 Insufficient cpu`
-# What the scheduler says of nodes: the cause, and the pod's field that it is about.
+# What the scheduler says of nodes: the cause, and the pod's field that it is about. In the order of
+# its filters: a node that fails a later one has passed those before it, so it was the nearest.
 _SAID = (
-    (r"Insufficient (?P<resource>\S+)", "no-room", ""),
-    (r"Too many pods", "too-many-pods", ""),
-    (r"untolerated taint.*kubernetes\.io/(not-ready|unreach)", "nodes-not-ready", ""),
     (r"untolerated taint", "taints", "spec.tolerations"),
-    (r"node affinity/selector|requested node name", "node-selector", "spec.nodeSelector"),
-    (r"(anti-)?affinity rules", "pod-affinity", "spec.affinity"),
-    (r"topology spread", "pod-affinity", "spec.topologySpreadConstraints"),
+    (r"untolerated taint \{node\.kubernetes\.io/(not-ready|unreach)", "nodes-not-ready", ""),
     (r"were unschedulable", "cordoned", ""),
+    (r"node affinity/selector|requested node name", "node-selector", "spec.nodeSelector"),
     (r"free ports", "host-port", "spec.containers[].ports[].hostPort"),
+    (r"Too many pods", "too-many-pods", ""),
+    (r"Insufficient (?P<resource>\S+)", "no-room", ""),
     (r"volume node affinity|volume zone|exceed max volume", "claim-elsewhere", "spec.volumes"),
-)  # fmt: skip
+    (r"topology spread", "pod-affinity", "spec.topologySpreadConstraints"),
+    (r"(anti-)?affinity rules", "pod-affinity", "spec.affinity"),
+)
+_TAINT = re.compile(r"untolerated taint \{([^:}]+)")  # Kubernetes 1.34 names it no more
 
 
 def unschedulable(facts: Facts) -> Iterator[Cause]:
@@ -78,17 +79,22 @@ def _by_claims(facts: Facts, pod: Object, message: str) -> Cause | None:
 
 
 def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
-    """What most nodes lack; at equal numbers the first in the scheduler's order."""
+    """What the nodes lack that were nearest to taking the pod; the fields of all that they lack."""
     text = f"no node takes it: {message or 'no reason given'}"
-    said = [(int(n), what) for n, what in _REASON.findall(message.partition(": ")[2])]
-    for _, what in sorted(said, key=lambda it: -it[0]):
-        for pattern, id, field in _SAID:
-            if found := re.search(pattern, what):
-                resource = found.groupdict().get("resource", "").rstrip(".")
-                field = _stated(pod, field, resource)
-                claim = next((claim for _, claim in volume_claims(pod["spec"])), "")
-                return cause(facts, id, text + field, pod=pod, named={"claim": claim})
-    return cause(facts, "unschedulable", text, pod=pod)
+    found = [(id, field, it) for p, id, field in _SAID if (it := re.search(p, message))]
+    if not found:
+        return cause(facts, "unschedulable", text, pod=pod)
+    id, asked = found[-1][0], str([c.get("resources") for c in pod["spec"].get("containers", [])])
+    pools = [key for key in _TAINT.findall(message) if "node-role.kubernetes.io" not in key]
+    if id == "node-selector" and pools or any(key in asked for key in pools):
+        id = "taints"  # of the nodes that the pod asks for; the others are not of that pool
+    fields = [
+        _stated(pod, field, (it.groupdict().get("resource") or "").rstrip(".,"))
+        for kind, field, it in found
+        if kind != "taints" or id in ("taints", "node-selector")
+    ]
+    claim = next((claim for _, claim in volume_claims(pod["spec"])), "")
+    return cause(facts, id, text + "".join(fields), pod=pod, named={"claim": claim})
 
 
 def _stated(pod: Object, field: str, resource: str) -> str:

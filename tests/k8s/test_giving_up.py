@@ -1,0 +1,114 @@
+"""A job whose pod never starts is failed by a command that waits, and no other job is."""
+
+from dataclasses import replace
+
+import pytest
+from support.api_objects import event, pod
+from support.cause_cases import made_again
+from support.writable_api_server import NO_ANSWER, WriteAPI
+
+from gptddp.k8s.act.giving_up import LEAST_S, MOST_PODS, GivingUp
+from gptddp.k8s.act.lifecycle import ours
+from gptddp.k8s.cluster import connect
+from gptddp.k8s.observe import job_causes
+
+
+@pytest.fixture
+def api(tmp_path):
+    server = WriteAPI(tmp_path)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def look(api):
+    """Let a waiting command look at these facts: what it has said."""
+    said = []
+    giving_up = GivingUp(connect(kubeconfig=api.kubeconfig), said.append)
+
+    def look(facts):
+        api.objects.setdefault(("pytorchjobs", "demo"), facts.job)
+        giving_up(facts)
+        return said
+
+    return look
+
+
+def hopeless(count=MOST_PODS, seconds=LEAST_S, size=1, least=1):
+    """A job of ours whose pod 0 was made so often, in so many seconds."""
+    facts = made_again(count)
+    facts.job["metadata"]["labels"] = dict(pair.split("=") for pair in ours("demo").split(","))
+    facts.job["spec"]["elasticPolicy"] = {"minReplicas": least, "maxReplicas": size}
+    facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = size
+    return replace(facts, now=facts.now + seconds - 60)
+
+
+def patched(api):
+    return [write for write in api.writes if write == "patch PyTorchJob"]
+
+
+def test_the_operator_is_let_to_fail_the_job_and_the_reason_is_in_it(api, look):
+    """Once; with the pod, its number, the kubelet's words and how to go on."""
+    facts = hopeless()
+    assert look(facts) == look(facts) == []
+    assert len(patched(api)) == 1
+    made = api.objects["pytorchjobs", "demo"]
+    assert made["spec"]["runPolicy"]["activeDeadlineSeconds"] == 1
+    reason = made["metadata"]["annotations"][job_causes.GIVEN_UP]
+    assert reason.startswith(
+        f"pod demo-worker-0 was made {MOST_PODS} times in {LEAST_S:.0f} s, and its container never"
+        " started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then `gptddp-k8s"
+    )
+    made["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "deadline"}]}
+    assert job_causes.failed(replace(facts, job=made)).sentence.startswith(reason)
+
+
+def others_train(index):
+    """Pod `index` of three never starts; the others run, and two are enough."""
+    facts = hopeless(size=3, least=2)
+    for it in facts.events:
+        it["involvedObject"]["name"] = f"demo-worker-{index}"
+    return replace(facts, pods=[pod(n) for n in range(3) if n != index])
+
+
+def started(facts):
+    """The newest pod's container has started."""
+    newest = event(pod(0, uid="new"), "Started", "Started container pytorch", second=59)
+    return replace(facts, events=[*facts.events, newest])
+
+
+def of_others(facts):
+    facts.job["metadata"]["labels"] = {}
+    return facts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        hopeless(count=MOST_PODS - 1),
+        hopeless(seconds=LEAST_S - 1),
+        others_train(2),
+        started(hopeless()),
+        of_others(hopeless()),
+    ],
+    ids=["seldom", "short", "others train", "started", "not ours"],
+)
+def test_a_job_that_may_go_on_is_left_alone(api, look, facts):
+    """Each is one step from being hopeless."""
+    assert look(facts) == [] and patched(api) == []
+
+
+def test_without_the_host_of_the_rendezvous_the_others_cannot_train(api, look):
+    """Worker 0 never starts: that two others run helps nobody."""
+    look(others_train(0))
+    assert len(patched(api)) == 1
+
+
+def test_who_may_not_change_the_job_is_told_once(api, look):
+    """With what somebody else can do; a server that does not answer is asked again."""
+    api.fault, api.requests = (0, NO_ANSWER), []
+    assert look(hopeless()) == []
+    api.fault, api.forbidden = None, {"PATCH pytorchjobs"}
+    assert look(hopeless()) == look(hopeless())
+    (said,) = look(hopeless())
+    assert "cannot be ended" in said and "gptddp-k8s suspend demo" in said

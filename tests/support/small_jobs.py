@@ -1,0 +1,58 @@
+"""Small PyTorchJobs that run Python code in our image, and `gptddp-k8s` in their namespace."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gptddp import __version__
+
+SLEEP = "import time; time.sleep(600)"
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def job(name, code, *args, replicas=1, suspend=False, policy="ExitCode", pod=(), **container):
+    """A PyTorchJob that runs Python code in our image, as the restricted Pod Security wants it."""
+    main = {
+        "name": "pytorch",
+        "image": f"gptddp:{__version__}",
+        "command": ["python", "-uc", code, *args],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}},
+        "securityContext": RESTRICTED,
+        **container,
+    }
+    spec = {"terminationGracePeriodSeconds": 5, "containers": [main], **dict(pod)}
+    worker = {"replicas": replicas, "restartPolicy": policy, "template": {"spec": spec}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gptddp"}},
+        "spec": {
+            "elasticPolicy": {"minReplicas": 1, "maxReplicas": replicas},
+            "runPolicy": {"cleanPodPolicy": "Running", "suspend": suspend},
+            "pytorchReplicaSpecs": {"Worker": worker},
+        },
+    }
+
+
+def command(namespace, *args):
+    """The `gptddp-k8s` command line for this namespace."""
+    cluster = ("-n", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig))
+    return [sys.executable, "-c", "from gptddp.k8s import main; main()", *args, *cluster]
+
+
+def run(namespace, *args, timeout_s=120):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command(namespace, *args),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment,
+    )
