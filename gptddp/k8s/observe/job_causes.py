@@ -16,8 +16,13 @@ from gptddp.k8s.objects import (
 )
 from gptddp.k8s.observe import node_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import ending_id, ending_order, how_it_ended, limit_of
-from gptddp.k8s.observe.container_causes import ending_id, hinted, how_it_ended, limit_of
+from gptddp.k8s.observe.container_causes import (
+    ending_id,
+    ending_order,
+    hinted,
+    how_it_ended,
+    limit_of,
+)
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.progress import progress
 from gptddp.k8s.render.companions import OURS

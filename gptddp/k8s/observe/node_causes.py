@@ -133,7 +133,7 @@ def sandbox(facts: Facts) -> Iterator[Cause]:
         if not any("waiting" in (c.get("state") or {}) for c in container_statuses(pod)):
             continue
         for event in facts.about(pod, "FailedCreatePodSandBox")[-1:]:
-            message, node = str(event.get("message", "")), pod["spec"].get("nodeName")
+            message, node = str(event.get("message", "")), pod.get("spec", {}).get("nodeName")
             if _NO_ADDRESS.search(message):
                 text = f"its node {node} has no free address for a pod: {message}"
                 yield cause(facts, "addresses", text, pod=pod)

@@ -52,7 +52,7 @@ def unschedulable(facts: Facts) -> Iterator[Cause]:
 
 def _unseen(facts: Facts, pod: Object) -> Iterator[Cause]:
     if age_s(pod, facts.now) > NO_SCHEDULER_S and not facts.local:
-        name = pod["spec"].get("schedulerName", "default-scheduler")
+        name = pod.get("spec", {}).get("schedulerName", "default-scheduler")
         text = f"no scheduler looks at it: its spec.schedulerName is {name}; does that one run?"
         yield cause(facts, "no-scheduler", text, pod=pod)
 
@@ -84,7 +84,10 @@ def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
     found = [(id, field, it) for p, id, field in _SAID if (it := re.search(p, message))]
     if not found:
         return cause(facts, "unschedulable", text, pod=pod)
-    id, asked = found[-1][0], str([c.get("resources") for c in pod["spec"].get("containers", [])])
+    id, asked = (
+        found[-1][0],
+        str([c.get("resources") for c in pod.get("spec", {}).get("containers", [])]),
+    )
     pools = [key for key in _TAINT.findall(message) if "node-role.kubernetes.io" not in key]
     if id == "node-selector" and pools or any(key in asked for key in pools):
         id = "taints"  # of the nodes that the pod asks for; the others are not of that pool
@@ -93,7 +96,7 @@ def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
         for kind, field, it in found
         if kind != "taints" or id in ("taints", "node-selector")
     ]
-    claim = next((claim for _, claim in volume_claims(pod["spec"])), "")
+    claim = next((claim for _, claim in volume_claims(pod.get("spec", {}))), "")
     return cause(facts, id, text + "".join(fields), pod=pod, named={"claim": claim})
 
 
@@ -102,16 +105,16 @@ def _stated(pod: Object, field: str, resource: str) -> str:
     if resource:
         asked = [
             (c["name"], ((c.get("resources") or {}).get("requests") or {}).get(resource))
-            for c in pod["spec"].get("containers", [])
+            for c in pod.get("spec", {}).get("containers", [])
         ]
         words = [f"{name} requests {much}" for name, much in asked if much]
         return f"; resources.requests[{resource}]: {', '.join(words)}" if words else ""
     if field == "spec.nodeSelector":
-        labels = pod["spec"].get("nodeSelector") or {}
+        labels = pod.get("spec", {}).get("nodeSelector") or {}
         words = [f"{key}={value}" for key, value in labels.items()]
         return f"; {field}: {', '.join(words)}" if words else "; spec.affinity.nodeAffinity"
     if field == "spec.tolerations":
-        keys = [t.get("key") or "everything" for t in pod["spec"].get("tolerations") or []]
+        keys = [t.get("key") or "everything" for t in pod.get("spec", {}).get("tolerations") or []]
         own = [key for key in keys if not key.startswith("node.kubernetes.io/")]
         return f"; {field}: {', '.join(own) or 'none'}"
     return f"; {field}" if field else ""

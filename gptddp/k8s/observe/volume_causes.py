@@ -27,7 +27,7 @@ def volume(facts: Facts) -> Iterator[Cause]:
                 named = {"kind": kind, "object": _source(pod, where[1])}
                 yield cause(facts, "key-missing", text, pod=pod, named=named)
             elif "Multi-Attach" in message:
-                claims = ", ".join(claim for _, claim in volume_claims(pod["spec"]))
+                claims = ", ".join(claim for _, claim in volume_claims(pod.get("spec", {})))
                 text = f"its volume is attached to another node, and ReadWriteOnce ({claims})"
                 yield cause(facts, "volume-in-use", f"{text}: {message}", pod=pod)
             else:
@@ -36,7 +36,7 @@ def volume(facts: Facts) -> Iterator[Cause]:
 
 def _source(pod: dict[str, object], volume_name: str) -> str:
     """The Secret or ConfigMap that a volume of a pod is made of."""
-    spec = pod["spec"]
+    spec = pod.get("spec", {})
     assert isinstance(spec, dict)
     for it in spec.get("volumes") or []:
         if it["name"] == volume_name:
