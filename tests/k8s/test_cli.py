@@ -128,6 +128,20 @@ def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_name_with_two_values_is_refused(k8s):
+    """The first would be lost without a word; the same pair twice is no matter."""
+    result = k8s("render", "--mount-secret", "a=/x", "--mount-secret", "a=/y")
+    assert result.exit_code == 2 and "a is given as '/x' and as '/y'" in result.stderr
+    assert k8s("render", "--env", "A=1", "--env", "A=1").exit_code == 0
+
+
+def test_the_help_has_the_options_of_pods_apart(k8s):
+    """They are many, and a job on a cluster of one's own needs none of them."""
+    first, _, pods = k8s("submit", "--help").stdout.partition("What a cluster asks of its pods:")
+    assert "--replicas" in first and "--wait" in first and "--toleration" not in first
+    assert "--toleration" in pods and "--replicas" not in pods
+
+
 def test_help_and_version(k8s):
     """Every command and every option has a help text."""
     assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"

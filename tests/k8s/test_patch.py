@@ -5,7 +5,7 @@ import yaml
 from support.manifests import container, pod_spec, render_job, worker
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import admission, manifest
+from gptddp.k8s.render import admission, manifest, rules, spec
 
 POD = "spec: {pytorchReplicaSpecs: {Worker: {template: {spec: %s}}}}"
 
@@ -101,6 +101,15 @@ spec:
     assert job["metadata"]["annotations"]["example.com/a"] == "b"
     policy = {"cleanPodPolicy": "Running", "schedulingPolicy": {"minAvailable": 2}}
     assert job["spec"]["runPolicy"] == policy and worker(job)["restartPolicy"] == "OnFailure"
+
+
+def test_a_model_may_lie_on_a_volume_of_the_patch(tmp_path):
+    """--init-from names any folder of a patched pod; without a patch there are two volumes."""
+    text = "{volumes: [{name: models, persistentVolumeClaim: {claimName: m}}]}"
+    (tmp_path / "patch.yaml").write_text(POD % text)
+    args = ["--init-from", "/models/gpt2"]
+    assert rules.check_spec(spec.load(None, {"patch": tmp_path / "patch.yaml"}, args)) == []
+    assert [it.id for it in rules.check_spec(spec.load(None, {}, args))] == ["init-from"]
 
 
 def test_the_hash_is_that_of_the_patched_job(tmp_path):

@@ -229,7 +229,7 @@ def test_a_file_in_a_file_lies_beside_it(tmp_path, monkeypatch):
         ("affinity = 3", "a table, or the name of a YAML file"),
         ("affinity = {a = 2026-01-01}", "JSON does not know .*put dates"),
         ('affinity = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
-        ('affinity = "bad.yaml"', r"bad\.yaml is not YAML"),
+        ('affinity = "bad.yaml"', r"bad\.yaml is not YAML: line 1"),
         ('affinity = "list.yaml"', "has no table"),
         ('affinity = "two.yaml"', "has 2 objects"),
     ],

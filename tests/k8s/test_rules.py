@@ -65,6 +65,7 @@ BROKEN_PODS = [
     ("slices", {"gpus": 3, "gpu_resource": "nvidia.com/mig-1g.5gb"}, "--gpus 1 --replicas 3"),
     ("disk", {"scratch": "much"}, "--scratch: 'much'"),
     ("disk", {"ephemeral_storage": "0"}, "--ephemeral-storage: '0'"),
+    ("disk", {"scratch": "20"}, "as in 20Gi"),
     ("disk", {"ephemeral_storage": "1Gi", "scratch": "2Gi"}, "counts against"),
     ("env-from", {"env_from_secret": ("A=hf",)}, "NAME=SECRET/KEY"),
     ("env-from", {"env_from_configmap": ("A=hf/b c",)}, "NAME=CONFIGMAP/KEY"),

@@ -20,15 +20,24 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     for value in values:
         if "=" not in value.lstrip("="):
             raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
-    return tuple(tuple(value.split("=", 1)) for value in values)
+    found = [tuple(value.split("=", 1)) for value in values]
+    for name, value in found:
+        if others := {of for key, of in found if key == name} - {value}:
+            raise click.BadParameter(f"{name} is given as {value!r} and as {others.pop()!r}")
+    return tuple(found)
+
+
+class _PodOption(click.Option):
+    section = "What a cluster asks of its pods"  # of the help
 
 
 def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """The settings of the option for a field of a job."""
     kind, help = fields.kind(field), field.metadata["help"]
+    settings: dict[str, Any] = {"cls": _PodOption} if field.name in pod.FIELDS else {}
     if kind is Kind.SWITCH:  # None where it is not given: the file's value then stands
-        return {"is_flag": True, "default": None, "help": help}
-    settings: dict[str, Any] = {"metavar": field.metadata["metavar"]}
+        return {**settings, "is_flag": True, "default": None, "help": help}
+    settings["metavar"] = field.metadata["metavar"]
     if kind in (Kind.LIST, *fields.TABLES):
         settings |= {"multiple": True, "callback": pairs if kind in fields.TABLES else None}
     elif kind is Kind.TREE:

@@ -85,7 +85,9 @@ def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"{where}: cannot read the file {path}: {reason}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {path} is not YAML: {' '.join(str(error).split())}") from None
+        mark = getattr(error, "problem_mark", None)
+        at = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
+        raise ConfigError(f"{where}: {path} is not YAML: {' '.join(at.split())}") from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
         what = f"{len(documents)} objects" if len(documents) != 1 else "no table"
         raise ConfigError(f"{where}: {path} has {what}: it must have one, with keys and values")

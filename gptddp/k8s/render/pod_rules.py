@@ -18,6 +18,7 @@ _OURS = re.compile(
     r"app\.kubernetes\.io/(name|instance|component|part-of|managed-by)"
     r"|training\.kubeflow\.org/.*|gptddp/.*"
 )
+_LEAST_DISK = 2**20  # less is a unit forgotten
 # Where the pod has volumes and devices of its own, and where its program lies.
 _TAKEN = ("/data", "/runs", "/dev", "/tmp", "/proc", "/sys", "/opt/gptddp", "/code")
 
@@ -124,6 +125,9 @@ def _disk(spec: JobSpec) -> Iterator[Found]:
         if text is not None and not quantity.parse(text):
             rule = f"{text!r} is not a positive Kubernetes quantity"
             yield flag(field), rule, "use one such as 20Gi"
+        elif text is not None and (quantity.parse(text) or 0) < _LEAST_DISK:
+            rule = f"{text} bytes are less than a pod's log" if text.isdigit() else "is below 1Mi"
+            yield flag(field), rule, "add the unit, as in 20Gi"
         sizes.append(quantity.parse(text or ""))
     if sizes[0] and sizes[1] and sizes[1] > sizes[0]:
         yield (

@@ -59,9 +59,10 @@ def _places(spec: JobSpec) -> Iterator[Found]:
 
 @spec_rule
 def _init_from(spec: JobSpec) -> Iterator[Found]:
-    """The pods see the volumes of data and runs alone."""
-    path = spec.train.init_from
-    if path and not (path.startswith(("/data/", "/runs/")) and ".." not in path.split("/")):
+    """The pods see the volumes of data and runs alone, but for those that a patch gives them."""
+    path = spec.train.init_from or ""
+    roots = "/" if spec.pod.patch else ("/data/", "/runs/")
+    if path and (not path.startswith(roots) or ".." in path.split("/")):
         yield (
             f"--init-from {path} after --",
             "the pods have the claim of --data at /data, and that of --runs at /runs",
