@@ -1,4 +1,4 @@
-"""The Kubernetes API as this package needs it: the only module that loads `kubernetes`.
+"""The Kubernetes API as this package needs it, over `gptddp.k8s.transport`.
 
 Objects go in and come out as plain dicts. Every failure is a ClusterError with the server's own
 words, except "not found", which is an answer: None or False.
@@ -11,9 +11,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from gptddp.errors import ClusterError, GptddpError, NotFoundError
+from gptddp.errors import ClusterError, ConfigError, NotFoundError
+from gptddp.k8s import kubeconfig as configuration
 from gptddp.k8s.objects import Object
+from gptddp.k8s.transport import Answer, Transport
 
 JOB = "PyTorchJob"
 _CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
@@ -32,14 +35,17 @@ _ROUTES = {  # kind: (API group and version, plural)
 }
 FIELD_MANAGER = "gptddp-k8s"
 _TIMEOUTS_S = (5.0, 30.0)  # to connect; between two bytes of an answer
-_TOKEN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+INSTALL_OPERATOR = (
+    "install the Kubeflow training operator v1.9, by `kubectl apply --server-side -k "
+    "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.3`"
+)
 
 
 class Cluster:
     """One namespace of one cluster."""
 
-    def __init__(self, client: Any, namespace: str, flags: str = "") -> None:
-        self._client = client  # kubernetes.dynamic.DynamicClient, used for its transport
+    def __init__(self, transport: Transport | None, namespace: str, flags: str = "") -> None:
+        self._transport = transport
         self.namespace = namespace
         self.flags = flags  # the options that name it, for a command to type next
 
@@ -72,13 +78,15 @@ class Cluster:
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """Objects of a kind by label selector, of this namespace or of all."""
         query = {"labelSelector": selector} if selector else {}
-        return list(self._json("get", self._path(kind, everywhere=everywhere), query)["items"])
+        return self._items(self._path(kind, everywhere=everywhere), query)
 
     def events(self, name: str) -> list[Object]:
         """The events about objects of this name, oldest first."""
         query = {"fieldSelector": f"involvedObject.name={name}"}
-        found = self._json("get", self._path("Event"), query)["items"]
-        return sorted(found, key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
+        return sorted(
+            self._items(self._path("Event"), query),
+            key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "",
+        )
 
     def create(self, body: Mapping[str, Any], dry_run: bool = False) -> Object:
         """Create an object, with no field that the server does not know; 409 if it exists."""
@@ -132,20 +140,36 @@ class Cluster:
         query |= {"sinceSeconds": math.ceil(since_s)} if since_s and not since_time else {}
         query |= {"tailLines": tail} if tail is not None else {}
         path = self._path("Pod", pod_name) + "/log"
-        response = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
-        for line in _lines(response, self._client.configuration.host):
+        answer = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
+        for line in self._lines(answer):
             yield line if keep_ends else line.removesuffix("\n")
 
-    def _path(self, kind: str, name: str = "", everywhere: bool = False) -> str:
+    def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
+        """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
         group, plural = _ROUTES[kind]
-        scope = "" if everywhere else f"/namespaces/{self.namespace}"
-        return f"/{group}{scope}/{plural}" + (f"/{name}" if name else "")
+        scope = "" if everywhere else f"/namespaces/{_segment('namespace', self.namespace)}"
+        return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
     def _json(
         self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> Object:
-        answer: Object = json.loads(self._request(method, path, query or {}, body).data)
-        return answer
+        answer = self._request(method, path, query or {}, body)
+        try:
+            value = json.loads(answer.read())
+        except OSError as error:
+            raise self._unreachable(error) from None
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or "kind" not in value:
+            raise ClusterError(
+                f"{self._server} answers with {answer.kind or 'something'}, and not as the API "
+                "server of a cluster does: is it the right `server` in the kubeconfig, or is a "
+                "proxy or a login page before it?"
+            )
+        return value
+
+    def _items(self, path: str, query: Mapping[str, Any]) -> list[Object]:
+        return list(self._json("get", path, query).get("items") or [])
 
     def _request(
         self,
@@ -154,26 +178,50 @@ class Cluster:
         query: Mapping[str, Any],
         body: Any = None,
         timeouts: tuple[float, float | None] = _TIMEOUTS_S,
-    ) -> Any:
-        from kubernetes.client import ApiException
-        from urllib3.exceptions import HTTPError
-
-        merge = {"content_type": "application/merge-patch+json"} if method == "patch" else {}
+    ) -> Answer:
+        """The answer to what the server has done. Raises ClusterError for any other."""
+        assert self._transport is not None
+        kind = "application/merge-patch+json" if method == "patch" else "application/json"
         try:
-            return self._client.request(
-                method,
-                path,
-                body=body,
-                query_params=list(query.items()),
-                header_params={"Accept": "*/*"},
-                _request_timeout=timeouts,
-                serialize=False,
-                **merge,
+            answer = self._transport.request(
+                method, path, list(query.items()), body, kind, timeouts=timeouts
             )
-        except ApiException as error:
-            raise ClusterError(_reason(error), error.status or 0) from None
-        except (HTTPError, OSError) as error:
-            raise _unreachable(self._client.configuration.host, error) from None
+            if 200 <= answer.status < 300:
+                return answer
+            raise ClusterError(_reason(answer, answer.read()), answer.status)
+        except OSError as error:
+            raise self._unreachable(error) from None
+
+    def _lines(self, answer: Answer) -> Iterator[str]:
+        """The lines of a stream with their ends; what is not UTF-8 is replaced."""
+        rest = b""
+        try:
+            for chunk in answer.chunks():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode("utf-8", "replace") + "\n"
+            if rest:
+                yield rest.decode("utf-8", "replace")
+        except OSError as error:
+            raise self._unreachable(error) from None
+
+    @property
+    def _server(self) -> str:
+        return self._transport.server if self._transport else ""
+
+    def _unreachable(self, error: OSError) -> ClusterError:
+        cause = " ".join(str(error.strerror or error).split())[:300]
+        return ClusterError(
+            f"cannot reach the cluster at {self._server}: {cause}; is it running, and is this the "
+            "right --context (see kubectl config get-contexts)?"
+        )
+
+
+def _segment(kind: str, name: str) -> str:
+    """A name as a part of an address: nothing in it may lead elsewhere."""
+    if not name or set(name) <= {"."}:
+        raise ConfigError(f"{name!r} cannot name a {kind}")
+    return quote(name, safe="")
 
 
 def resource(kind: str, name: str) -> str:
@@ -189,77 +237,25 @@ def connect(
 
     The namespace is the given one, else the context's. Raises ClusterError; nothing is sent yet.
     """
-    try:
-        from kubernetes import client, config, dynamic
-    except ModuleNotFoundError as error:
-        raise GptddpError(
-            f"talking to a cluster needs the package {error.name}: pip install 'gptddp[k8s]'"
-        ) from None
-    settings = client.Configuration()
-    found = "default"
-    try:
-        file = str(kubeconfig) if kubeconfig else None
-        config.load_kube_config(file, context=context, client_configuration=settings)
-        names, active = config.list_kube_config_contexts(file)
-        chosen = next((c for c in names if c["name"] == context), active)
-        found = chosen["context"].get("namespace") or "default"
-    except config.ConfigException as error:
-        if kubeconfig or context or not _TOKEN_NAMESPACE.exists():
-            raise ClusterError(
-                f"no cluster to talk to: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG"
-                " and its context with --context, or run the job on this machine with --local"
-            ) from None
-        config.load_incluster_config(settings)
-        found = _TOKEN_NAMESPACE.read_text("utf-8").strip()
-    settings.retries = False  # the message comes at once, and not three warnings before it
-    settings.connection_pool_maxsize = 256  # a log of each pod; beyond it urllib3 warns
-    transport = dynamic.DynamicClient(
-        client.ApiClient(settings), discoverer=lambda client, cache: None
-    )
+    access = configuration.load(kubeconfig, context)
     flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
     given = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
-    return Cluster(transport, namespace or found, given)
+    return Cluster(Transport(access), namespace or access.namespace, given)
 
 
-def _lines(response: Any, host: str) -> Iterator[str]:
-    """The lines of a stream with their ends; what is not UTF-8 is replaced."""
-    from urllib3.exceptions import HTTPError
-
-    rest = b""
-    try:
-        for chunk in response.stream(2**16, decode_content=False):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line.decode("utf-8", "replace") + "\n"
-        if rest:
-            yield rest.decode("utf-8", "replace")
-    except (HTTPError, OSError) as error:
-        raise _unreachable(host, error) from None
-    finally:
-        response.close()  # one that is left early has more to come: it cannot be used again
-
-
-def _reason(error: Any) -> str:
+def _reason(answer: Answer, body: bytes) -> str:
     """The server's message, with the fix where there is one."""
+    status = answer.status
     try:
-        message = str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, LookupError):
+        message = str(json.loads(body)["message"])
+    except (TypeError, ValueError, LookupError, RecursionError):
         message = ""
     # A group of APIs that the server does not have is answered in plain text.
-    if error.status == 404 and (not message or "find the requested resource" in message):
-        return (
-            "the cluster has no PyTorchJob: install the Kubeflow training operator, see operator/"
-        )
-    if error.status == 401:
-        return f"the cluster does not accept who you are ({message or error.reason}): log in again"
-    if error.status == 403 and " cannot " in message:
+    if status == 404 and (not message or "find the requested resource" in message):
+        return f"the cluster has no PyTorchJob: {INSTALL_OPERATOR}"
+    if status == 401:
+        return f"the cluster does not accept who you are ({message or answer.reason}): log in again"
+    if status == 403 and " cannot " in message:
         return f"{message}; ask for the right, or use another --context"
-    return message or f"the API server answered {error.status} {error.reason}"
-
-
-def _unreachable(host: str, error: Exception) -> ClusterError:
-    cause = " ".join(str(getattr(error, "reason", None) or error).split())[:300]
-    return ClusterError(
-        f"cannot reach the cluster at {host}: {cause}; is it running, and is this the right"
-        " --context (see kubectl config get-contexts)?"
-    )
+    to = f", to {answer.location}" if answer.location else ""
+    return message or f"the API server answered {status} {answer.reason}{to}"
