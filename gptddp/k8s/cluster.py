@@ -113,6 +113,10 @@ class Cluster:
             raise
         return True
 
+    def ask(self, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
+        """Any other path of the API: a GET, or with a body a POST. Raises ClusterError."""
+        return self._json("get" if body is None else "post", path, query, body)
+
     def log(
         self,
         pod_name: str,

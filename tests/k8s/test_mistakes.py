@@ -13,7 +13,7 @@ from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
 COMMANDS = [cli.get_command(None, name) for name in cli.list_commands(None)]
-SPECS = ("render", "submit", "diff")  # the commands with the options of a job
+SPECS = ("render", "submit", "diff", "doctor")  # the commands with the options of a job
 AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
 
 

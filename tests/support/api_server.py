@@ -34,6 +34,7 @@ class FakeAPI:
         self.logs, self.previous = {}, {}
         self.down = False
         self.asked = []  # every path with its query
+        self.paths = {}  # path -> what to answer, or (status, message); before all objects
         handler = type("Handler", (self.handler or _Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.handle_error = lambda *_: None  # a client that goes away in mid-answer
@@ -77,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.api.asked.append(self.path)
         if self.api.down:
             return self._status(503, "the server is currently unable to handle the request")
+        if url.path in self.api.paths:
+            found = self.api.paths[url.path]
+            return self._status(*found) if isinstance(found, tuple) else self._json(200, found)
         parts = url.path.strip("/").split("/")
         if parts[-1] == "log":
             return self._log(parts[-2], query)

@@ -61,7 +61,13 @@ class _Handler(api_server._Handler):
 
     def do_POST(self):
         body, plural, query = self._body(), self.path.split("?")[0].split("/")[-1], self._query()
+        if plural == "selfsubjectaccessreviews":
+            of = body["spec"]["resourceAttributes"]
+            what = f"{of['verb']} {of['resource']}/{of['subresource']}".removesuffix("/")
+            return self._json(201, body | {"status": {"allowed": what not in self.api.no_right}})
         meta = body["metadata"]
+        if wrong := self.api.webhook(body):
+            return self._status(422, wrong)
         meta.setdefault("name", meta.pop("generateName", "") + "x1y2z")
         if refusal := self.api.refuse.get(body["kind"]):
             return self._status(*refusal)
@@ -128,13 +134,16 @@ class WriteAPI(api_server.FakeAPI):
         self.dry_runs = []  # what the server was asked about, and not to create
         self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
+        self.no_right = set()  # such as "create pods" or "get pods/log"
+        self.webhook = lambda body: ""  # why an object is refused
         self.fault, self.forbidden, self.requests = None, set(), []
         super().__init__(folder)
 
     def next_fault(self, method, path):
         """What is to happen to this request; None if it is to be answered."""
-        kinds = [part for part in path.split("?")[0].split("/") if part in api_server.SHAPES]
-        self.requests.append(f"{method} {kinds[-1]}")
+        parts = path.split("?")[0].split("/")
+        kinds = [part for part in parts if part in api_server.SHAPES]
+        self.requests.append(f"{method} {[*parts[-1:], *kinds][-1]}")
         if self.requests[-1] in self.forbidden:
             return 403
         number, what = self.fault or (None, None)

@@ -108,7 +108,7 @@ def dry_run(cluster: Cluster, objects: Sequence[Object], say: Say) -> list[tuple
     else:
         made = (submit.refuse(cluster, job), "created")
         submit.check_needs(cluster, job, helpers, say)
-        submit.check_pod(cluster, _with_an_account(cluster, job), say)
+        submit.check_pod(cluster, with_an_account(cluster, job), say)
     answers = [_try(cluster, kind, wanted, it) for kind, wanted, it in _pairs(cluster, helpers)]
     return [*answers, *_try_secret(cluster, job, say), made]
 
@@ -136,7 +136,7 @@ def _try_secret(cluster: Cluster, job: Object, say: Say) -> Iterator[tuple[Objec
         say(f"warning: the job would run without a key of its rendezvous: {error}")
 
 
-def _with_an_account(cluster: Cluster, job: Object) -> Object:
+def with_an_account(cluster: Cluster, job: Object) -> Object:
     """The job; with the namespace's own account while the one of the job is not there."""
     account = worker_pod_spec(job).get("serviceAccountName", "default")
     try:

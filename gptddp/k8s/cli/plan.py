@@ -1,4 +1,4 @@
-"""What a submit would do: `diff`."""
+"""What a submit would do, and what it needs: `diff` and `doctor`."""
 
 import dataclasses
 import json
@@ -68,4 +68,46 @@ def _to_dict(change: Any) -> dict[str, Any]:
     return {"kind": change.kind, "name": change.name, "action": change.action, "fields": fields}
 
 
-COMMANDS = (diff,)
+@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@spec_options
+@context_options
+@click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    output: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    **options: Any,
+) -> None:
+    """Look for what a cluster lacks for a job, each with its fix.
+
+    The options are those of `submit`: of another job other nodes, volumes and rights matter.
+    Nothing is changed. Exit code 1: something fails; a warning may be right as it is.
+
+    \b
+    gptddp-k8s doctor --replicas 4 --gpus 8
+    """
+    from gptddp.k8s.act import doctor as checks
+    from gptddp.k8s.act.patient import FAIL, Patient
+    from gptddp.k8s.cli import output as formats
+    from gptddp.k8s.cluster import connect
+
+    job = load(options)
+    cluster = connect(job.namespace, kubeconfig, context)
+    patient = Patient(cluster, objects_of(dataclasses.replace(job, namespace=cluster.namespace)))
+    found = []
+    for check in checks.examine(patient):
+        found.append(check)
+        if not output:
+            click.echo(visible(f"{check.status:6}{check.id:11}{check.text}"))
+            if check.fix:
+                click.echo(visible(f"{'':17}fix: {check.fix}"))
+    if output:
+        formats.data([dataclasses.asdict(check) for check in found], output)
+    note(checks.summary(found))
+    ctx.exit(1 if any(check.status == FAIL for check in found) else 0)
+
+
+COMMANDS = (diff, doctor)

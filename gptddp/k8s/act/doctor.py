@@ -1,0 +1,250 @@
+"""What a cluster lacks for a job: each thing that `submit` and the pods rely on, with its fix.
+
+Nothing is changed: the API server is asked, and lets go of what it has checked (dry runs).
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gptddp.errors import ClusterError
+from gptddp.k8s.act import doctor_nodes, doctor_place, plan, submit
+from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
+from gptddp.k8s.objects import worker_pod_spec
+
+_OLDEST_MINOR = 27  # of Kubernetes 1: of a PodDisruptionBudget's unhealthyPodEvictionPolicy
+_OPERATOR = "control-plane=kubeflow-training-operator"
+_MANIFESTS = "install the Kubeflow training operator (v1), see operator/"
+_AT_ONCE = 8  # questions
+
+
+def examine(patient: Patient) -> Iterator[Check]:
+    """All checks, in the order in which to mend what they find; without a server only the first.
+
+    One that the server does not answer is a check that warns, or fails, with its words.
+    """
+    for id, look in (("api", _api), *_LOOKS):
+        answers = list(_asked(id, look, patient))
+        yield from answers
+        if id == "api" and any(check.status == FAIL for check in answers):
+            return
+
+
+def _asked(
+    id: str, look: Callable[[Patient], Iterable[Check]], patient: Patient
+) -> Iterator[Check]:
+    try:
+        yield from look(patient)
+    except ClusterError as error:
+        what, _, fix = str(error).partition("; ")
+        if error.status == 403:
+            yield Check(id, WARN, f"cannot be seen: {what}", fix or "ask somebody who may see it")
+        else:
+            fix = fix or "look at the API server's message, and try again"
+            yield Check(id, FAIL, what, fix)
+
+
+# -- the server and the operator -----------------------------------------------------------------
+
+
+def _api(patient: Patient) -> Iterator[Check]:
+    info = patient.cluster.ask("/version")
+    version = str(info.get("gitVersion", "of unknown version"))
+    found = re.match(r"v1\.(\d+)", version)
+    if found and int(found[1]) < _OLDEST_MINOR:
+        fix = f"use Kubernetes 1.{_OLDEST_MINOR} or newer, or --without poddisruptionbudget"
+        yield Check("api", WARN, f"Kubernetes {version} is old", fix)
+    else:
+        yield Check("api", OK, f"Kubernetes {version}, namespace {patient.cluster.namespace}")
+
+
+def _namespace(patient: Patient) -> Iterator[Check]:
+    name = patient.cluster.namespace
+    try:
+        found = patient.cluster.ask(f"/api/v1/namespaces/{name}")
+    except ClusterError as error:
+        if error.status != 404:
+            raise
+        fix = f"`kubectl create namespace {name}`, or name another with -n"
+        yield Check("namespace", FAIL, f"there is no namespace {name}", fix)
+        return
+    if "deletionTimestamp" in found["metadata"]:
+        yield Check("namespace", FAIL, f"{name} is being deleted", "name another with -n")
+        return
+    labels = found["metadata"].get("labels") or {}
+    level = labels.get("pod-security.kubernetes.io/enforce", "none enforced")
+    yield Check("namespace", OK, f"{name}, Pod Security: {level}")
+
+
+def _crd(patient: Patient) -> Iterator[Check]:
+    try:
+        found = patient.cluster.ask("/apis/kubeflow.org/v1")
+    except ClusterError as error:
+        if error.status != 404:
+            raise
+        found = {}
+    if any(it["name"] == "pytorchjobs" for it in found.get("resources") or []):
+        yield Check("crd", OK, "the API server knows PyTorchJobs (kubeflow.org/v1)")
+    else:
+        yield Check("crd", FAIL, "the API server knows no PyTorchJobs", _MANIFESTS)
+
+
+def _operator(patient: Patient) -> Iterator[Check]:
+    found = patient.items("/apis/apps/v1/deployments", {"labelSelector": _OPERATOR})
+    if not found:
+        text = f"no Deployment has the label {_OPERATOR}, by which the operator is installed"
+        yield Check("operator", WARN, text, f"is it there under another name? Else {_MANIFESTS}")
+    for it in found:
+        where = f"{it['metadata']['namespace']}/{it['metadata']['name']}"
+        image = it["spec"]["template"]["spec"]["containers"][0].get("image", "")
+        if not (it.get("status") or {}).get("availableReplicas"):
+            fix = f"`kubectl describe deployment {it['metadata']['name']} -n "
+            fix += f"{it['metadata']['namespace']}` says why"
+            yield Check("operator", FAIL, f"{where} has no pod that is ready", fix)
+        else:
+            yield Check("operator", OK, f"{where} is ready ({image.rpartition('/')[2]})")
+
+
+def _webhook(patient: Patient) -> Iterator[Check]:
+    """A dry run of the job, and of one that the operator's webhook has to refuse."""
+    cluster, job = patient.cluster, patient.job
+    try:
+        submit.refuse(cluster, job)
+    except ClusterError as error:
+        if " cannot create resource " in str(error):
+            return  # said by the rights
+        raise
+    wrong = copy.deepcopy(job)
+    wrong["metadata"]["name"] += "-doctor"
+    worker_pod_spec(wrong)["containers"][0]["name"] = "wrong"
+    try:
+        cluster.create(wrong, dry_run=True)
+    except ClusterError:
+        yield Check("webhook", OK, "the job is taken, and a wrong one refused (dry runs)")
+        return
+    text = "a job with a mistake is taken: the operator's webhook does not look at it"
+    fix = "`kubectl get validatingwebhookconfigurations` has to list that of the training operator"
+    yield Check("webhook", WARN, text, fix)
+
+
+# -- what this user may do -----------------------------------------------------------------------
+
+_JOBS = ("kubeflow.org", "pytorchjobs")
+_PLURALS = {  # of companions
+    "ServiceAccount": ("", "serviceaccounts"),
+    "NetworkPolicy": ("networking.k8s.io", "networkpolicies"),
+    "PodDisruptionBudget": ("policy", "poddisruptionbudgets"),
+    "ConfigMap": ("", "configmaps"),
+}
+_GONE = ("list", "delete")
+Right = tuple[str, str, str]  # verb, API group, resource
+
+
+def rights(patient: Patient) -> dict[str, list[Right]]:
+    """What each command asks the API server for."""
+    beside = [_PLURALS[it["kind"]] for it in patient.helpers if it["kind"] in _PLURALS]
+    looks: list[Right] = [("get", *_JOBS), ("list", "", "pods"), ("list", "", "events")]
+    return {
+        "submit": [
+            *((verb, *_JOBS) for verb in ("get", "create")),
+            *((verb, *kind) for kind in beside for verb in ("get", "create", "patch")),
+            ("get", "", "persistentvolumeclaims"),
+            ("list", "", "pods"),
+            ("list", "", "services"),
+        ],
+        "a signed rendezvous": [(verb, "", "secrets") for verb in ("get", "create", "patch")],
+        "status, wait, top": looks,
+        "list": [("list", *_JOBS), ("list", "", "pods")],
+        "logs": [*looks, ("get", "", "pods"), ("get", "", "pods/log")],
+        "scale, suspend, resume": [("get", *_JOBS), ("patch", *_JOBS)],
+        "delete": [
+            ("delete", *_JOBS),
+            *((verb, *kind) for kind in [*beside, ("batch", "jobs")] for verb in _GONE),
+        ],
+        "prepare, sample": [
+            *((verb, "batch", "jobs") for verb in ("get", "create", "delete")),
+            *looks[1:],
+            ("get", "", "pods/log"),
+        ],
+    }  # fmt: skip
+
+
+_NEEDED = ("submit", "status, wait, top")  # without the others a job can be run
+
+
+def _rights(patient: Patient) -> Iterator[Check]:
+    wanted = rights(patient)
+    questions = list(dict.fromkeys(right for of in wanted.values() for right in of))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(lambda right: _may(patient, right), questions)
+        allowed = dict(zip(questions, answers, strict=True))
+    for command, of in wanted.items():
+        lacking = [f"{verb} {_full(group, name)}" for verb, group, name in of
+                   if not allowed[verb, group, name]]  # fmt: skip
+        if lacking:
+            status = FAIL if command in _NEEDED else WARN
+            text = f"{command}: no right to {', '.join(lacking)}"
+            fix = f"ask for a Role in {patient.cluster.namespace} that has them"
+            yield Check("rights", status, text, fix)
+    fine = [command for command, of in wanted.items() if all(allowed[right] for right in of)]
+    if fine:
+        yield Check("rights", OK, f"for {', '.join(fine)}")
+
+
+def _full(group: str, name: str) -> str:
+    return f"{name}.{group}" if group else name
+
+
+def _may(patient: Patient, right: Right) -> bool:
+    verb, group, name = right
+    resource, _, part = name.partition("/")
+    asked = {"namespace": patient.cluster.namespace, "verb": verb, "group": group}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {**asked, "resource": resource, "subresource": part}},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    return bool((patient.cluster.ask(path, body=review).get("status") or {}).get("allowed"))
+
+
+def _pod(patient: Patient) -> Iterator[Check]:
+    """A dry run of one pod: Pod Security, LimitRanges, quotas and other admission."""
+    if not _may(patient, ("create", "", "pods")):
+        fix = "none is needed: submit does without; who may create pods can try"
+        yield Check("pod", OK, "not tried: you have no right to create pods", fix)
+        return
+    said: list[str] = []
+    job = plan.with_an_account(patient.cluster, patient.job)
+    submit.check_pod(patient.cluster, job, said.append)
+    for text in said:
+        fix = "change the option, or the policy or quota of the namespace, that the message names"
+        yield Check("pod", FAIL, text.removeprefix("warning: "), fix)
+    if not said:
+        yield Check("pod", OK, "the namespace admits a pod of the job (dry run)")
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """`2 failed, 1 to look at`."""
+    count: dict[str, Any] = {s: sum(it.status == s for it in checks) for s in (FAIL, WARN)}
+    return (
+        f"{count[FAIL]} failed, {count[WARN]} to look at" if any(count.values()) else "all is well"
+    )
+
+
+_LOOKS: tuple[tuple[str, Callable[[Patient], Iterable[Check]]], ...] = (
+    ("namespace", _namespace),
+    ("crd", _crd),
+    ("operator", _operator),
+    ("rights", _rights),
+    ("webhook", _webhook),
+    ("pod", _pod),
+    ("volumes", doctor_place.volumes),
+    ("quota", doctor_place.quota),
+    ("nodes", doctor_nodes.nodes),
+    ("image", doctor_nodes.image),
+    ("queue", doctor_place.queue),
+    ("network", doctor_place.network),
+)

@@ -1,0 +1,179 @@
+"""`doctor`: what the namespace gives a job: volumes, quota, a queue, and a closed network."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gptddp.errors import ClusterError
+from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
+from gptddp.k8s.objects import QUEUE, Object, holds, volume_claims
+from gptddp.k8s.render import quantity
+
+# -- volumes -------------------------------------------------------------------------------------
+
+
+def volumes(patient: Patient) -> Iterator[Check]:
+    """Claims that all pods of the job can mount at once, on several nodes."""
+    for volume, claim in volume_claims(patient.pod_spec):
+        found = patient.cluster.get("PersistentVolumeClaim", claim)
+        option = f"--{volume}"
+        if found is None:
+            fix = f"make it, as `kubectl apply -k k8s/base` does, or name another with {option}"
+            yield Check("volumes", FAIL, f"there is no claim {claim}", fix)
+        else:
+            yield _claim(patient, claim, option, found)
+
+
+def _claim(patient: Patient, claim: str, option: str, found: Object) -> Check:
+    phase = (found.get("status") or {}).get("phase")
+    modes = list(found["spec"].get("accessModes") or [])
+    wanted = ["ReadWriteMany", *(["ReadOnlyMany"] if option == "--data" else [])]
+    another = f"or name another with {option}"
+    if phase == "Lost" or "deletionTimestamp" in found["metadata"]:
+        word = "has lost its volume" if phase == "Lost" else "is being deleted"
+        return Check("volumes", FAIL, f"the claim {claim} {word}", f"make it anew, {another}")
+    if patient.count > 1 and not set(modes) & set(wanted):
+        text = f"the claim {claim} is {'/'.join(modes)}: pods on other nodes cannot mount it"
+        return Check("volumes", FAIL, text, f"make it {wanted[0]}, {another}")
+    if phase == "Pending":
+        fix = (
+            f"`kubectl describe pvc {claim} -n {patient.cluster.namespace}` says what it waits for"
+        )
+        return Check("volumes", WARN, f"the claim {claim} has no volume yet", fix)
+    if patient.count > 1 and (local := _local(patient, found)):
+        text = f"the claim {claim} is {'/'.join(modes)}, but {local}"
+        fix = f"`doctor --probe` tries it; else use a shared file system, {another}"
+        return Check("volumes", WARN, text, fix)
+    return Check("volumes", OK, f"the claim {claim} is {'/'.join(modes)}")
+
+
+def _local(patient: Patient, claim: Object) -> str:
+    """Why a volume may be another one on each node, whatever its claim says; empty if it is not."""
+    name = claim["spec"].get("volumeName")
+    try:
+        volume = patient.cluster.ask(f"/api/v1/persistentvolumes/{name}") if name else {}
+    except ClusterError:  # volumes are the cluster's: few may see them
+        return ""
+    spec = volume.get("spec") or {}
+    if "local" in spec:
+        return "its volume is a disk of one node"
+    return "its volume is a folder of each node (hostPath)" if "hostPath" in spec else ""
+
+
+# -- quota ---------------------------------------------------------------------------------------
+
+
+def quota(patient: Patient) -> Iterator[Check]:
+    """What is left of each ResourceQuota, against what all pods of the job ask for."""
+    if patient.cluster.get(patient.job["kind"], patient.job["metadata"]["name"]) is not None:
+        yield Check("quota", OK, "not looked at: the job exists, and is counted already")
+        return
+    wanted, short, seen = _wanted(patient), [], 0
+    for it in patient.here("api/v1", "resourcequotas"):
+        if it["spec"].get("scopes") or it["spec"].get("scopeSelector"):
+            continue  # of some pods only
+        seen += 1
+        status = it.get("status") or {}
+        for key, hard in (status.get("hard") or it["spec"].get("hard") or {}).items():
+            used = (status.get("used") or {}).get(key, "0")
+            left = (quantity.parse(str(hard)) or 0) - (quantity.parse(str(used)) or 0)
+            if wanted.get(key, 0) > left:
+                name = it["metadata"]["name"]
+                short.append(
+                    f"{key}: {used} of {hard} used, the job needs {wanted[key]:g} ({name})"
+                )
+    for text in short:
+        fix = "use fewer --replicas, smaller --cpu, --memory or --gpus, or ask for more quota"
+        yield Check("quota", FAIL, text, fix)
+    if not short:
+        yield Check("quota", OK, "there is room for the job" if seen else "there is none")
+
+
+def _wanted(patient: Patient) -> dict[str, float]:
+    """What all pods count for in a quota, with the Service that each of them gets."""
+    count = float(patient.count)
+    found = {"pods": count, "count/pods": count, "services": count, "count/services": count}
+    found["count/pytorchjobs.kubeflow.org"] = 1.0
+    resources = patient.pod_spec["containers"][0].get("resources") or {}
+    for part in ("requests", "limits"):
+        for name, amount in (resources.get(part) or {}).items():
+            found[f"{part}.{name}"] = count * (quantity.parse(str(amount)) or 0)
+            if part == "requests" and name in ("cpu", "memory"):
+                found[name] = found[f"{part}.{name}"]
+    return found
+
+
+# -- queue ---------------------------------------------------------------------------------------
+
+_KUEUE = "apis/kueue.x-k8s.io/v1beta1"
+
+
+def queue(patient: Patient) -> Iterator[Check]:
+    """The job's LocalQueue and that it admits jobs; or whether the namespace has one to use."""
+    name = (patient.job["metadata"].get("labels") or {}).get(QUEUE)
+    try:
+        found = patient.here(_KUEUE, "localqueues")
+    except ClusterError as error:
+        if error.status != 404 and (name or error.status != 403):
+            raise
+        if name:
+            fix = "leave out --queue, or install Kueue"
+            yield Check("queue", FAIL, f"--queue {name}: the cluster has no Kueue", fix)
+        return
+    names = ", ".join(it["metadata"]["name"] for it in found)
+    mine = next((it for it in found if it["metadata"]["name"] == name), None)
+    if name and mine is None:
+        fix = f"use --queue with one of {names}" if names else "ask for a LocalQueue here"
+        yield Check("queue", FAIL, f"there is no LocalQueue {name} in the namespace", fix)
+    elif mine is not None:
+        active = holds(mine, "Active")
+        text = f"the LocalQueue {name} {'admits' if active else 'does not admit'} jobs"
+        fix = "" if active else f"`kubectl describe localqueue {name}` says why"
+        yield Check("queue", OK if active else FAIL, text, fix)
+    elif names:
+        text = f"the namespace has queues ({names}), and the job is in none"
+        yield Check("queue", WARN, text, "add --queue, unless jobs may run outside of queues")
+
+
+# -- network -------------------------------------------------------------------------------------
+
+_ENFORCE = (
+    "calico", "canal", "cilium", "antrea", "weave", "kube-router", "kindnet", "ovnkube", "anetd",
+    "azure-npm", "kube-network-policies", "romana",
+)  # fmt: skip
+_AWS_AGENT = "aws-eks-nodeagent"  # the part of aws-node that enforces policies
+
+
+def network(patient: Patient) -> Iterator[Check]:
+    """Is the job's NetworkPolicy enforced, and do others of the namespace keep its pods apart?"""
+    yield from _denied(patient)
+    if not any(it["kind"] == "NetworkPolicy" for it in patient.helpers):
+        return
+    found = patient.items("/apis/apps/v1/daemonsets")
+    names = [it["metadata"]["name"] for it in found if _enforces(it)]
+    if names:
+        yield Check("network", OK, f"{names[0]} enforces NetworkPolicies")
+    else:
+        text = "no network plug-in is known here that enforces NetworkPolicies"
+        fix = "install one, such as Calico or Cilium; until then every pod of the cluster reaches"
+        yield Check("network", WARN, text, f"{fix} the job's ports (docs/security.md)")
+
+
+def _enforces(daemon_set: Object) -> bool:
+    name = daemon_set["metadata"]["name"]
+    containers = daemon_set["spec"]["template"]["spec"].get("containers") or []
+    agent = any(it.get("name") == _AWS_AGENT for it in containers)
+    return agent or any(word in name for word in _ENFORCE)
+
+
+def _denied(patient: Patient) -> Iterator[Check]:
+    """A policy on all pods that lets none out, which the job's own does not change."""
+    own: Any = [it for it in patient.helpers if it["kind"] == "NetworkPolicy"]
+    opens = any("Egress" in it["spec"].get("policyTypes", []) for it in own)
+    for it in patient.here("apis/networking.k8s.io/v1", "networkpolicies"):
+        spec = it["spec"]
+        all_pods = not any((spec.get("podSelector") or {}).values())
+        shut = "Egress" in (spec.get("policyTypes") or []) and not spec.get("egress")
+        if all_pods and shut and not opens:
+            name = it["metadata"]["name"]
+            text = f"the NetworkPolicy {name} lets no pod out, not to its peers either"
+            yield Check("network", FAIL, text, "add --egress own, which opens what the job needs")

@@ -1,0 +1,277 @@
+"""`doctor`: each thing that a cluster can lack is found, with its fix, and nothing is changed."""
+
+import json
+
+import pytest
+from support.writable_api_server import WriteAPI, put_claims, submit
+
+SET = "/apis/apps/v1/daemonsets"
+NODES, QUOTAS = "/api/v1/nodes", "/api/v1/namespaces/default/resourcequotas"
+OPERATOR = "/apis/apps/v1/deployments"
+QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
+SIZE = {"cpu": "64", "memory": "640Gi", "pods": "110", "nvidia.com/gpu": "8"}
+IMAGE = "docker.io/library/gptddp:0.1.0"
+
+
+def items(*found):
+    return {"items": list(found)}
+
+
+def named(name, **rest):
+    return {"metadata": {"name": name, "namespace": "kubeflow", "labels": {}}, **rest}
+
+
+def node(name="n", taints=(), labels=None, images=(IMAGE,), **size):
+    made = named(name, spec={"taints": list(taints)})
+    made["metadata"]["labels"] = labels or {}
+    made["status"] = {"allocatable": SIZE | size, "images": [{"names": list(images)}]}
+    return made
+
+
+def daemon_set(name, *containers):
+    spec = {"template": {"spec": {"containers": [{"name": it} for it in containers]}}}
+    return named(name, spec=spec)
+
+
+def operator(ready=1):
+    image = {"image": "r.io/training-operator:v1-x"}
+    spec = {"template": {"spec": {"containers": [image]}}}
+    return named("training-operator", spec=spec, status={"availableReplicas": ready})
+
+
+def quota(hard, used, **spec):
+    return named("q", spec={"hard": hard, **spec}, status={"hard": hard, "used": used})
+
+
+def refuses_wrong_names(body):
+    """As the operator's webhook."""
+    spec = body.get("spec", {}).get("pytorchReplicaSpecs", {})
+    containers = [c for it in spec.values() for c in it["template"]["spec"]["containers"]]
+    return "" if all(c["name"] == "pytorch" for c in containers) else "none is named pytorch"
+
+
+@pytest.fixture
+def api(tmp_path):
+    """A cluster that lacks nothing."""
+    server = WriteAPI(tmp_path)
+    put_claims(server)
+    server.webhook = refuses_wrong_names
+    server.paths = {
+        "/version": {"gitVersion": "v1.34.4"},
+        "/api/v1/namespaces/default": named("default"),
+        "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]},
+        OPERATOR: items(operator()),
+        NODES: items(node("a"), node("b")),
+        QUOTAS: items(quota({"requests.cpu": "100"}, {"requests.cpu": "90"})),
+        SET: items(daemon_set("calico-node")),
+        QUEUES: (404, "the server could not find the requested resource"),
+        POLICIES: items(),
+    }
+    yield server
+    server.close()
+
+
+def doctor(api, *args):
+    """(exit code, {id: the worst check of it})."""
+    done = api.command_line("doctor", "--replicas", "4", "-o", "json", *args)
+    assert type(done.exception) in (SystemExit, type(None)), done.exception
+    found = sorted(
+        json.loads(done.stdout), key=lambda it: ["ok", "warn", "fail"].index(it["status"])
+    )
+    assert all(it["fix"] for it in found if it["status"] != "ok")
+    assert not api.writes
+    return done.exit_code, {it["id"]: it for it in found}
+
+
+def test_nothing_is_found_where_nothing_is_wrong(api):
+    """Exit code 0, a line each, and `all is well` on stderr."""
+    code, found = doctor(api)
+    assert code == 0 and {it["status"] for it in found.values()} == {"ok"}
+    assert set(found) == {
+        "api", "namespace", "crd", "operator", "rights", "webhook", "pod", "volumes", "quota",
+        "nodes", "image", "network",
+    }  # fmt: skip
+    text = api.command_line("doctor", "--replicas", "4")
+    assert text.stdout.splitlines()[0] == "ok    api        Kubernetes v1.34.4, namespace default"
+    assert text.stderr == "all is well\n"
+
+
+ACTIVE = {"type": "Active", "status": "True"}
+GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
+AWS = daemon_set("aws-node", "aws-node")
+SHUT = named("deny", spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
+NO_DNS = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}}
+NONE = (404, "the server could not find the requested resource")
+
+
+def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
+    spec = {"accessModes": list(modes), "volumeName": "pv"}
+    return {
+        **NO_DNS,
+        "metadata": {"name": "runs", **meta},
+        "spec": spec,
+        "status": {"phase": phase},
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "args", "id", "status", "words"),
+    [
+        ("/version", {"gitVersion": "v1.24.3"}, [], "api", "warn", "Kubernetes v1.24.3 is old"),
+        ("/api/v1/namespaces/default", (404, "not found"), [], "namespace", "fail", "create names"),
+        ("/api/v1/namespaces/default", (403, "no"), [], "namespace", "warn", "cannot be seen"),
+        ("/apis/kubeflow.org/v1", NONE, [], "crd", "fail", "install the Kubeflow training op"),
+        ("/apis/kubeflow.org/v1", {"resources": []}, [], "crd", "fail", "knows no PyTorchJobs"),
+        (OPERATOR, items(), [], "operator", "warn", "no Deployment has the label"),
+        (OPERATOR, items(operator(0)), [], "operator", "fail", "no pod that is ready"),
+        (NODES, items(node(cpu="1")), ["--cpu", "2"], "nodes", "fail", "cpu 1, not 2 (1 of 1)"),
+        (NODES, items(node()), ["--gpus", "9"], "nodes", "fail", "nvidia.com/gpu 8, not 9"),
+        (NODES, items(node()), ["--gpus", "1", "--gpu-resource", "amd.com/gpu"], "nodes", "fail",
+         "no amd.com/gpu (1 of 1)"),
+        (NODES, items(node(cpu="3")), [], "nodes", "warn", "room for 3 of 4 even when they are"),
+        (NODES, items(node(taints=[GPU_TAINT])), [], "nodes", "fail",
+         "add --toleration dedicated=team:NoSchedule"),
+        (NODES, items(node()), ["--node-selector", "zone=a"], "nodes", "fail", "no label zone=a"),
+        (NODES, (403, "nodes is forbidden: U cannot list resource nodes"), [], "nodes", "warn",
+         "cannot be seen"),
+        (NODES, items(node(images=[])), [], "image", "fail", "would pull docker.io/library/gptddp"),
+        (NODES, items(node(), node(images=[])), [], "image", "warn", "is on 1 of 2 nodes"),
+        (QUOTAS, items(quota({"requests.cpu": "5"}, {"requests.cpu": "2"})), [], "quota", "fail",
+         "requests.cpu: 2 of 5 used, the job needs 4 (q)"),
+        (QUOTAS, items(quota({"pods": "3"}, {})), [], "quota", "fail", "pods: 0 of 3 used"),
+        (QUOTAS, items(quota({"limits.memory": "1Gi"}, {})), [], "quota", "fail", "limits.memory"),
+        (SET, items(daemon_set("kube-flannel-ds")), [], "network", "warn", "reaches the job's p"),
+        (SET, items(AWS), [], "network", "warn", "no network plug-in is known here"),
+        (POLICIES, items(SHUT), [], "network", "fail", "add --egress own"),
+        (QUEUES, NONE, ["--queue", "team"], "queue", "fail", "the cluster has no Kueue"),
+        (QUEUES, items(named("other")), ["--queue", "team"], "queue", "fail", "one of other"),
+        (QUEUES, items(named("team")), ["--queue", "team"], "queue", "fail", "does not admit"),
+        (QUEUES, items(named("team")), [], "queue", "warn", "add --queue"),
+        ("claim", None, [], "volumes", "fail", "there is no claim runs"),
+        ("claim", claim(["ReadWriteOnce"]), [], "volumes", "fail", "make it ReadWriteMany"),
+        ("claim", claim(phase="Lost"), [], "volumes", "fail", "has lost its volume"),
+        ("claim", claim(phase="Pending"), [], "volumes", "warn", "kubectl describe pvc runs"),
+        ("claim", claim(deletionTimestamp="2026-01-01T00:00:00Z"), [], "volumes", "fail",
+         "is being deleted"),
+        ("/api/v1/persistentvolumes/pv", {"spec": {"hostPath": {"path": "/x"}}}, [], "volumes",
+         "warn", "a folder of each node (hostPath)"),
+        ("/api/v1/persistentvolumes/pv", {"spec": {"local": {"path": "/x"}}}, [], "volumes",
+         "warn", "a disk of one node"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id, status, words):
+    """One thing is wrong: its check says so, and what fails is the exit code."""
+    api.put(claim())
+    if path != "claim":
+        api.paths[path] = answer
+    elif answer is None:
+        api.remove("PersistentVolumeClaim", "runs")
+    else:
+        api.put(answer)
+    code, found = doctor(api, *args)
+    assert found[id]["status"] == status
+    assert words in f"{found[id]['text']}; {found[id]['fix']}"
+    assert code == (1 if status == "fail" else 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "args"),
+    [
+        (NODES, items(node(taints=[GPU_TAINT])), ["--toleration", "dedicated=team:NoSchedule"]),
+        (NODES, items(node(taints=[{"key": "a", "effect": "PreferNoSchedule"}])), []),
+        (NODES, items(node(), node("b", taints=[GPU_TAINT])), []),
+        (NODES, items(node(labels={"zone": "a"})), ["--node-selector", "zone=a"]),
+        (NODES, items(node(images=["r.io/x@sha256:0"])), ["--image", "r.io/x@sha256:0"]),
+        (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
+        (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
+        (POLICIES, items(SHUT), ["--egress", "own"]),
+        (QUEUES, items(named("team", status={"conditions": [ACTIVE]})), ["--queue", "team"]),
+    ],
+)  # fmt: skip
+def test_what_will_do_is_no_complaint(api, path, answer, args):
+    """A tolerated taint, a soft one, one of other nodes; a quota of other pods; egress opened."""
+    api.paths[path] = answer
+    code, found = doctor(api, *args)
+    assert code == 0 and {it["status"] for it in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("right", "command", "status"),
+    [
+        ("create pytorchjobs", "submit", "fail"),
+        ("patch networkpolicies", "submit", "fail"),
+        ("list pods", "status, wait, top", "fail"),
+        ("create secrets", "a signed rendezvous", "warn"),
+        ("get pods/log", "logs", "warn"),
+        ("patch pytorchjobs", "scale, suspend, resume", "warn"),
+        ("delete poddisruptionbudgets", "delete", "warn"),
+        ("create jobs", "prepare, sample", "warn"),
+    ],
+)
+def test_a_right_that_is_missing_is_named_with_the_command(api, right, command, status):
+    """By the command that needs it; without those of submit and status a job cannot be run."""
+    api.no_right = {right}
+    done = api.command_line("doctor", "-o", "json")
+    found = [it for it in json.loads(done.stdout) if it["id"] == "rights"]
+    told = [it for it in found if it["text"].startswith(f"{command}: ")]
+    assert told and told[0]["status"] == status and right in told[0]["text"]
+    assert "ask for a Role in default" in told[0]["fix"]
+    assert done.exit_code == (1 if status == "fail" else 0)
+
+
+def test_a_companion_that_is_left_out_needs_no_right(api):
+    """What a namespace's user may not make can be done without."""
+    api.no_right = {"create networkpolicies", "patch networkpolicies", "get networkpolicies"}
+    assert doctor(api)[0] == 1
+    assert doctor(api, "--without", "networkpolicy")[0] == 0
+
+
+def test_an_operator_that_lets_mistakes_pass_is_seen(api):
+    """Its webhook is tried with a wrong job, as a dry run."""
+    api.webhook = lambda body: ""
+    _, found = doctor(api)
+    assert found["webhook"]["status"] == "warn"
+    assert "does not look at it" in found["webhook"]["text"]
+    api.refuse["PyTorchJob"] = (500, 'failed calling webhook "validator"')
+    code, found = doctor(api)
+    assert code == 1 and found["webhook"]["status"] == "fail"
+
+
+def test_a_pod_that_would_be_refused_is_seen(api):
+    """Pod Security, LimitRanges and the like, in the server's words; nothing without the right."""
+    api.refuse["Pod"] = (403, 'pods "x" is forbidden: violates PodSecurity "restricted"')
+    code, found = doctor(api)
+    assert code == 1 and "violates PodSecurity" in found["pod"]["text"]
+    api.no_right = {"create pods"}
+    code, found = doctor(api)
+    assert code == 0 and "no right to create pods" in found["pod"]["text"]
+
+
+def test_a_pull_secret_is_looked_for(api):
+    """That it is there, and of the type that the kubelet takes."""
+    args = ["--image-pull-secret", "reg", "--image", "r.io/gptddp:1"]
+    code, found = doctor(api, *args)
+    assert code == 1 and "the pull secret reg is not there" in found["image"]["text"]
+    api.put({"kind": "Secret", "metadata": {"name": "reg"}, "type": "Opaque"})
+    assert "is of type Opaque" in doctor(api, *args)[1]["image"]["text"]
+    api.objects["secrets", "reg"]["type"] = "kubernetes.io/dockerconfigjson"
+    assert doctor(api, *args)[0] == 0
+
+
+def test_a_job_that_exists_is_not_counted_twice(api):
+    """Its pods are in the quota already."""
+    api.paths[QUOTAS] = items(quota({"pods": "4"}, {"pods": "4"}))
+    assert doctor(api, "--name", "demo")[0] == 1
+    submit(api.command_line)
+    api.writes.clear()
+    code, found = doctor(api, "--name", "demo")
+    assert code == 0 and "counted already" in found["quota"]["text"]
+
+
+def test_without_an_api_server_there_is_one_line(api):
+    """It says that the server is away; the rest could not be looked at."""
+    api.down = True
+    done = api.command_line("doctor")
+    assert done.exit_code == 1 and done.stdout.startswith("fail  api")
+    assert len(done.stdout.splitlines()) == 2 and "fix: " in done.stdout.splitlines()[1]
