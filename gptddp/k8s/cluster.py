@@ -164,7 +164,8 @@ class Cluster:
             raise self._unreachable(error) from None
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict) or "kind" not in value:
+        # every answer is an object of the API, but for that of /version
+        if not isinstance(value, dict) or not value.keys() & {"kind", "gitVersion"}:
             raise ClusterError(
                 f"{self._server} answers with {answer.kind or 'something'}, and not as the API "
                 "server of a cluster does: is it the right `server` in the kubeconfig, or is a "

@@ -80,7 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._status(503, "the server is currently unable to handle the request")
         if url.path in self.api.paths:
             found = self.api.paths[url.path]
-            return self._status(*found) if isinstance(found, tuple) else self._json(200, found)
+            if isinstance(found, tuple):
+                return self._status(*found)
+            return self._json(200, {"kind": "Any"} | found)
         parts = url.path.strip("/").split("/")
         if parts[-1] == "log":
             return self._log(parts[-2], query)
