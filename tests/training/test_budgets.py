@@ -210,13 +210,20 @@ def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
 
 def test_what_comes_before_the_first_step_uses_no_time_up(run, tmp_path, monkeypatch):
     """The backward pass that is thrown away, here of two seconds, of a budget of one."""
-    warm_up = train.warm_up
+    now, warm_up, next_batch = [0.0], train.warm_up, quarantine.next_batch
 
     def slow(*args):
-        time.sleep(2)
+        now[0] += 2
         warm_up(*args)
 
+    def quick(*args):
+        now[0] += 0.25
+        return dataclasses.replace(next_batch(*args), wait_s=0.001)
+
+    fake = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(life, "time", fake)
     monkeypatch.setattr(train, "warm_up", slow)
+    monkeypatch.setattr(quarantine, "next_batch", quick)
     assert run("--steps", "3", "--max-time", "1") == 0
     marker = json.loads((tmp_path / "run/finished.json").read_text())
     assert (marker["cause"], marker["step"]) == ("steps", 3) and marker["train_s"] < 1
