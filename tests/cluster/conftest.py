@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ class Namespace(Cluster):
     elsewhere `shared` is None and the default storage class serves them.
     """
 
+    background = ThreadPoolExecutor(1)
+    removals: list[Future[None]] = []
+
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster.kubeconfig, cluster.kind)
         self.namespace = f"gptddp-test-{secrets.token_hex(3)}"
@@ -101,6 +105,10 @@ class Namespace(Cluster):
         return objects
 
     def remove(self) -> None:
+        """The next test does not wait for it; the end of the session does, see `cluster`."""
+        self.removals.append(self.background.submit(self._remove))
+
+    def _remove(self) -> None:
         # a namespace whose pods are gone is deleted at once, not at the controller's second look
         self.kubectl("delete", "pytorchjobs,jobs", "--all")
         self.kubectl("delete", "pods", "--all", "--grace-period=1")
@@ -117,18 +125,24 @@ def in_a_node(*command: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(request, tmp_path_factory) -> Cluster:
+def cluster(request, tmp_path_factory) -> Iterator[Cluster]:
     """The cluster of --kubeconfig; else the kind cluster, started or brought up to date."""
+    yield _cluster(request, tmp_path_factory)
+    for removal in Namespace.removals:
+        removal.result()
+
+
+def _cluster(request, tmp_path_factory) -> Cluster:
     given = request.config.getoption("--kubeconfig")
     os.environ["PATH"] = f"{os.environ.get('GPTDDP_CACHE', CACHE)}/bin:{os.environ['PATH']}"
     if given:
         if not shutil.which("kubectl"):
             pytest.fail("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
         return Cluster(Path(given).resolve(), kind=False)
-    source = ["modules"] if os.environ.get("GPTDDP_CI") else []
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        if subprocess.run([HERE / "up", *source]).returncode:
-            pytest.exit("there is no cluster to test on: the reason is above", returncode=1)
+    if not os.environ.get("GPTDDP_CI"):  # .ci/run has just done so
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            if subprocess.run([HERE / "up"]).returncode:
+                pytest.exit("there is no cluster to test on: the reason is above", returncode=1)
     kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
     command = ["kind", "get", "kubeconfig", "--name", "gptddp"]
     kubeconfig.write_text(
