@@ -15,6 +15,7 @@ from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
+from gptddp.training.stop import StopFlag
 
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told, and the state is left in memory too
@@ -63,23 +64,28 @@ def save_last(
             raise _unwritten(recorder)
 
 
-def wait_for_scrape(recorder: Recorder | None, world: World, asked: Callable[[], bool]) -> None:
-    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
+def wait_for_scrape(
+    recorder: Recorder | None, world: World, stop: StopFlag, finished: bool = False
+) -> None:
+    """All ranks: wait until Prometheus has the last numbers of rank 0.
 
     Together: the first pod that has exited would make the operator delete the others. In a thread,
-    so that the ranks go on meeting.
+    so that the ranks go on meeting. Where a rank is to stop, the others may be needed for the next
+    world: then nobody waits, unless all pods are to end, each within its grace period.
     """
+    leave = int(world.all_reduce(torch.tensor([stop.pod_leaves], dtype=torch.int64)))
+    enough = stop.must_hurry if leave == world.world_size else lambda: stop.asked
     stopped = threading.Event()
     waiting: threading.Thread | None = None
     if recorder:
-        recorder.last_numbers()
+        recorder.last_numbers(finished)
         wait = partial(recorder.wait_for_scrape, stopped.is_set)
         waiting = threading.Thread(target=wait, name="scrape", daemon=True)
         waiting.start()
     while True:
         if waiting:
             waiting.join(_SCRAPE_S)
-        flags = [waiting is not None and waiting.is_alive(), asked()]
+        flags = [waiting is not None and waiting.is_alive(), enough()]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
             stopped.set()

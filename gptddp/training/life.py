@@ -7,7 +7,7 @@ now and then before, by memory when a peer is lost.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,12 @@ class Life:
         except Superseded as error:
             self.live.leave_snapshot(str(error))
             raise
+        except NonFiniteError:  # all ranks, in the same step
+            self.stalls.over = True
+            if self.config.metrics_port:
+                with suppress(RuntimeError):  # a rank that is lost now changes nothing
+                    wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
+            raise
         except GptddpError:
             raise
         except Exception as error:
@@ -125,6 +131,9 @@ class Life:
                 if self.recorder:
                     self.recorder.diverged(error, self.progress)
             elif final := self._count_failure(error):
+                if self.recorder:
+                    self.recorder.last_numbers()
+                    self.recorder.wait_for_scrape(lambda: self.stop.asked)
                 raise final from error
             raise
         finally:
@@ -341,8 +350,9 @@ class Life:
             self.progress,
             self.cause,
         )
-        if self.cause != "stopped" and saved and self.config.metrics_port:
-            wait_for_scrape(self.recorder, self.world, lambda: self.stop.asked)  # all ranks
+        if saved and self.config.metrics_port:
+            finished = self.cause != "stopped"
+            wait_for_scrape(self.recorder, self.world, self.stop, finished)  # all ranks
         self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")

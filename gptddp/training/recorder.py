@@ -302,12 +302,13 @@ class Recorder:
             )
         )
 
-    def last_numbers(self) -> None:
-        """Bring the metrics up to the end of the run."""
+    def last_numbers(self, finished: bool = False) -> None:
+        """Bring the metrics up to the end of this life, or of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
         self.metrics.spent(self.spent)
         self.metrics.owned(self._owners.so_far())
-        self.metrics.state = lambda: "finished"
+        if finished:
+            self.metrics.state = lambda: "finished"
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """Until Prometheus has the last numbers, or a stop is `asked` for."""

@@ -5,16 +5,19 @@ import socket
 import threading
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.forked import ranks
 from support.local_jobs import until
 from support.owned import owned
 from support.toy import SMALL
 
+from gptddp.distributed import environment
 from gptddp.run.history import read_ledger
+from gptddp.training import end, scrapes
 from gptddp.training import metrics as m
-from gptddp.training import scrapes
 from gptddp.training.scrapes import Scrapes
 
 SLOWLY = """
@@ -190,3 +193,40 @@ def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
         assert found == pytest.approx(seconds[cause], abs=0.01)
     ratio = seconds["training"] / sum(seconds.values())
     assert last["gptddp_run_goodput_ratio"] == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize(("pods_that_leave", "hurries_after", "met"), [(1, 9, 1), (2, 3, 4)])
+def test_a_stop_waits_for_a_scrape_only_where_all_pods_leave(
+    monkeypatch, pods_that_leave, hurries_after, met
+):
+    """And no longer than the grace period allows; else the others need the next world at once."""
+    meetings: list[list[int]] = []
+    state: list[bool] = []
+
+    def all_reduce(mine: torch.Tensor) -> torch.Tensor:
+        others = [pods_that_leave - 1] if not meetings and not state else [0] * len(mine)
+        if len(mine) > 1:
+            meetings.append(mine.tolist())
+        return mine + torch.tensor(others)
+
+    def wait(asked) -> None:
+        until(asked)
+
+    recorder = SimpleNamespace(last_numbers=state.append, wait_for_scrape=wait)
+    world = SimpleNamespace(all_reduce=all_reduce, world_size=2)
+    stop = SimpleNamespace(
+        pod_leaves=True, asked=True, must_hurry=lambda: len(meetings) >= hurries_after
+    )
+    monkeypatch.setattr(end, "_SCRAPE_S", 0.01)
+    end.wait_for_scrape(recorder, world, stop)
+    assert (len(meetings), state) == (met, [False])
+
+
+def test_a_pod_leaves_when_its_launcher_says_so(tmp_path, monkeypatch):
+    """Not when the launcher has stopped its workers for pods that come or go."""
+    monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
+    assert environment.pod_leaves()  # nobody else has been told
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
+    assert not environment.pod_leaves()
+    environment.leaving().touch()
+    assert environment.pod_leaves()
