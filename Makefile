@@ -95,6 +95,12 @@ test-cluster: venv  ## the tests on that cluster, started if need be; KUBECONFIG
 	  $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
 	$(if $(GPTDDP_CI),,$(BIN)/python tests/faults/table.py .faults/cluster.jsonl)
 
+# A Prometheus that discovers pods, built from its Go module into the cache of the cluster: five
+# minutes the first time.
+test-discovery: venv  ## a Prometheus on that cluster finds a job's pods by itself; wants Go, and root
+	built=$$(tests/cluster/discovery/prometheus) && PATH=$$built:$$PATH \
+	  $(BIN)/python -m pytest tests/cluster/discovery --timeout 1800 -s
+
 wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
@@ -103,4 +109,4 @@ clean:  ## remove the virtual environment, caches and the demo
 	  .ruff_cache
 
 .PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
-  test-report lint bench image cluster cluster-down test-cluster wheel clean
+  test-report test-discovery lint bench image cluster cluster-down test-cluster wheel clean

@@ -13,7 +13,7 @@ import yaml
 from support.cluster_jobs import PODS, TINY, Job, until
 from support.paths import ROOT
 from support.prometheus import FOLDER, write_rules
-from support.prometheus_server import Prometheus, of_pod_monitor, write_pods
+from support.prometheus_server import Prometheus, of_file, of_pod_monitor, write_pods
 
 STEPS = 150
 
@@ -45,7 +45,7 @@ def through_the_api_server(scrape: dict, kubeconfig: Path, folder: Path) -> dict
 def prometheus(prepared, tmp_path):
     """With our rules; its targets are the pods that `discover` has been given."""
     write_pods(tmp_path / "pods.json", [])
-    monitored = of_pod_monitor(tmp_path / "pods.json", prepared.namespace, "1s")
+    monitored = of_pod_monitor(of_file(tmp_path / "pods.json"), prepared.namespace, "1s")
     scrape = through_the_api_server(monitored, prepared.kubeconfig, tmp_path)
     every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     rules = str(write_rules(tmp_path / "rules.yaml"))

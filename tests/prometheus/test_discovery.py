@@ -3,7 +3,14 @@
 import pytest
 from support.cluster_pods import pod
 from support.launchers import until
-from support.prometheus_server import Prometheus, of_page, of_pod_monitor, page_selector, write_pods
+from support.prometheus_server import (
+    Prometheus,
+    of_file,
+    of_page,
+    of_pod_monitor,
+    page_selector,
+    write_pods,
+)
 
 STRANGER = {"app.kubernetes.io/name": "other"}
 
@@ -24,8 +31,8 @@ def labels(tmp_path_factory):
     write_pods(folder / "all.json", pods)
     write_pods(folder / "selected.json", [it for it in pods if page_selector(it)])
     configs = [
-        of_pod_monitor(folder / "all.json", "ml", "1s"),
-        of_page(folder / "selected.json", "1s"),
+        of_pod_monitor(of_file(folder / "all.json"), "ml", "1s"),
+        of_page(of_file(folder / "selected.json"), "1s"),
     ]
     server = Prometheus(folder / "server", {"scrape_configs": configs})
     try:

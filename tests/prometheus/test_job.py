@@ -16,7 +16,7 @@ import pytest
 from support.cluster_pods import pod
 from support.launchers import Training, until
 from support.prometheus import queries, write_rules
-from support.prometheus_server import Prometheus, of_pod_monitor, write_pods
+from support.prometheus_server import Prometheus, of_file, of_pod_monitor, write_pods
 
 from gptddp.run.history import logged, read_ledger
 from gptddp.run.owners import Owners
@@ -47,7 +47,7 @@ class Story:
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(write_rules(folder / "rules.yaml"))],
-            "scrape_configs": [of_pod_monitor(targets, NAMESPACE, "1s")],
+            "scrape_configs": [of_pod_monitor(of_file(targets), NAMESPACE, "1s")],
         }
         self.prometheus = Prometheus(folder / "server", config)
         self.began, self.ended = time.time(), math.nan

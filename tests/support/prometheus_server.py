@@ -22,10 +22,23 @@ from gptddp.files import write_atomic
 Series = dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]  # (unix seconds, value)
 
 
-def of_pod_monitor(targets: Path, namespace: str, interval: str) -> dict[str, Any]:
-    """The scrape_config that the Prometheus operator makes of our PodMonitor.
+def of_file(targets: Path) -> dict[str, Any]:
+    """The file of `write_pods`, for the `kubernetes_sd_configs` of a scrape_config."""
+    return {"file_sd_configs": [{"files": [str(targets)]}]}
 
-    targets: the file of `write_pods`, for its `kubernetes_sd_configs` with `role: pod`.
+
+def of_api_server(server: str, folder: Path, **rest: Any) -> dict[str, Any]:
+    """Pods as the API server has them, for who has the token and the certificate in this folder."""
+    about = {"credentials_file": str(folder / "token")}
+    tls = {"ca_file": str(folder / "ca")}
+    config = {"role": "pod", "api_server": server, "authorization": about, "tls_config": tls}
+    return {"kubernetes_sd_configs": [{**config, **rest}]}
+
+
+def of_pod_monitor(discovery: dict[str, Any], namespace: str, interval: str) -> dict[str, Any]:
+    """The scrape_config that the Prometheus operator makes of our PodMonitor, but for `discovery`:
+
+    it has a `kubernetes_sd_configs` with `role: pod` in the namespace.
     """
     monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())
     endpoint = monitor["spec"]["podMetricsEndpoints"][0]
@@ -53,7 +66,7 @@ def of_pod_monitor(targets: Path, namespace: str, interval: str) -> dict[str, An
         "job_name": f"podMonitor/{namespace}/gptddp/0",
         "scrape_interval": interval,
         "sample_limit": endpoint["sampleLimit"],
-        "file_sd_configs": [{"files": [str(targets)]}],
+        **discovery,
         "relabel_configs": relabel,
     }
 
@@ -61,17 +74,22 @@ def of_pod_monitor(targets: Path, namespace: str, interval: str) -> dict[str, An
 _LABEL = ("label", "labelpresent")
 
 
-def of_page(targets: Path, interval: str) -> dict[str, Any]:
+def of_page(discovery: dict[str, Any], interval: str) -> dict[str, Any]:
     """The scrape_config of docs/alerts.md, for a Prometheus without its operator."""
     config = _of_page()
     del config["kubernetes_sd_configs"]
-    return {**config, "scrape_interval": interval, "file_sd_configs": [{"files": [str(targets)]}]}
+    return {**config, "scrape_interval": interval, **discovery}
+
+
+def page_selectors() -> list[dict[str, str]]:
+    """By which the API server chooses the pods of that scrape_config."""
+    (discovery,) = _of_page()["kubernetes_sd_configs"]
+    return list(discovery["selectors"])
 
 
 def page_selector(pod: dict[str, Any]) -> bool:
     """Does the API server give the pod to that scrape_config?"""
-    (discovery,) = _of_page()["kubernetes_sd_configs"]
-    (selector,) = discovery["selectors"]
+    (selector,) = page_selectors()
     wanted = dict(term.split("=") for term in selector["label"].split(","))
     return bool(wanted.items() <= pod["metadata"]["labels"].items())
 
