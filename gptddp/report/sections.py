@@ -33,7 +33,8 @@ ABOUT = {
     "reload": "of a life after a fault, until its first step was done",
     "start": "the same of a first life, or one after a stop",
     "stopped": "nobody trained, and nobody was meant to",
-    "other": "the rest of the loop: log and metrics",
+    "books": "log, ledger and metrics, on rank 0",
+    "other": "the rest of the loop",
 }
 
 

@@ -23,6 +23,7 @@ OWNERS = (
     "reload",  # until its first step is done
     "start",  # the same, of a life that follows no fault
     "stopped",  # nobody trained, and nobody was meant to
+    "books",  # log, ledger and metrics, on rank 0
     "other",
 )
 LOSSES = OWNERS[1:]
@@ -32,6 +33,7 @@ _OF_PHASE = {
     "data_wait": "data",
     "eval": "evaluation",
     "checkpoint": "checkpoint",
+    "books": "books",
     "redo": "redone",
 }
 _BEFORE_STEPS = ("init", "restore", "warmup")

@@ -305,9 +305,10 @@ class Life:
 
     def record(self) -> None:
         """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
-        self.clock.enter("other")
         if self.recorder:
+            self.clock.enter("books")
             self.recorder.step(self.line, self.progress, self._ended_step - self._began_step)
+        self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:
             raise NonFiniteError(
                 f"step {self.step}: loss or gradient not finite {self.progress.skipped} times "

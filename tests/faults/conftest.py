@@ -1,13 +1,30 @@
 """Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.faulty_jobs import Fault, Job
 from support.forked import train
 from support.measurements import write_measurement
+from support.owned import check_nobodys
 from support.toy import SMALL
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rank_seconds(request, tmp_path_factory) -> Iterator[None]:
+    """Of every run that the tests of a file have made, and however: who had its rank-seconds."""
+
+    def ledgers() -> set[Path]:
+        return set(tmp_path_factory.getbasetemp().rglob("ledger.jsonl"))
+
+    before = ledgers()
+    yield
+    for ledger in sorted(ledgers() - before):
+        owners = check_nobodys(ledger.parent)
+        test = request.node.nodeid.rpartition("/")[2]
+        write_measurement("measured.jsonl", where="owners", test=test, owners=owners)
 
 
 @pytest.fixture(scope="module")

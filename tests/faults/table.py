@@ -74,6 +74,16 @@ parts are those of the table above.
 | fault | seconds to the next step | detect | re-form | reload | first step | steps done again |
 |---|--:|--:|--:|--:|--:|--:|
 """
+OWNED = """
+## Who had the rank-seconds
+
+Of all runs of the files of tests, the undisturbed ones with them: each rank-second of a run [has an
+owner](internals.md#who-owns-a-second). In percent; `other`, which is nobody's, in the run that has
+the most of it, and so `books`. The rest is evaluation, checkpoint, data and stopped.
+
+| file | rank-s | train | wait | redo | detect | re-form | reload | start | books | other |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+"""
 OTHERS = """
 ## Tested in parts
 
@@ -155,6 +165,7 @@ ELSEWHERE = {
         "checkpoint/test_load.py::test_a_name_not_yet_listed_is_found_by_the_hint",
         "checkpoint/test_writer.py::test_a_rename_that_nfs_repeats"]),
 }  # fmt: skip
+OWNED_BY = ("training", "waiting", "redone", "detection", "reforming", "reload", "start")
 KILLS = (1, 2, 3, 4, 6, 8, 35, 38)
 
 
@@ -176,6 +187,22 @@ def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:
         if it.get("where") == where:
             rows.setdefault((it.get("fault"), it["what"]), []).append(it)
     return rows
+
+
+def owned(measured: list[dict]) -> list[str]:
+    """A line for each file of tests: the parts of its rank-seconds."""
+    files: dict[str, list[dict[str, float]]] = {}
+    for it in measured:
+        if it.get("where") == "owners" and sum(it["owners"].values()):
+            files.setdefault(it["test"], []).append(it["owners"])
+    lines = []
+    for file, runs in sorted(files.items()):
+        total = sum(sum(run.values()) for run in runs)
+        shares = [100 * sum(run[it] for run in runs) / total for it in OWNED_BY]
+        most = [max(100 * run[it] / sum(run.values()) for run in runs) for it in ("books", "other")]
+        cells = [f"{it:.1f}" for it in shares] + [f"{it:.2f}" for it in most]
+        lines.append(f"| `{file}` | {total:.0f} | {' | '.join(cells)} |\n")
+    return lines
 
 
 def summary(rows: dict[tuple, list[dict]]) -> list[str]:
@@ -220,6 +247,7 @@ def page(measured: list[dict], old: str) -> str:
         f"| {number} | {what} | {', '.join(f'`{T}{test}`' for test in tests)} |\n"
         for number, (what, tests) in ELSEWHERE.items()
     ]
+    whose = owned(measured)
     this = machine(torch.device("cpu"))
     kept = {text.split("\n")[0]: text for text in re.split(r"^(?=#)", old, flags=re.M)}
     sections = [
@@ -227,7 +255,8 @@ def page(measured: list[dict], old: str) -> str:
         if fresh
         else kept.get(head.strip().split("\n")[0], "")
         for head, made, fresh in (
-            (HEAD, lines, here), (SECONDS, went, here), (CLUSTER, cluster, there)
+            (HEAD, lines, here), (SECONDS, went, here), (OWNED, whose, whose),
+            (CLUSTER, cluster, there),
         )
     ]  # fmt: skip
     sections.append("".join([OTHERS, *others]))

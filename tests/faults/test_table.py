@@ -41,6 +41,10 @@ HERE = [
     noted("a pause", math.nan, None, None, fault=1, happens="no new life"),
     noted("a cut", 65.0, 60.0, 3.0, fault=15, happens="is no kill"),
 ]
+SHARES = {"training": 90.0, "waiting": 7.0, "redone": 1.0, "books": 1.5, "other": 0.5}
+SHARES |= dict.fromkeys(("detection", "reforming", "reload", "start"), 0.0)
+OWNED = [{"where": "owners", "test": "test_a.py", "owners": SHARES}]
+OWNED += [{"where": "owners", "test": "test_a.py", "owners": {**SHARES, "waiting": 107.0}}]
 THERE = [noted("a node", 7.0, 1.0, 5.0, where="cluster")]
 
 
@@ -59,10 +63,16 @@ def test_where_the_seconds_go():
     assert rows[2] == ["| a node | 7.0 | 1.00 | 5.00 | 0.25 | 0.50 | 0 |"]
 
 
+def test_whose_the_rank_seconds_were():
+    """The parts of all runs of a file; of what is small the largest part of one run."""
+    row = "| `test_a.py` | 300 | 60.0 | 38.0 | 0.7 | 0.0 | 0.0 | 0.0 | 0.0 | 1.50 | 0.50 |"
+    assert row in page(OWNED, "").splitlines()
+
+
 def test_what_was_not_measured_stays_as_it_is_on_the_page():
     """The pods of this machine and the cluster are measured one without the other."""
-    whole = page(HERE + THERE, "")
-    assert page([], whole) == whole == page(THERE, page(HERE, "")) == page(HERE, page(THERE, ""))
+    whole = page(HERE + THERE + OWNED, "")
+    assert page([], whole) == whole == page(THERE, page(HERE + OWNED, ""))
     assert "## On a cluster" not in page(HERE, "")
     again = page([noted("another node", 8.0, 1.0, 6.0, where="cluster")], whole)
     assert "| another node | 8.0 |" in again and "| a node |" not in again
