@@ -58,6 +58,7 @@ class World:
     life: str  # the id of this life, which no other has
     follows: frozenset[str]  # the ids of lives that are over, because pods of this one were in them
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
+    came: tuple[lives.Came, ...] = ()  # what each rank's pod knows of earlier lives
     _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -215,14 +216,14 @@ def connect(device: str | None) -> Iterator[World]:
             follows=frozenset(),
             pods=("",) * world_size,
         )
-        mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted()]
-        brought = world.gather(mine)  # all ranks
-    pods, drawn, earlier = zip(*_introduced(brought), strict=True)
+        mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted(), lives.deaths()]
+        drawn, came = zip(*_introduced(world.gather(mine)), strict=True)  # all ranks
     life = slurm_life() or drawn[0]
     lives.note(life)
-    follows = frozenset([life, *itertools.chain(*earlier)])
+    follows = frozenset([life, *itertools.chain(*(it.lives for it in came))])
+    pods = tuple(it.pod for it in came)
     try:
-        yield dataclasses.replace(world, life=life, follows=follows, pods=pods)
+        yield dataclasses.replace(world, life=life, follows=follows, pods=pods, came=came)
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
@@ -243,13 +244,25 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
-def _introduced(brought: list[Any]) -> list[tuple[str, str, list[str]]]:
-    """What each rank has sent at the start: its pod's name, an id, and the ids of earlier lives."""
+def _introduced(brought: list[Any]) -> list[tuple[str, lives.Came]]:
+    """What each rank has sent at the start: an id, and what its pod knows of earlier lives."""
+    found = []
     for rank, it in enumerate(brought):
-        kinds = [type(value) for value in it] if isinstance(it, list) else None
-        if kinds != [str, str, list] or not all(isinstance(life, str) for life in it[2]):
-            raise errors.BadMessage(f"rank {rank}", f"{it!r:.80} for its pod and its lives")
-    return [(errors.visible(pod), drawn, earlier) for pod, drawn, earlier in brought]
+        try:
+            pod, drawn, earlier, deaths = it
+            if not _texts(pod, drawn, *earlier) or not all(_texts(*d) for d in deaths):
+                raise ValueError
+            told = [(life, of, errors.visible(how)) for life, of, how in deaths]
+            found.append((drawn, lives.Came(errors.visible(pod), list(earlier), told)))
+        except (TypeError, ValueError):
+            raise errors.BadMessage(
+                f"rank {rank}", f"{it!r:.80} for its pod and its lives"
+            ) from None
+    return found
+
+
+def _texts(*values: object) -> bool:
+    return all(isinstance(it, str) for it in values)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,11 @@ from gptddp.errors import LostPeer
 ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
 
 
-def blame(error: BaseException, world: World, waited_s: float) -> str:
+def blame(error: BaseException, world: World, waited_s: float) -> tuple[str, str]:
     """Each rank whose collective has failed: which peer is silent, for how long, and in what.
+
+    And where the trainer was, if nothing is known but that a connection was closed, else "": which
+    rank was lost is for the next life to say (`lives.lost`).
 
     Takes ROLL_CALL_S after a timeout, and no time where a connection was closed: but for one that
     is closed `waited_s` after the last step, when a peer in an earlier collective has timed out.
@@ -38,7 +41,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
         # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other
         # words where it comes out of a bucket's future
         text = re.sub(r"^.*\[\S+\.cc:\d+\] ", "", text).split(". ")[0]
-        return f"{text} in {_place(error)}"
+        return f"{text} in {_place(error)}", _place(error)
     here: set[int] = set()
     listener = threading.Thread(target=_listen, args=(here, world), daemon=True)
     listener.start()  # a thread, as nothing limits torch's waiting for a store that is stopped
@@ -49,7 +52,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
     who = ", ".join(world.names[rank] for rank in silent) or "a peer"
     have = "have" if len(silent) > 1 else "has"
     seconds = int(timeout[1]) / 1000 if timeout else int(waited_s)
-    return f"{who} {have} not answered for {seconds:g} s in {_place(error)}"
+    return f"{who} {have} not answered for {seconds:g} s in {_place(error)}", ""
 
 
 def _listen(here: set[int], world: World) -> None:

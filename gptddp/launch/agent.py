@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.multiprocessing.spawn import ProcessContext
 
-from gptddp.distributed import torch_private_elastic
+from gptddp.distributed import lives, pulse, torch_private_elastic
 from gptddp.distributed.environment import pod
 from gptddp.files import is_locked
 from gptddp.launch.hung import Hanging, Pulses, describe, is_stopped
@@ -24,6 +24,9 @@ EXIT_BARRIER_S = 10  # finished agents wait this long for peers that may be dead
 # A process that dies of one of these has crashed by itself. Not SIGKILL and SIGTERM, which come
 # from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+NO_CODE = (
+    255  # multiprocessing: the forkserver is gone, and nobody knows how its children have ended
+)
 BROKEN_WORLD_S = 2  # for the workers of a broken world to end by themselves; torch: 30
 SNAPSHOT_S = 60.0  # for a worker that hangs to leave its state
 
@@ -103,6 +106,20 @@ class Workers:
                 how = re.sub(r"^rank \d+ |: it is killed$", "", line)
                 self.crashed(rank, f"it {how}", it.step)
 
+    def died(self, local_rank: int, pid: int | None, code: int | None) -> None:
+        """A worker has ended: if it was killed, that is noted for the next life, which names it.
+
+        Not before its own life has begun.
+        """
+        it = pulse.read(pulse.path_of(self.verdict.parent, local_rank))
+        if it and it.pid == pid and it.step and code is not None:
+            rank = self.first_rank + local_rank
+            if code == NO_CODE:
+                lives.note_death(rank, "died with the server that it was forked from")
+            elif code < 0:
+                with contextlib.suppress(ValueError):  # a signal without a name
+                    lives.note_death(rank, f"died of {signal.Signals(-code).name}")
+
     def _make_agent(self, *args: Any, **kwargs: Any) -> "_Agent":
         self._agent = _Agent(self, *args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})
         return self._agent
@@ -116,11 +133,14 @@ class _Agent(torch_private_elastic.Agent):
     def __init__(self, owner: Workers, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner = owner
+        self._seen_to_fail: ProcessContext | None = None
 
     def observe_workers(self, group: server.WorkerGroup) -> server.RunResult:
         self._owner.end_hanging(self.pids(), group.workers[0].global_rank)
         result = super().observe_workers(group)
         for rank, failure in result.failures.items():
+            self._owner.died(failure.local_rank, failure.pid, failure.exitcode)
+            self._seen_to_fail = self.workers
             if -failure.exitcode in CRASHES:
                 name = signal.Signals(-failure.exitcode).name
                 self._owner.crashed(rank, f"its process has died of {name}", 0)
@@ -128,6 +148,9 @@ class _Agent(torch_private_elastic.Agent):
 
     def end_workers(self, number: signal.Signals, limit_s: int) -> None:
         if self._owner.rendezvous.broken and self.workers is not None:
+            if self._seen_to_fail is not self.workers:  # other pods have seen it earlier
+                for i, process in enumerate(self.workers.processes):
+                    self._owner.died(i, process.pid, process.exitcode)
             for process in self.workers.processes:
                 process.terminate()
             self._owner.join(self.workers, limit_s)

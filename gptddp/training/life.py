@@ -64,6 +64,7 @@ class Life:
         self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
         self.live = LiveState(state.snapshot_path, origin, self.spent)
+        self.live.of = {"life": world.life, "pods": world.pods}
         self.late = LateSave(self.live)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
@@ -123,9 +124,9 @@ class Life:
             pulse.allow(connect.FIRST_TIMEOUT_S)  # what follows may be long: a snapshot of any size
             if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
                 waited_s = time.monotonic() - self._ended_step
-                blame = f"after step {self.step}: {peers.blame(error, self.world, waited_s)}"
-                self.live.leave_snapshot(blame)
-                raise LostPeer(blame) from error
+                blame, closed = peers.blame(error, self.world, waited_s)
+                self.live.leave_snapshot(f"after step {self.step}: {blame}", closed)
+                raise LostPeer(f"after step {self.step}: {blame}") from error
             if isinstance(error, Diverged):
                 self.live.remove_snapshot()
                 if self.recorder:
@@ -142,14 +143,9 @@ class Life:
                 self.recorder.close()
 
     def _count_failure(self, error: Exception) -> GptddpError | None:
-        return crash_loop.final(
-            error,
-            Path(self.config.run_dir),
-            step=self.step + 1,
-            generation=self.origin.generation,
-            rank=self.world.rank,
-            pod=environment.pod(),
-        )
+        about = {"generation": self.origin.generation, "rank": self.world.rank}
+        run = Path(self.config.run_dir)
+        return crash_loop.final(error, run, step=self.step + 1, pod=environment.pod(), **about)
 
     def _hung(self, where: str) -> int:
         """In a thread: this rank hangs, and its process is about to end with this exit code.
@@ -342,15 +338,8 @@ class Life:
         self.check_replicas()  # all ranks
         self.stalls.over = True
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
-        saved = save_last(
-            self.recorder,
-            self.live,
-            self.world,
-            lambda: self.stop.asked,
-            self._tensors,
-            self.progress,
-            self.cause,
-        )
+        state = self.live, self.world, lambda: self.stop.asked, self._tensors, self.progress
+        saved = save_last(self.recorder, *state, self.cause)
         if saved and self.config.metrics_port:
             finished = self.cause != "stopped"
             wait_for_scrape(self.recorder, self.world, self.stop, finished)  # all ranks

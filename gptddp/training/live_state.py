@@ -35,6 +35,7 @@ class LiveState:
         self.path, self.origin, self.spent = path, origin, spent
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
+        self.of: Mapping[str, Any] = {}  # the life's id, and its pods by rank
         self._events_step = 0  # after which the last of them was recorded
         self._pending: Callable[[], list[dict[str, Any]]] | None = None
         self._told = False
@@ -94,11 +95,14 @@ class LiveState:
         with self._lock:  # a snapshot that the watchdog is leaving is finished first
             self._whole = None
 
-    def leave_snapshot(self, cause: str) -> None:
-        """Write the state of the last finished step, once; a memory that is full is a warning."""
+    def leave_snapshot(self, cause: str, closed: str = "") -> None:
+        """Write the state of the last finished step, once; a memory that is full is a warning.
+
+        `closed`: where a connection was closed, if it is not known which rank was lost.
+        """
         with self._lock:
             whole, self._whole = self._whole, None
-            self._write(whole, cause)
+            self._write(whole, cause, {**self.of, "closed": closed} if closed else {})
 
     def copy(self) -> None:
         """The same for a late save, while this life goes on.
@@ -108,7 +112,12 @@ class LiveState:
         with self._lock:
             self._write(self._whole, UNKNOWN)
 
-    def _write(self, whole: tuple[Mapping[str, torch.Tensor], Progress] | None, cause: str) -> None:
+    def _write(
+        self,
+        whole: tuple[Mapping[str, torch.Tensor], Progress] | None,
+        cause: str,
+        closed: Mapping[str, Any] | None = None,
+    ) -> None:
         if self.path is None or whole is None or whole[1].step == 0:
             return
         tensors, progress = whole
@@ -127,6 +136,7 @@ class LiveState:
                     "generation": self.origin.generation,
                     "phases": self.spent.told(),
                     "since_s": round(self.spent.since_s, 3),
+                    **(closed or {}),
                 },
             )
         except OSError as error:

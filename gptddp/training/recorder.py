@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.data import lanes
-from gptddp.distributed import environment
+from gptddp.distributed import environment, lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import Diverged
@@ -183,13 +183,23 @@ class Recorder:
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         newest = max(lines, key=lambda line: line["step"], default=None)
         run = Path(self.config.run_dir)
-        last = self._last = patiently(lambda: last_life(ledger, newest, state.fault, run))
+        fault = self._with_name(state.fault)
+        last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
             end = {"step": last.step, "cause": cause, "at": at, **last.spent}
             self._event("end", last.generation, **end)
             self.console.fault(last.generation, last.step, cause)
+
+    def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Its cause with the rank that was lost, where a survivor knew of a connection only."""
+        with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
+            who = lives.lost(fault["life"], fault["pods"], self.world.came) if fault else ""
+            if fault and who and fault["closed"]:
+                after = str(fault["cause"]).partition(": ")[0]  # after step N
+                return {**fault, "cause": f"{after}: lost: {who}; noticed in {fault['closed']}"}
+        return fault
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """Log one finished step and bring the metrics up to it."""

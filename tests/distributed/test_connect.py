@@ -264,22 +264,24 @@ def test_a_failed_collective_names_the_silent_rank(monkeypatch):
         for name in ("gloo: Timed out waiting 60000ms for recv", "ran for 60000 milliseconds"):
             with pytest.raises(RuntimeError, match="60000") as caught:
                 raise RuntimeError(name)
-            said = peers.blame(caught.value, world, 0.0)
+            said, closed = peers.blame(caught.value, world, 0.0)
             assert said.startswith("rank 1 (pod-1), rank 2 have not answered for 60 s in ")
+            assert not closed
         closed = RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:9. This is\nmore")
         with pytest.raises(RuntimeError, match="closed") as caught:
             raise closed
-        assert peers.blame(closed, world, 1.0).startswith(
-            "Connection closed by peer [::1]:9 in test_a_failed_"
-        )
+        said, where = peers.blame(closed, world, 1.0)
+        assert said == f"Connection closed by peer [::1]:9 in {where}"
+        assert where.startswith("test_a_failed_")
         of_sums = RuntimeError(f"Got this error when running the callback: RuntimeError: {closed}")
         with pytest.raises(RuntimeError, match="closed") as caught:
             raise of_sums
-        assert peers.blame(of_sums, world, 1.0).startswith("Connection closed by peer [::1]:9 in ")
+        said, where = peers.blame(of_sums, world, 1.0)
+        assert where and said.startswith("Connection closed by peer [::1]:9 in ")
         # closed by one whose timeout came a moment earlier
-        assert peers.blame(closed, world, 59.9).startswith(
-            "rank 1 (pod-1), rank 2 have not answered for 59 s in "
-        )
+        said, where = peers.blame(closed, world, 59.9)
+        assert said.startswith("rank 1 (pod-1), rank 2 have not answered for 59 s in ")
+        assert not where
 
 
 def test_a_group_of_one_runs_the_same_collectives():

@@ -54,3 +54,33 @@ def test_without_a_launcher_a_life_follows_none(train_here, tmp_path, monkeypatc
     monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
     with connect("cpu") as world:
         assert world.follows == {world.life} and world.job is None
+
+
+def test_who_was_lost_is_known_from_what_all_pods_have_noted(folder):
+    """A worker by its launcher, a pod by another with its name, or by its absence: others not."""
+    lives.note("old")
+    lives.note_death(1, "died of SIGKILL")
+    lives.note("newest")
+    lives.note_death(3, "died of SIGBUS")
+    stays = lives.Came("a", lives.noted(), lives.deaths())
+    came = [stays, lives.Came("b", [], []), lives.Came("e", [], []), lives.Came("", [], [])]
+    pods = ["a", "a", "b", "a", "c", ""]
+    assert lives.lost("newest", pods, came) == (
+        "rank 2 (b), whose pod was started anew; rank 3 (a), whose process died of SIGBUS; "
+        "rank 4 (c), whose pod is not there now"
+    )
+    assert lives.lost("old", ["a", "a"], came) == "rank 1 (a), whose process died of SIGKILL"
+    assert lives.lost("newest", ["a"], came) == ""
+    assert lives.lost("newest", ["x"] * 9, came).endswith(
+        "rank 3 (x), whose process died of SIGBUS; 5 more"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "null", "[1]", "[[1]]", '[["a", "0"]]'])
+def test_a_damaged_note_of_a_death_is_none(folder, text):
+    """It tells nothing, and hinders nothing."""
+    (folder / "deaths.json").write_text(text)
+    lives.note("a")
+    assert lives.lost("a", ["x"], [lives.Came("x", ["a"], lives.deaths())]) == ""
+    lives.note_death(0, "died of SIGSEGV")
+    assert lives.deaths()[-1] == ["a", "0", "died of SIGSEGV"]

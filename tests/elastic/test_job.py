@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
     """A pod, worker-0 twice, one worker: exit 0, the undisturbed run, and no step done twice.
 
     No checkpoint is written before the end: the state lives in the memory of whoever survives. Nor
-    do they wait for the lease of the pod that is lost, as if it were on another machine.
+    do they wait for the lease of the pod that is lost, as if it were on another machine. The ledger
+    names the rank and the pod that each life has lost.
     """
     it = job("--steps", str(STEPS), "--eval-every", "1000", "--checkpoint-every", "3600")
     it.reach(10)
@@ -100,6 +102,11 @@ def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
     assert code == 0, err
     lines = list(history(it.run))
     check_same_lines(lines, undisturbed)
+    ends = [event["cause"] for event in read_ledger(it.run) if event["event"] == "end"]
+    named = [re.findall(r"lost: rank (\d) \(gptddp-worker-(\d)\), whose", cause) for cause in ends]
+    assert named == [[("2", "2")], [("0", "0")], [("0", "0")], [("3", "3")]], ends
+    assert "whose process died " in ends[-1]
+    assert all("pod was started anew" in e or "pod is not there now" in e for e in ends[:-1]), ends
     starts = [event for event in read_ledger(it.run) if event["event"] == "start"]
     assert len(starts) >= 5
     assert {start["source"] for start in starts[1:]} == {"memory"}
