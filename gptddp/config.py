@@ -224,7 +224,11 @@ class Config:
         False, START, "begin at step 0 again where all checkpoints of the run are gone"
     )
     metrics_port: int = _f(
-        0, START, "port of rank 0's Prometheus metrics; 0: none", least=0, most=2**16 - 1
+        None,
+        START,
+        "port of rank 0's Prometheus metrics; 0, or not given: none",
+        least=0,
+        most=2**16 - 1,
     )
 
     def __post_init__(self) -> None:
@@ -317,8 +321,8 @@ def _is_path(text: str) -> bool:
 def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
-    Only `precision`, `matmul`, `attention`, `threads` and `device` stay open: the hardware decides,
-    of a run of version 0.1.0 at each start.
+    Only `metrics_port` stays open, and `precision`, `matmul`, `attention`, `threads` and `device`:
+    the hardware decides, of a run of version 0.1.0 at each start.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}

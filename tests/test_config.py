@@ -31,7 +31,7 @@ def test_every_preset_is_valid_and_closes_every_field(preset):
     """A preset passes its own checks and leaves only the hardware's fields open."""
     config = with_preset(Config(preset=preset), accelerator=False)
     left_open = {name for name in FIELDS if getattr(config, name) is None}
-    assert left_open <= {"precision", "matmul", "attention", "threads", "device"}
+    assert left_open <= {"precision", "matmul", "attention", "threads", "device", "metrics_port"}
     check_world_size(config, config.lanes)
 
 

@@ -58,6 +58,19 @@ def volume_claims(pod_spec: Object) -> Iterator[tuple[str, str]]:
             yield volume["name"], volume["persistentVolumeClaim"]["claimName"]
 
 
+def claim_at(pod_spec: Object, path: str) -> str:
+    """The claim that a pod's first container has at this path; empty for none."""
+    containers = pod_spec.get("containers") or [{}]
+    mounts = {it["mountPath"]: it["name"] for it in containers[0].get("volumeMounts") or []}
+    return dict(volume_claims(pod_spec)).get(mounts.get(path, ""), "")
+
+
+def argument(pod_spec: Object, option: str) -> str:
+    """The value of an option of the first container's program; empty for none."""
+    args = (pod_spec.get("containers") or [{}])[0].get("args") or []
+    return str(args[args.index(option) + 1]) if option in args[:-1] else ""
+
+
 # -- a pod ---------------------------------------------------------------------------------------
 
 

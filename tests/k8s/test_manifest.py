@@ -14,7 +14,8 @@ from support.manifests import SPECS, container, pod_spec, render, render_job, wo
 from gptddp import config
 from gptddp.errors import ConfigError
 from gptddp.flags import from_args
-from gptddp.k8s.render import manifest, spec
+from gptddp.k8s.objects import argument, claim_at, volume_claims
+from gptddp.k8s.render import admission, manifest, spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -249,3 +250,26 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
 if __name__ == "__main__":
     for name, arguments in SPECS.items():
         (GOLDEN / f"{name}.yaml").write_text(manifest.to_yaml(render(*arguments)))
+
+
+def test_metrics_have_the_port_that_is_given_or_none():
+    """0 leaves it out everywhere; without it there is one."""
+    job = render_job({"replicas": 2}, ["--metrics-port", "0"])
+    text = manifest.to_yaml(manifest.objects(spec.load(None, {}, ["--metrics-port", "0"])))
+    assert "9464" not in text and "metrics" not in text.replace("--metrics-port", "")
+    assert [port["name"] for port in container(job)["ports"]] == ["pytorchjob-port"]
+    assert str(manifest.METRICS_PORT) in str(render_job({"replicas": 2}))
+    assert "9999" in str(render_job({}, ["--metrics-port", "9999"]))
+
+
+def test_one_claim_for_data_and_runs_is_one_volume():
+    """Mounted twice, the dataset read-only; a path in it is where the runs are."""
+    job = render_job({"data": "all/books", "runs": "all/my/runs", "name": "demo"})
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert [name for name, _ in volume_claims(template)] == ["data"]
+    assert claim_at(template, "/data") == claim_at(template, "/runs") == "all"
+    assert argument(template, "--run-dir") == "/runs/my/runs/demo"
+    assert argument(template, "--data") == "/data/books"
+    mounts = {it["mountPath"]: it.get("readOnly") for it in container(job)["volumeMounts"]}
+    assert mounts["/data"] is True and mounts["/runs"] is None
+    assert admission.check_job(job) == []

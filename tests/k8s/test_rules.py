@@ -9,8 +9,18 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.render import admission, catalogue, manifest, quantity, rules, spec
 
 BROKEN_SPECS = [
-    ("world-size", {"replicas": 13}, [], "use at most 12 workers"),
-    ("world-size", {"max": 25, "nproc_per_node": 2}, [], "50 workers but only 12 lanes"),
+    ("pods", {"replicas": 0}, [], "--replicas: 0 is less than 1; use --replicas 1 or more"),
+    ("pods", {"min": 0}, [], "--min: 0 is less than 1; use --min 1 ["),
+    ("pods", {"replicas": 4, "min": 5}, [], "--min: 5 is above --replicas 4; use --min 1 to 4"),
+    ("pods", {"replicas": 4, "max": 3}, [], "--max: 3 is less than --replicas 4; use --max 4"),
+    ("pods", {"max": -1}, [], "--max: -1"),
+    ("processes-per-pod", {"nproc_per_node": -2}, [], "--nproc-per-node: -2 is less than 1"),
+    ("processes-per-pod", {"nproc_per_node": 0, "gpus": 2}, [], "--nproc-per-node: 0"),
+    ("world-size", {"replicas": 13}, [], "--replicas: 13 workers but only 12 lanes"),
+    ("world-size", {"max": 25, "nproc_per_node": 2}, [], "--max: 50 workers (25 pods of 2)"),
+    ("world-size", {"nproc_per_node": 13}, [], "use --nproc-per-node 12 or less"),
+    ("world-size", {"gpus": 64}, [], "use --gpus 48 or less"),
+    ("metrics-port", {}, ["--metrics-port", "23456"], "the port of the rendezvous; use another"),
     ("places", {}, ["--data", "/x"], "--data CLAIM/PATH"),
     ("places", {}, ["--run-dir", "/x"], "--name"),
     ("init-from", {}, ["--init-from", "models/gpt2"], "as in /data/models/gpt2"),
@@ -23,13 +33,28 @@ BROKEN_SPECS = [
     ("quantity", {"memory": "0"}, [], "--memory: '0'"),
     ("quantity", {"memory": "4GB"}, [], "4Gi"),
     ("quantity", {"memory": "1Gi", "shm": "1Gi"}, [], "counts against"),
+    ("quantity", {"cpu": "2Gi"}, [], "--cpu: 2Gi is 2147483648 CPUs; use a number of cores"),
+    ("quantity", {"cpu": "1e30"}, [], "--cpu: 1e30 is 1e+30 CPUs"),
+    ("quantity", {"cpu": "1u"}, [], "500m"),
+    ("quantity", {"memory": "", "cpu": "1"}, [], "--memory: ''"),
+    ("quantity", {"memory": "8"}, [], "8 is 8 bytes, too few for any process; use one such as 4Gi"),
+    ("quantity", {"memory": "512m", "shm": "256Mi"}, [], "0.512 bytes"),
+    ("quantity", {"shm": "64"}, [], "--shm: 64 is 64 bytes"),
+    ("quantity", {"memory": "1e400"}, [], "more than any machine has"),
     ("grace", {"grace_s": 5}, [], "at least 10"),
+    ("grace", {"grace_s": 10**20}, [], "use at most 86400, a day"),
     ("volumes", {"data": "/mnt/data"}, [], "PersistentVolumeClaim"),
-    ("volumes", {"runs": "a/b"}, [], "--runs: 'a/b'"),
+    ("volumes", {"runs": "/a/b"}, [], "--runs: ''"),
+    ("volumes", {"runs": "a/../b"}, [], "--runs: the path leaves the claim"),
     ("volumes", {"data": "d/../../x"}, [], "without '..'"),
     ("namespace", {"namespace": "a.b"}, [], "DNS label"),
     ("image", {"image": "a b"}, [], "image reference"),
-    ("image", {"image": ""}, [], "image reference"),
+    ("image", {"image": ""}, [], "use one such as registry.example/gptddp:0.1.0"),
+    ("image", {"image": "FOO/BAR:V1"}, [], "use one such as foo/bar:V1"),
+    ("image", {"image": "http://x/y:1"}, [], "use one such as x/y:1"),
+    ("image", {"image": "x:y:z"}, [], "image reference"),
+    ("image", {"image": "x:" + "t" * 129}, [], "image reference"),
+    ("image", {"image": "a@sha256:12"}, [], "image reference"),
     ("env-name", {"env": (("A-B", "1"),)}, [], "letters"),
     ("env-reserved", {"env": (("PET_NNODES", "1"),)}, [], "PET_NNODES"),
     ("env-reserved", {"env": (("MASTER_ADDR", "1"),)}, [], "leave it out"),
@@ -37,6 +62,12 @@ BROKEN_SPECS = [
     ("env-reserved", {"env": (("GPTDDP_GRACE_S", "1"),)}, [], "leave it out"),
     ("env-secret", {"env": (("HF_TOKEN", "x"),)}, [], "--env-from-secret HF_TOKEN=SECRET/KEY"),
     ("env-secret", {"env": (("aws_secret_access_key", "x"),)}, [], "Secret"),
+    ("env-secret", {"env": (("PGPASSWORD", ""),)}, [], "PGPASSWORD=SECRET/KEY"),
+    ("env-secret", {"env": (("GITHUB_PAT", "x"),)}, [], "GITHUB_PAT"),
+    ("env-secret", {"env": (("MYSQL_PWD", "x"),)}, [], "MYSQL_PWD"),
+    ("env-secret", {"env": (("WANDB_APIKEY", "x"),)}, [], "WANDB_APIKEY"),
+    ("env-secret", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "--env CI: looks like a secret"),
+    ("env-secret", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "--env DB"),
 ]
 BROKEN_PODS = [
     ("object-name", {"service_account": "A_b"}, "--service-account: 'A_b'"),
@@ -154,6 +185,9 @@ BROKEN_JOBS = [
     ("containers", f"{WORKER}.template.spec.containers.0.image", ""),
     ("containers", f"{WORKER}.template.spec.containers.0.ports.0", {"containerPort": 1}),
     ("containers", f"{WORKER}.template.spec.containers", []),
+    ("containers", f"{WORKER}.template.spec.containers.0.ports.1.containerPort", 23456),
+    ("containers", f"{WORKER}.template.spec.containers.0.ports.1.name", "pytorchjob-port"),
+    ("claims", f"{WORKER}.template.spec.volumes.1.persistentVolumeClaim.claimName", "data"),
     ("shape", f"{WORKER}.replicas", "many"),
     ("shape", WORKER, {}),
 ]
@@ -197,6 +231,56 @@ def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     assert f"at most {longest} characters" in problem.fix
 
 
+@pytest.mark.parametrize(
+    ("args", "lanes"),
+    [(["--replicas", "8", "--gpus", "8"], []), (["--max", "30"], []),
+     (["--replicas", "13"], ["--batch", "24"])],
+)  # fmt: skip
+def test_the_fix_for_too_few_lanes_is_one(args, lanes):
+    """What the message says after `--` is taken, with the batch where one was given."""
+    flags = {args[i][2:]: int(args[i + 1]) for i in range(0, len(args), 2)}
+    (problem,) = rules.check_spec(spec.load(None, flags, lanes))
+    more = problem.fix.partition(": -- ")[2].split()
+    assert rules.check_spec(spec.load(None, flags, [*lanes, *more])) == []
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c",
+     "h.example/a__b/c-d@sha256:" + "0" * 64],
+)  # fmt: skip
+def test_images_of_every_form_are_taken(image):
+    """Hosts in any case and with ports, tags, digests."""
+    assert rules.check_spec(spec.load(None, {"image": image}, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "9"), ("MONKEY", "1"), ("AUTHOR", "me"),
+     ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp/key.json"), ("SECRET_FILE", "/etc/s"),
+     ("PYTHONPATH", "/x"), ("URL", "http://host:80/a@b"), ("KEYBOARD", "us"), ("PATTERN", "x")],
+)  # fmt: skip
+def test_what_only_resembles_a_secret_is_taken(name, value):
+    """Words that begin as its names do, and paths to files of secrets."""
+    assert rules.check_spec(spec.load(None, {"env": ((name, value),)}, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"gpus": 8, "memory": "8Gi"}, "--memory 8Gi is less than the 63Gi that 8 processes"),
+        ({"memory": "0.5Gi"}, "use --memory 3Gi, or leave it out"),
+        ({"gpus": 1, "shm": "64Mi"}, "use --shm 3Gi, or leave it out"),
+    ],
+)
+def test_less_memory_than_the_model_needs_is_a_warning(flags, words):
+    """With the size that is computed, which has no warning."""
+    (warning,) = rules.warnings(spec.load(None, flags, []))
+    assert words in warning
+    own = {key: value for key, value in flags.items() if key == "gpus"}
+    assert rules.warnings(spec.load(None, {**own, "memory": "1Ei"}, [])) == []
+
+
 def test_unpinned_images_are_a_warning():
     """No tag or `latest` is allowed and noted; a tag, a digest and a registry's port are fine."""
     for image, notes in (("a", 1), ("a:latest", 1), ("h:5000/a", 1), ("a:1", 0), ("h:5/a@s:0", 0)):
@@ -206,7 +290,8 @@ def test_unpinned_images_are_a_warning():
 @pytest.mark.parametrize(
     ("text", "value"),
     [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("2G", 2e9), ("4GB", None),
-     ("-1", None), ("", None), ("1 Gi", None), (".5", 0.5)],
+     ("-1", None), ("", None), ("1 Gi", None), (".5", 0.5), ("1Ei", 2.0**60), ("2E", 2e18),
+     ("+1Gi", 2.0**30), ("1e", None), ("1E3", 1000), ("\u0661", None)],
 )  # fmt: skip
 def test_quantities(text, value):
     """Numbers as Kubernetes writes them, and None for anything else."""

@@ -4,7 +4,10 @@ from gptddp.k8s.render import manifest, spec
 
 SPECS = {
     "cpu": ({"replicas": 4}, ["--steps", "400"]),
-    "gpu": ({"name": "big", "replicas": 4, "min": 4, "gpus": 8, "image": "r.io/g@sha256:0"}, []),
+    "gpu": (
+        {"name": "big", "replicas": 4, "min": 4, "gpus": 8, "image": "r.io/g@sha256:" + "0" * 64},
+        [],
+    ),
     "full": (
         {
             "name": "full",

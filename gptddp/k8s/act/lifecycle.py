@@ -12,9 +12,10 @@ from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import (
     Object,
+    argument,
+    claim_at,
     replica_count,
     suspended,
-    volume_claims,
     worker_pod_spec,
     worker_spec,
 )
@@ -22,6 +23,7 @@ from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.observe.why import state
 from gptddp.k8s.render import companions
+from gptddp.k8s.render.manifest import RUNS
 
 MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
 _POLL_S = 1.0
@@ -50,8 +52,10 @@ def grace_s(job: Object) -> int:
 
 def run_location(job: Object) -> str:
     """Where the run is: `NAME in the claim CLAIM`; empty for a job without such a volume."""
-    claim = dict(volume_claims(worker_pod_spec(job))).get("runs")
-    return f"{job['metadata']['name']} in the claim {claim}" if claim else ""
+    pod_spec = worker_pod_spec(job)
+    claim = claim_at(pod_spec, RUNS)
+    folder = argument(pod_spec, "--run-dir").removeprefix(f"{RUNS}/") or job["metadata"]["name"]
+    return f"{folder} in the claim {claim}" if claim else ""
 
 
 # -- delete --------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from gptddp.errors import ClusterError, ConfigError, JobFailed
 from gptddp.k8s.act import claims, references, short_job
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec, worker_spec
+from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render.short_job import sample_job
+from gptddp.k8s.render.manifest import DATA, RUNS
+from gptddp.k8s.render.short_job import ClaimPath, sample_job
 from gptddp.k8s.render.spec import JobSpec
 
 
@@ -24,9 +25,13 @@ def job(
     """
     live = cluster.get(JOB, name)
     pod_spec = worker_pod_spec(live) if live else {}
-    claim_of = dict(volume_claims(pod_spec))
-    if live and not {"data", "runs"} <= {*claim_of}:
+    claim, own_runs = claim_at(pod_spec, DATA), claim_at(pod_spec, RUNS)
+    if live and not (claim and own_runs):
         raise ConfigError(f"the PyTorchJob {name} has no volumes data and runs: is it of gptddp?")
+    runs, run = own_runs, argument(pod_spec, "--run-dir").removeprefix(f"{RUNS}/") or name
+    if given["runs"] or not own_runs:
+        place = ClaimPath.parse("--runs", given["runs"] or stated.runs)
+        runs, run = place.claim, f"{place.path}/{name}".strip("/")
     container = pod_spec["containers"][0] if pod_spec else {}
     limits = container.get("resources", {}).get("limits", {})
     return sample_job(
@@ -34,8 +39,9 @@ def job(
         options,
         image=given["image"] or container.get("image") or stated.image,
         memory=given["memory"] or limits.get("memory") or "4Gi",
-        data=given["data"] or claim_of.get("data", stated.claim),
-        runs=given["runs"] or claim_of.get("runs", stated.runs),
+        data=(given["data"] or claim or stated.claim).partition("/")[0],
+        runs=runs,
+        run=run,
         template=worker_spec(live)["template"] if live else {},
         asked=stated.pod,
     )

@@ -12,8 +12,9 @@ from gptddp.k8s.act import submit as act
 from gptddp.k8s.act.failure import says
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cluster import Cluster, resource
-from gptddp.k8s.objects import Object, volume_claims, worker_pod_spec
+from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec
 from gptddp.k8s.observe import why
+from gptddp.k8s.render.manifest import DATA
 
 
 def submit(
@@ -88,9 +89,7 @@ def _say_state(cluster: Cluster, job: Object) -> None:
 def _data(job: Object) -> str:
     """The dataset as --data takes it: the claim, and the path inside it."""
     pod_spec = worker_pod_spec(job)
-    claim = dict(volume_claims(pod_spec))["data"]
-    args = pod_spec["containers"][0]["args"]
-    return str(claim + args[args.index("--data") + 1].removeprefix("/data"))
+    return claim_at(pod_spec, DATA) + argument(pod_spec, "--data").removeprefix(DATA)
 
 
 def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) -> int:

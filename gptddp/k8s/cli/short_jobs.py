@@ -172,16 +172,34 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 @name_argument
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
-@click.option("--temperature", type=float, default=0.8, help="0: the likeliest token [0.8]")
-@click.option("--top-k", type=int, default=50, help="likeliest tokens; 0: all [50]")
+@click.option("--temperature", type=types.TEMPERATURE, default=0.8, help="0: likeliest token [0.8]")
+@click.option("--top-k", type=click.IntRange(0), default=50, help="likeliest tokens; 0: all [50]")
 @click.option(
-    "--top-p", type=float, default=1.0, help="of these those that come to this probability [1: all]"
+    "--top-p",
+    type=types.PROBABILITY,
+    default=1.0,
+    help="of these those that come to this probability [1: all]",
 )
-@click.option("--seed", type=int, default=0, help="another seed, other text [0]")
-@click.option("--image", help=f"image with gptddp [the job's, else {IMAGE}]")
-@click.option("--memory", help="memory limit of the pod [the job's, else 4Gi]")
-@click.option("--runs", metavar="CLAIM", help="volume with the run [the job's, else runs]")
-@click.option("--data", metavar="CLAIM", help="volume with the dataset [the job's, else data]")
+@click.option(
+    "--seed",
+    type=click.IntRange(-(2**63), 2**64 - 1),
+    default=0,
+    help="another seed, other text [0]",
+)
+@click.option("--image", type=types.WORD, help=f"image with gptddp [the job's, else {IMAGE}]")
+@click.option("--memory", type=types.WORD, help="memory limit of the pod [the job's, else 4Gi]")
+@click.option(
+    "--runs",
+    type=types.WORD,
+    metavar="CLAIM[/PATH]",
+    help="volume with the run [the job's, else runs]",
+)
+@click.option(
+    "--data",
+    type=types.WORD,
+    metavar="CLAIM",
+    help="volume with the dataset [the job's, else data]",
+)
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options
 @cluster_options

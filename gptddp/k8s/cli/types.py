@@ -36,26 +36,21 @@ class _Name(click.ParamType[str]):
         return text
 
 
-class _Seconds(click.ParamType[float]):
-    """A time to wait."""
+class _Number(click.ParamType[float]):
+    """A finite number of a range, which `rule` says; `fix`: an example."""
 
-    name = "seconds"
+    def __init__(self, name: str, least: float, most: float, rule: str, fix: str) -> None:
+        self.name, self._least, self._most = name, least, most
+        self._rule, self._fix = rule, fix
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, *rest: Any) -> float:
         try:
-            seconds = float(value)
+            number = float(value)
         except ValueError:
-            seconds = math.nan
-        if not (0 <= seconds < math.inf):
-            self.fail(
-                f"{value!r} is no time: use seconds from 0 on, such as 90; without a limit, leave "
-                "it out",
-                param,
-                ctx,
-            )
-        return seconds
+            number = math.nan
+        if not (self._least <= number <= self._most) or math.isinf(number):
+            self.fail(f"{value!r} is {self._rule}: {self._fix}", *rest)
+        return number
 
 
 class _Duration(click.ParamType[float]):
@@ -99,7 +94,15 @@ class _File(click.Path):
 
 JOB = _Name("a job", 253, dots=True)  # a job that we did not create may have dots
 NAMESPACE = _Name("a namespace", 63, dots=False)
-SECONDS = _Seconds()
+SECONDS = _Number(
+    "seconds",
+    0,
+    math.inf,
+    "no time",
+    "use seconds from 0 on, such as 90; without a limit, leave it out",
+)
+TEMPERATURE = _Number("number", 0, math.inf, "no temperature", "use 0 or more, such as 0.8")
+PROBABILITY = _Number("number", 1e-9, 1, "no probability", "use more than 0, up to 1")
 DURATION = _Duration()
 WORD = _Word()
 PATH = _File(path_type=Path)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gptddp.k8s.objects import Object, replica_count, replica_specs
+from gptddp.k8s.objects import Object, replica_count, replica_specs, volume_claims
 from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
@@ -203,6 +203,21 @@ def _numbers(job: Object) -> Iterator[Found]:
 
 
 @job_rule
+def _claims(job: Object) -> Iterator[Found]:
+    """A pod has a claim in one volume: for a second one the kubelet waits for ever."""
+    for key, replica in replica_specs(job).items():
+        found = list(volume_claims(replica["template"]["spec"]))
+        for number, (name, claim) in enumerate(found):
+            first = next((one for one, other in found[:number] if other == claim), None)
+            if first is not None:
+                yield (
+                    f"{REPLICAS}.{key}.template.spec.volumes[{name}]",
+                    f"the claim {claim} is in the volume {first} already, and the pod would hang",
+                    f"leave it out, and mount {first} twice",
+                )
+
+
+@job_rule
 def _containers(job: Object) -> Iterator[Found]:
     """A container named `pytorch`, images, named ports."""
     for key, replica in replica_specs(job).items():
@@ -217,7 +232,13 @@ def _containers(job: Object) -> Iterator[Found]:
 def _container(where: str, container: Object) -> Iterator[Found]:
     if not container.get("image"):
         yield (f"{where}.image", "is missing", "use --image")
-    if any(not port.get("name") for port in container.get("ports") or []):
+    ports = container.get("ports") or []
+    for key in ("name", "containerPort"):
+        found = [(port.get(key), port.get("protocol", "TCP")) for port in ports if port.get(key)]
+        if double := next((it for it in found if found.count(it) > 1), None):
+            rule = f"{double[0]} is the {key} of two ports, which breaks the job's Service"
+            yield (f"{where}.ports", rule, "give each port its own")
+    if any(not port.get("name") for port in ports):
         yield (
             f"{where}.ports",
             "a nameless port breaks the job's Service",

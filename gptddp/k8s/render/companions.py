@@ -45,7 +45,10 @@ def _all(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
                     {"from": [{"podSelector": _copy(pods)}]},
                     # From anywhere: where the cluster's Prometheus runs is not known here, and the
                     # metrics are no secret.
-                    {"ports": [{"protocol": "TCP", "port": metrics_port}]},
+                    *(
+                        [{"ports": [{"protocol": "TCP", "port": metrics_port}]}]
+                        * bool(metrics_port)
+                    ),
                 ],
                 **({"egress": _egress(pods, options)} if options.egress else {}),
             },

@@ -14,12 +14,12 @@ import yaml
 from gptddp import config, flags
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted
-from gptddp.k8s.render.spec import JobSpec
+from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
-RENDEZVOUS_PORT, METRICS_PORT = 23456, 9464
+METRICS_PORT = 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
 
 
@@ -70,7 +70,7 @@ def to_json(documents: list[Object]) -> str:
 def trainer_args(spec: JobSpec) -> list[str]:
     """The container's arguments, with the paths in the pod."""
     path = f"/{spec.data_path}" if spec.data_path else ""
-    run_dir = f"{RUNS}/{spec.name}"
+    run_dir = f"{RUNS}/{spec.run_path}"
     train = training_args(spec, data=DATA + path, run_dir=run_dir, metrics_port=METRICS_PORT)
     return [*code_volume.args(spec.code), *train]
 
@@ -84,7 +84,7 @@ def training_args(spec: JobSpec, *, data: str, run_dir: str, metrics_port: int) 
     given = {n: v for n in config.FIELDS if (v := getattr(spec.train, n)) != getattr(default, n)}
     # The preset by name: the same manifest is to mean the same model wherever it runs.
     preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny"}
-    port = {"metrics_port": metrics_port} if metrics_port else {}
+    port = {"metrics_port": metrics_port} if metrics_port else {}  # `given` wins, with 0 too
     return flags.to_args({**preset, **port, **given, "data": data, "run_dir": run_dir})
 
 
@@ -163,12 +163,15 @@ def _annotations(spec: JobSpec) -> Object:
 
     All pods have the same port, and rank 0 alone answers there.
     """
-    scraping = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_metrics_port(spec))}
+    port = _metrics_port(spec)
+    scraping = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}
     return {**scraping, **queueing.annotations(spec.topology), **dict(spec.pod.annotation)}
 
 
 def _metrics_port(spec: JobSpec) -> int:
-    return spec.train.metrics_port or METRICS_PORT
+    """0: none, where the user wants none."""
+    given: int | None = spec.train.metrics_port
+    return METRICS_PORT if given is None else given
 
 
 def _pod_spec(spec: JobSpec) -> Object:
@@ -194,7 +197,8 @@ def _pod_spec(spec: JobSpec) -> Object:
         "containers": [_container(spec)],
         "volumes": [
             restricted.claim_volume("data", spec.claim, spec.pod.read_only_data),
-            restricted.claim_volume("runs", spec.runs),
+            # The kubelet waits for ever for the second of two volumes of one claim.
+            *([restricted.claim_volume("runs", spec.runs_claim)] if _runs(spec) == "runs" else []),
             restricted.scratch_volume(spec.pod.scratch),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
             *code_volume.volumes(spec.name, spec.code),
@@ -203,8 +207,14 @@ def _pod_spec(spec: JobSpec) -> Object:
     }
 
 
+def _runs(spec: JobSpec) -> str:
+    """The volume with the runs: that of the data where both are in one claim."""
+    return "data" if spec.runs_claim == spec.claim else "runs"
+
+
 def _container(spec: JobSpec) -> Object:
     """The operator wants it named `pytorch`; its entrypoint is the image's."""
+    port = _metrics_port(spec)
     gpus = {spec.gpu_resource: str(spec.gpus)} if spec.gpus > 0 else {}
     resources = {"cpu": spec.cpu, "memory": spec.memory, **gpus, **pod.resources(spec.pod)}
     return {
@@ -215,14 +225,14 @@ def _container(spec: JobSpec) -> Object:
         **pod.env_from(spec.pod),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
-            {"name": "metrics", "containerPort": _metrics_port(spec)},
+            *([{"name": "metrics", "containerPort": port}] if port else []),
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
         "livenessProbe": _liveness(spec),
         **restricted.container_fields(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
-            {"name": "runs", "mountPath": RUNS},
+            {"name": _runs(spec), "mountPath": RUNS},
             restricted.scratch_mount(),
             {"name": "shm", "mountPath": SHM},
             *code_volume.mounts(spec.code),

@@ -16,7 +16,28 @@ JOB_ENV = (
 # rendezvous.
 _RESERVED_ENV = re.compile(JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
+# Names whose values are secrets: GITHUB_PAT and PGPASSWORD, and not TOKENIZERS_PARALLELISM.
+_SECRET = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE)_?KEY|TOKEN($|_)"
+    r"|(^|_)(KEY|PASS|AUTH|COOKIE|DSN)($|_)|_(PWD|PAT)$",
+    re.I,
+)
+# Values that are, whatever the name: what services give their tokens to begin with, keys, and
+# addresses with a password.
+_TOKEN = re.compile(
+    r"(gh[pousr]|github_pat|glpat|hf|xox[abprs]|npm|pypi|dckr_pat)[-_][A-Za-z0-9_-]{16,}"
+    r"|sk-[A-Za-z0-9_-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@.*",
+    re.S,
+)
+_PATH = re.compile(r"/[^\s=]*")
+_COMPONENT = r"[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
+_IMAGE = re.compile(
+    rf"((localhost|{_HOST}(\.{_HOST})+|{_HOST}(?=:)|\[[0-9a-fA-F:]+\])(:\d{{1,5}})?/)?"
+    rf"{_COMPONENT}(/{_COMPONENT})*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[A-Za-z][A-Za-z0-9_+.-]*:[0-9a-fA-F]{32,})?"
+)
 
 
 def is_label(name: str) -> bool:
@@ -55,6 +76,23 @@ def is_reserved(text: str) -> bool:
     return bool(_RESERVED_ENV.fullmatch(text))
 
 
-def is_secret(text: str) -> bool:
-    """Is it a variable whose value must not stand in a manifest?"""
-    return bool(_SECRET.search(text))
+def is_secret(name: str, value: str = "") -> bool:
+    """Is it a variable whose value must not stand in a manifest? The path of a file may."""
+    if _PATH.fullmatch(value) and re.search("CREDENTIAL|_(FILE|PATH|DIR)$", name, re.I):
+        return False
+    return bool(_SECRET.search(name) or _TOKEN.match(value))
+
+
+def is_image(text: str) -> bool:
+    """Can a node pull it: [HOST[:PORT]/]NAME[:TAG][@DIGEST], its name in lower case?"""
+    return bool(_IMAGE.fullmatch(text))
+
+
+def near_image(text: str) -> str:
+    """What was meant where it is no image: without a scheme, in lower case; or an example."""
+    plain = re.sub(r"^[a-z0-9]+://", "", text.strip())
+    name, colon, tag = plain.rpartition(":") if ":" in plain.rpartition("/")[2] else (plain, "", "")
+    return next(
+        (it for it in (plain, name.lower() + colon + tag) if is_image(it)),
+        "registry.example/gptddp:0.1.0",
+    )

@@ -189,7 +189,7 @@ def _fs_group(spec: JobSpec) -> Iterator[Found]:
 @spec_rule
 def _read_only_data(spec: JobSpec) -> Iterator[Found]:
     """What is mounted read-only cannot have the run."""
-    if spec.pod.read_only_data and spec.claim == spec.runs:
+    if spec.pod.read_only_data and spec.claim == spec.runs_claim:
         rule = f"the claim {spec.claim} is that of --runs as well, which is written to"
         yield "--read-only-data", rule, "leave it out, or use two claims"
 

@@ -5,9 +5,12 @@ import re
 
 _SUFFIX = {
     "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    "E": 1e18, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    "Ei": 2.0**60,
 }  # fmt: skip
-_PATTERN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTP]|[KMGTP]i)?)")
+_PATTERN = re.compile(
+    r"\+?(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII
+)
 
 
 def parse(text: str) -> float | None:

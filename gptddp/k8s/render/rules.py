@@ -4,13 +4,12 @@
 refuses what the operator should refuse but does not.
 """
 
-import re
 from collections.abc import Iterator
 
 from gptddp import config
 from gptddp.advice import advice
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import names, pod, quantity
+from gptddp.k8s.render import names, pod, size_rules
 from gptddp.k8s.render import pod_rules as _registered  # noqa: F401
 from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
 from gptddp.k8s.render.problem import SPEC_RULES, Found, Problem, spec_rule
@@ -26,18 +25,6 @@ def refuse(problems: list[Problem]) -> None:
     """Raise ConfigError that lists the problems, one a line; nothing if there is none."""
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
-
-
-@spec_rule
-def _world_size(spec: JobSpec) -> Iterator[Found]:
-    """Every worker needs a lane of its own."""
-    settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)
-    workers = (spec.max or 1) * max(1, spec.nproc_per_node or 1)
-    try:
-        config.check_world_size(settings, workers)
-    except ConfigError as error:
-        what, _, fix = str(error).partition("; ")
-        yield ("--replicas", what, fix)
 
 
 @spec_rule
@@ -78,60 +65,10 @@ def _device(spec: JobSpec) -> Iterator[Found]:
 
 
 @spec_rule
-def _gpus(spec: JobSpec) -> Iterator[Found]:
-    """GPUs are whole, not negative, and one process each at most."""
-    if spec.gpus < 0:
-        yield ("--gpus", f"{spec.gpus} is negative", "use 0 or more")
-    if 0 < spec.gpus < (spec.nproc_per_node or 1):
-        yield (
-            "--nproc-per-node",
-            f"{spec.nproc_per_node} processes share {spec.gpus} GPUs",
-            f"use --nproc-per-node {spec.gpus} or less: NCCL wants a GPU for each",
-        )
-    if not names.is_resource(spec.gpu_resource):
-        yield (
-            "--gpu-resource",
-            f"{spec.gpu_resource!r} is not <domain>/<resource>",
-            "use a name as in nvidia.com/gpu",
-        )
-
-
-@spec_rule
-def _quantity(spec: JobSpec) -> Iterator[Found]:
-    """CPU and memory are positive Kubernetes quantities, and memory holds /dev/shm."""
-    broken = False
-    for name, example in (("cpu", "500m or 2"), ("memory", "4Gi"), ("shm", "256Mi")):
-        text = str(getattr(spec, name))
-        if not quantity.parse(text):
-            broken = True
-            rule = f"{text!r} is not a positive Kubernetes quantity"
-            yield (flag(name), rule, f"use one such as {example}")
-    if not broken and (quantity.parse(spec.shm or "") or 0) >= (
-        quantity.parse(spec.memory or "") or 0
-    ):
-        yield (
-            "--memory",
-            f"{spec.memory} is not more than --shm {spec.shm}",
-            "raise it: what lies in /dev/shm counts against the pod's memory",
-        )
-
-
-@spec_rule
-def _grace(spec: JobSpec) -> Iterator[Found]:
-    """Less than ten seconds cannot hold a step and a checkpoint."""
-    if spec.grace_s < 10:
-        yield (
-            "--grace-s",
-            f"{spec.grace_s} s is not enough to commit a checkpoint",
-            "use at least 10",
-        )
-
-
-@spec_rule
 def _volumes(spec: JobSpec) -> Iterator[Found]:
     """Claims are DNS-1123 names; a path inside one is relative and stays in it."""
     yield from claim_path("--data", spec.claim, spec.data_path)
-    yield from claim_path("--runs", spec.runs)
+    yield from claim_path("--runs", spec.runs_claim, spec.runs_path)
 
 
 def claim_path(option: str, claim: str, path: str = "") -> Iterator[Found]:
@@ -159,12 +96,12 @@ def _namespace(spec: JobSpec) -> Iterator[Found]:
 
 @spec_rule
 def _image(spec: JobSpec) -> Iterator[Found]:
-    """An image reference is one word."""
-    if not spec.image or re.search(r"\s", spec.image):
+    """An image is one that a node can pull."""
+    if not names.is_image(spec.image):
         yield (
             "--image",
             f"{spec.image!r} is not an image reference",
-            "use one such as registry.example/gptddp:0.1.0",
+            f"use one such as {names.near_image(spec.image)}",
         )
 
 
@@ -199,8 +136,8 @@ def _env_reserved(spec: JobSpec) -> Iterator[Found]:
 @spec_rule
 def _env_secret(spec: JobSpec) -> Iterator[Found]:
     """A manifest is no place for secrets."""
-    for name, _value in spec.env:
-        if names.is_secret(name):
+    for name, value in spec.env:
+        if names.is_secret(name, value):
             fix = f"put it into a Secret and use --env-from-secret {name}=SECRET/KEY"
             yield f"--env {name}", "looks like a secret, which anyone may read in a manifest", fix
 
@@ -213,5 +150,6 @@ def warnings(spec: JobSpec) -> list[str]:
         notes.append(f"--image {spec.image} has no fixed tag: pods may run different code")
     if spec.gpus > 0 and spec.train.device == "cpu":
         notes.append("--device cpu leaves the pods' GPUs idle")
+    notes += size_rules.warnings(spec)
     settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)
     return notes + advice(settings, spec.replicas * max(1, spec.nproc_per_node or 1))

@@ -8,7 +8,7 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, manifest, names, pod, quantity, restricted, rules
+from gptddp.k8s.render import code_volume, manifest, names, pod, restricted, rules, size_rules
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.problem import Found, Problem
@@ -109,10 +109,13 @@ def sample_job(
     memory: str,
     data: str,
     runs: str,
+    run: str,
     template: Mapping[str, Object],
     asked: PodOptions = pod.NOTHING,
 ) -> Object:
-    """The Job that runs `gptddp sample` on the run of this name; `data` and `runs` are claims.
+    """The Job that runs `gptddp sample` on a run of the job of this name.
+
+    `data` and `runs` are claims; `run`: the path of the run in `runs`.
 
     Its pod can run where those of the job's `template` can, but for what is `asked` of it; the
     template is empty where the job is gone.
@@ -120,18 +123,17 @@ def sample_job(
     _check(name, image, "1", memory)
     worker = template.get("spec", {})
     read_only = ("data", data) in _read_only_claims(worker)
-    volumes = [
-        restricted.claim_volume("data", data, read_only),
-        restricted.claim_volume("runs", runs),
-    ]
+    volumes = [restricted.claim_volume("data", data, read_only)]
+    if runs != data:
+        volumes.append(restricted.claim_volume("runs", runs))
     mounts: list[Object] = [
         {"name": "data", "mountPath": DATA, "readOnly": True},  # the tokenizer
-        {"name": "runs", "mountPath": RUNS, "readOnly": True},
+        {"name": volumes[-1]["name"], "mountPath": RUNS, "readOnly": True},
     ]
     on_code, code_volumes, code_mounts = code_volume.of_pods(worker)
     volumes, mounts = [*volumes, *code_volumes], [*mounts, *code_mounts]
     program = [*on_code, "gptddp", "sample"]
-    command = ["sh", "-c", _QUIET, "sh", *program, f"{RUNS}/{name}", *options]
+    command = ["sh", "-c", _QUIET, "sh", *program, f"{RUNS}/{run}", *options]
     container = _container("sample", image, command, mounts)
     container["resources"] = {  # asks for little, to fit in beside a running job
         "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -153,12 +155,10 @@ def _check(name: str, image: str, cpu: str, memory: str) -> None:
     found: list[Found] = []
     if not names.is_label(name):
         found.append(("--name", f"{name!r} is not a DNS label", "use a-z, 0-9 and '-', up to 63"))
-    if image.split() != [image]:
-        found.append(("--image", f"{image!r} is not an image reference", "use NAME:TAG"))
-    for flag, text in (("--cpu", cpu), ("--memory", memory)):
-        if not quantity.parse(text):
-            rule = f"{text!r} is not a positive Kubernetes quantity"
-            found.append((flag, rule, "use one such as 2 or 4Gi"))
+    if not names.is_image(image):
+        fix = f"use one such as {names.near_image(image)}"
+        found.append(("--image", f"{image!r} is not an image reference", fix))
+    found += [*size_rules.amount("--cpu", cpu), *size_rules.amount("--memory", memory)]
     rules.refuse([Problem("batch", *it) for it in found])
 
 

@@ -127,7 +127,6 @@ def _problems(spec: JobSpec, place: Place) -> Iterator[Problem]:
     yield from (p for p in rules.check_spec(spec) if p.id != "volumes")
     for id, found in (
         ("slurm-name", _name(spec)),
-        ("slurm-nodes", _nodes(spec, place)),
         ("slurm-grace", _grace(spec)),
         ("slurm-folders", _folders(spec, place)),
         ("slurm-env", _env(spec)),
@@ -144,16 +143,6 @@ def _name(spec: JobSpec) -> Iterator[Found]:
             f"{spec.name!r} is not a DNS label",
             "use up to 63 lower case letters, digits and '-'",
         )
-
-
-def _nodes(spec: JobSpec, place: Place) -> Iterator[Found]:
-    """1 <= min <= replicas."""
-    if spec.replicas < 1:
-        yield ("--replicas", f"{spec.replicas} is less than 1", "use the number of nodes")
-    elif place.min is not None and not 1 <= place.min <= spec.replicas:
-        yield ("--min", f"{place.min} is not within 1 and --replicas", f"use 1 to {spec.replicas}")
-    if spec.nproc_per_node is not None and spec.nproc_per_node < 1:
-        yield ("--nproc-per-node", f"{spec.nproc_per_node} is less than 1", "use 1 or more")
 
 
 def _grace(spec: JobSpec) -> Iterator[Found]:

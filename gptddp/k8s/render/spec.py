@@ -26,6 +26,7 @@ from gptddp.model import shape
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
 
+RENDEZVOUS_PORT = 23456  # the operator's
 _PARTS = ("pod", "train")  # fields that are dataclasses of their own
 
 
@@ -65,7 +66,9 @@ class JobSpec:
         Kind.QUANTITY,
     )
     data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
-    runs: str = _f("runs", "claim with the run directories, shared by all pods")
+    runs: str = _f(
+        "runs", "claim with the run directories, shared by all pods: CLAIM or CLAIM/PATH"
+    )
     grace_s: int = _f(
         60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint", Kind.NUMBER
     )
@@ -98,6 +101,19 @@ class JobSpec:
     def data_path(self) -> str:
         """Where the dataset lies inside its claim; empty for the claim's root."""
         return self.data.partition("/")[2].strip("/")
+
+    @property
+    def runs_claim(self) -> str:
+        return self.runs.partition("/")[0]
+
+    @property
+    def run_path(self) -> str:
+        """Where the run lies inside its claim."""
+        return "/".join(filter(None, [self.runs_path, self.name]))
+
+    @property
+    def runs_path(self) -> str:
+        return self.runs.partition("/")[2].strip("/")
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(JobSpec) if f.name not in _PARTS} | pod.FIELDS
@@ -143,22 +159,23 @@ def resolve(spec: JobSpec) -> JobSpec:
     - nproc_per_node: one process a GPU; "auto" would count the node's cores, not the pod's.
     - cpu: one a process, as one thread a rank is what a small model can use; 3 with a GPU, for
       its data threads, which still fits a node of four cores.
-    - shm, memory: see `_sizes`.
+    - shm, memory: see `sizes`.
     """
     nproc = spec.nproc_per_node or (spec.gpus if spec.gpus > 0 else 1)
-    shm, memory = _sizes(spec, max(1, nproc))
+    nproc = max(1, nproc)
+    shm, memory = sizes(spec, nproc)
     return dataclasses.replace(
         spec,
         min=math.ceil(spec.replicas / 2) if spec.min is None else spec.min,
         max=spec.replicas if spec.max is None else spec.max,
         nproc_per_node=nproc if spec.nproc_per_node is None else spec.nproc_per_node,
-        cpu=spec.cpu or str(nproc * (3 if spec.gpus > 0 else 1)),
-        shm=spec.shm or shm,
-        memory=spec.memory or memory,
+        cpu=str(nproc * (3 if spec.gpus > 0 else 1)) if spec.cpu is None else spec.cpu,
+        shm=shm if spec.shm is None else spec.shm,
+        memory=memory if spec.memory is None else spec.memory,
     )
 
 
-def _sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
+def sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
     """Quantities for /dev/shm and the pod's memory, which contains it.
 
     The training state is weights and two Adam moments in fp32, 12 bytes a parameter, with the
