@@ -38,6 +38,17 @@ def split(args: Sequence[str]) -> tuple[Path | None, list[str]]:
     return None, list(args)
 
 
+def names(archive: str, parts: int) -> list[str]:
+    """The names of the files that an archive is in: its own, or one for each part, in order."""
+    return [f"{archive}.{part:02}" for part in range(parts)] if parts > 1 else [archive]
+
+
+def read(archive: Path) -> bytes:
+    """The archive, or its parts that are there in its place. Raises OSError."""
+    parts = sorted(archive.parent.glob(f"{archive.name}.[0-9][0-9]"))
+    return b"".join(it.read_bytes() for it in parts or [archive])
+
+
 def sha256(files: Files) -> str:
     """The hash of the files (64 hex digits), whatever their order."""
     total = hashlib.sha256()

@@ -36,7 +36,7 @@ def lay(archive: Path, image: Path) -> Path:
     """
     wanted = archive.name.removesuffix(SUFFIX)
     try:
-        data = patiently(archive.read_bytes)
+        data = patiently(lambda: bundle.read(archive))
     except OSError as error:
         if may_pass(error):
             raise

@@ -192,14 +192,43 @@ def test_a_job_with_code_has_it_beside_and_names_its_hash(own):
     volumes = {v["name"]: v for v in pod_spec(job)["volumes"]}
     assert volumes["code"]["configMap"] == {"name": meta["name"]}
     assert code_volume.hash_of(job) == digest
-    assert code_volume.config_map_of(job) == meta["name"]
+    assert code_volume.config_maps_of(job) == [meta["name"]]
 
 
 def test_without_code_a_job_is_as_it_was(own):
     """No object, argument, volume or mount, and the spec's hash of before."""
     objects = render({"name": "demo"})
     assert "code" not in manifest.to_yaml(objects).replace("rendezvous", "")
-    assert code_volume.hash_of(objects[-1]) is code_volume.config_map_of(objects[-1]) is None
+    assert code_volume.hash_of(objects[-1]) is None
+    assert code_volume.config_maps_of(objects[-1]) == []
+
+
+def test_large_code_is_in_several_config_maps_that_are_one_folder(own, tmp_path):
+    """None of over 700 KiB; together they are the archive, as the launcher reads it."""
+    write(own, {"mine/table.bin": os.urandom(1_500_000)})
+    objects = render({"name": "demo", "code": str(own)})
+    maps, job = [it for it in objects if it["kind"] == "ConfigMap"], objects[-1]
+    assert objects[:3] == maps and all(it["immutable"] for it in maps)
+    names = [it["metadata"]["name"] for it in maps]
+    assert names == [f"demo-code-{read(own).sha256[:10]}-{part}" for part in range(3)]
+    for it in maps:
+        ((key, packed),) = it["binaryData"].items()
+        (tmp_path / key).write_bytes(part := base64.b64decode(packed))
+        assert len(part) <= 700 << 10
+    archive = tmp_path / Path(container(job)["args"][1]).name
+    assert bundle.unpack(bundle.read(archive)) == read(own).files
+    assert code_volume.files_in(maps[::-1]) == read(own).files
+    assert code_volume.config_maps_of(job) == names
+    (volume,) = (v for v in pod_spec(job)["volumes"] if v["name"] == "code")
+    assert [it["configMap"]["name"] for it in volume["projected"]["sources"]] == names
+
+
+def test_more_than_config_maps_are_for_is_refused(own, monkeypatch):
+    """With the size, and what to leave out."""
+    monkeypatch.setattr(code, "MOST_CONFIG_MAPS", 1)
+    write(own, {"mine/table.bin": os.urandom(900_000)})
+    with pytest.raises(ConfigError, match=r"has 879 KiB, packed, and may have 700: leave out"):
+        read(own)
 
 
 def test_the_same_folder_renders_the_same_bytes_and_another_another_job(own):

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import os
 import re
 from pathlib import Path
 
@@ -120,6 +121,26 @@ def test_diff_and_dry_run_know_code(api, k8s, own):
     result = submit(k8s, *option, "--dry-run=server")
     assert result.exit_code == 2 and "code[gptddp/a.py]" in result.stderr
     assert api.writes == []
+
+
+def test_large_code_is_as_safe_as_small(api, k8s, own, tmp_path):
+    """Cut off between its ConfigMaps, completed, the same again, changed, deleted."""
+    code = own(a="x = 1\n")
+    (tmp_path / "own/table.bin").write_bytes(os.urandom(1_000_000))
+    api.cut_at = 1
+    assert submit(k8s, *code).exit_code == 1 and len(config_maps(api)) == 1
+    api.cut_at = None
+    assert submit(k8s, *code).exit_code == 0 and len(config_maps(api)) == 2
+    uid = job(api)["metadata"]["uid"]
+    for it in config_maps(api).values():
+        assert [owner["uid"] for owner in it["metadata"]["ownerReferences"]] == [uid]
+    del api.writes[:]
+    assert submit(k8s, *code).exit_code == 0 and api.writes == []
+    result = submit(k8s, *own(a="x = 2\n"))
+    assert result.exit_code == 2 and "code[gptddp/a.py]" in result.stderr
+    assert "table.bin" not in result.stderr
+    k8s("delete", "demo")
+    assert api.all() == []
 
 
 def test_what_differs_beside_the_code_is_named_as_well(api, k8s, own):

@@ -41,6 +41,8 @@ def mounts(replica: Replica, scratch: Path, claims: Mapping[str, Path], default:
             folder = scratch / volume["name"]
         elif path := volume.get("hostPath"):
             folder = Path(path["path"])
+        elif (own := _own_folder(volume, claims)) is not None:
+            folder = own
         elif stands_in := mounted_object(volume):
             kind, name = stands_in
             if name not in claims:
@@ -74,6 +76,13 @@ def mounted_object(volume: Object) -> tuple[str, str] | None:
         if key in volume:
             return kind, str(volume[key].get(field, ""))
     return None
+
+
+def _own_folder(volume: Object, claims: Mapping[str, Path]) -> Path | None:
+    """Where the ConfigMaps of a projected volume are, if that is one folder."""
+    sources = (volume.get("projected") or {}).get("sources") or []
+    folders = {claims.get((it.get("configMap") or {}).get("name", "")) for it in sources}
+    return folders.pop() if len(folders) == 1 else None
 
 
 def localized(text: str, folders: Mapping[str, Path]) -> str:

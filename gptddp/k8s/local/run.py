@@ -4,7 +4,7 @@ LOCAL_DIR/volumes/<claim>/           a PersistentVolumeClaim
 LOCAL_DIR/jobs/<name>/manifest.yaml  what runs; another manifest of the same name is refused
 LOCAL_DIR/jobs/<name>/status.json    conditions, pods with their pids and addresses
 LOCAL_DIR/jobs/<name>/rendezvous.key  in the place of the job's Secret
-LOCAL_DIR/jobs/<name>/configmaps/<name>/  its ConfigMaps, a file a key
+LOCAL_DIR/jobs/<name>/code/            its own code, as its ConfigMaps have it, a file a key
 LOCAL_DIR/jobs/<name>/logs/<pod>.log
 LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
 """
@@ -53,8 +53,7 @@ def run(
     job, local_dir, volumes = _pytorchjob(objects), local_dir.absolute(), volumes or {}
     folder, default = local_dir / "jobs" / job["metadata"]["name"], local_dir / "volumes"
     _check_claims(job, volumes)
-    configs = {name: folder / "configmaps" / name for name in _config_maps(objects)}
-    volumes = {**volumes, **configs}
+    volumes = {**volumes, **dict.fromkeys(_config_maps(objects), folder / "code")}
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)[0]
     _check_dataset(trial)
     with contextlib.ExitStack() as stack:
@@ -72,7 +71,7 @@ def run(
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
             scratch, temporary = _scratch(folder)
-            _write(_config_maps(objects), configs)
+            _write(_config_maps(objects), folder / "code")
             plans = pods.plan(job, network, scratch, volumes, default, _key(folder))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
@@ -178,11 +177,12 @@ def _config_maps(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, by
     }
 
 
-def _write(config_maps: Mapping[str, Mapping[str, bytes]], folders: Mapping[str, Path]) -> None:
-    for name, content in config_maps.items():
-        folders[name].mkdir(parents=True, exist_ok=True)
+def _write(config_maps: Mapping[str, Mapping[str, bytes]], folder: Path) -> None:
+    """All of them into one folder: their keys are hashes."""
+    for content in config_maps.values():
+        folder.mkdir(exist_ok=True)
         for key, data in content.items():
-            (folders[name] / key).write_bytes(data)
+            (folder / key).write_bytes(data)
 
 
 def _key(folder: Path) -> str:

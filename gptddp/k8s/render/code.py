@@ -16,6 +16,7 @@ from gptddp.launch import bundle
 from gptddp.launch.bundle import File
 
 MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive; a third more in JSON, and 1 MiB is the end
+MOST_CONFIG_MAPS = 12  # the cluster's own database holds them: it is no place for more
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -32,6 +33,12 @@ class Code:
     @cached_property
     def archive(self) -> bytes:
         return bundle.pack(self.files)
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The archive in pieces, each for a ConfigMap."""
+        size = MOST_IN_A_CONFIG_MAP
+        return [self.archive[at : at + size] for at in range(0, len(self.archive), size)]
 
 
 def read(where: str, folder: Path) -> Code:
@@ -58,11 +65,13 @@ def read(where: str, folder: Path) -> Code:
 
 
 def _checked(code: Code, folder: Path) -> Code:
-    """Raise ConfigError for code that no ConfigMap takes."""
-    if len(code.archive) > MOST_IN_A_CONFIG_MAP:
+    """Raise ConfigError for more code than ConfigMaps are for."""
+    most = MOST_CONFIG_MAPS * MOST_IN_A_CONFIG_MAP
+    if len(code.archive) > most:
         raise ConfigError(
-            f"{folder} has {len(code.archive) >> 10} KiB, packed, and a ConfigMap takes "
-            f"{MOST_IN_A_CONFIG_MAP >> 10}: leave out what is no code by {FILE}, or build an image"
+            f"{folder} has {len(code.archive) >> 10} KiB, packed, and may have {most >> 10}: leave "
+            f"out what is no code, such as data and models, by {FILE}; for large libraries build "
+            "an image"
         )
     return code
 

@@ -1,5 +1,6 @@
 """How the pods of a job get its own code: from an immutable ConfigMap that is named after its hash.
 
+Large code is in several, which the pods see as one folder: none has to bring it to a volume first.
 The job names the code by its hash, in the first argument of its pods. So other code is another job,
 and a pod whose image is too old to know the argument ends with an error, not with the image's code.
 """
@@ -29,8 +30,13 @@ def args(code: "Code | None") -> list[str]:
 
 
 def volumes(name: str, code: "Code | None") -> list[Object]:
-    """The volume of a job of this name."""
-    return [{"name": VOLUME, "configMap": {"name": _name(name, code)}}] if code else []
+    """The volume of a job of this name: its ConfigMap, or several as one folder."""
+    if code is None:
+        return []
+    maps = [{"name": it} for it in _names(name, code)]
+    if len(maps) == 1:
+        return [{"name": VOLUME, "configMap": maps[0]}]
+    return [{"name": VOLUME, "projected": {"sources": [{"configMap": it} for it in maps]}}]
 
 
 def mounts(code: "Code | None") -> list[Object]:
@@ -38,28 +44,33 @@ def mounts(code: "Code | None") -> list[Object]:
 
 
 def objects(job: Object, code: "Code | None") -> list[Object]:
-    """What has to be there before the job: the ConfigMap with the archive."""
+    """What has to be there before the job: the ConfigMaps with the archive."""
     if code is None:
         return []
     meta = job["metadata"]
     namespace = {"namespace": meta["namespace"]} if "namespace" in meta else {}
+    keys = bundle.names(code.sha256 + SUFFIX, len(code.parts))
     return [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "name": _name(meta["name"], code),
+                "name": name,
                 **namespace,
                 "labels": {**meta["labels"], "app.kubernetes.io/component": COMPONENT},
             },
             "immutable": True,  # no node has to watch it
-            "binaryData": {code.sha256 + SUFFIX: base64.b64encode(code.archive).decode()},
+            "binaryData": {key: base64.b64encode(part).decode()},
         }
+        for name, key, part in zip(_names(meta["name"], code), keys, code.parts, strict=True)
     ]
 
 
-def _name(job: str, code: "Code") -> str:
-    return f"{job}-code-{code.sha256[:_DIGITS]}"
+def _names(job: str, code: "Code") -> list[str]:
+    """Of the ConfigMaps: a changed code has others, and so a half-done submit mixes nothing."""
+    name = f"{job}-code-{code.sha256[:_DIGITS]}"
+    several = len(code.parts) > 1
+    return [f"{name}-{part}" if several else name for part in range(len(code.parts))]
 
 
 def notes(objects: Sequence[Object]) -> list[str]:
@@ -97,17 +108,17 @@ def _archive_of(pod_spec: Mapping[str, Any]) -> Path | None:
     return bundle.split(containers[0].get("args") or [])[0]
 
 
-def config_map_of(job: Object) -> str | None:
-    """The name of the ConfigMap that a job has its code from."""
+def config_maps_of(job: Object) -> list[str]:
+    """The names of the ConfigMaps that a job has its code from."""
     for volume in worker_pod_spec(job).get("volumes") or []:
-        if volume["name"] == VOLUME and "configMap" in volume:
-            return str(volume["configMap"]["name"])
-    return None
+        if volume["name"] == VOLUME:
+            sources = (volume.get("projected") or {}).get("sources") or [volume]
+            return [str(it["configMap"]["name"]) for it in sources if "configMap" in it]
+    return []
 
 
-def files_in(config_map: Object) -> bundle.Files:
-    """The files in a ConfigMap of code. Raises ValueError where it holds no such archive."""
-    data = config_map.get("binaryData") or {}
-    if len(data) != 1:
-        raise ValueError(f"it has {len(data)} fields in binaryData instead of one")
-    return bundle.unpack(base64.b64decode(next(iter(data.values())), validate=True))
+def files_in(config_maps: Sequence[Object]) -> bundle.Files:
+    """The files in the ConfigMaps of one code. Raises ValueError where they hold no archive."""
+    found = {k: data for it in config_maps for k, data in (it.get("binaryData") or {}).items()}
+    parts = [base64.b64decode(data, validate=True) for _, data in sorted(found.items())]
+    return bundle.unpack(b"".join(parts))
