@@ -22,11 +22,11 @@ MARK = '\nprint("this is the {} edit", flush=True)\n'
 def own(tmp_path_factory):
     """own(word): a folder with one module of ours, whose import says the word."""
     folder = tmp_path_factory.mktemp("own")
-    module = Path(gptddp.__file__).parent / "model/schedule.py"
+    module = Path(gptddp.__file__).parent / "model/gpt.py"
     (folder / "gptddp/model").mkdir(parents=True)
 
     def write(word):
-        place = folder / "gptddp/model/schedule.py"
+        place = folder / "gptddp/model/gpt.py"
         shutil.copy(module, place)
         with place.open("a") as file:
             file.write(MARK.format(word))
@@ -55,7 +55,7 @@ def test_an_edit_is_trained_with_at_once_and_is_in_the_books(job, own):
     assert "this is the first edit" in job.cli("logs").stdout
     edited = own("second")
     refused = job.submit(*JOB, edited, "--", *FLAGS, code=2)
-    assert "code[gptddp/model/schedule.py]: " in refused.stderr
+    assert "code[gptddp/model/gpt.py]: " in refused.stderr
     job.cli("delete")
     before = job.last_step()
     began = time.time()

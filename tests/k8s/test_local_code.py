@@ -1,0 +1,69 @@
+"""Own code of a local job: the pods of `submit --local` run it as those of a cluster do."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gptddp.k8s.cli.main import cli
+
+# In the place of our launcher: what it would train on, and no torch.
+TELLS = """
+import os, sys, time
+import mine
+def main():
+    runs = sys.argv[sys.argv.index("--run-dir") + 1]
+    os.makedirs(runs, exist_ok=True)
+    with open(runs + "/" + os.environ["POD_NAME"], "w") as file:
+        print(mine.WORD, os.environ["GPTDDP_CODE"], mine.__file__, file=file)
+    while len(os.listdir(runs)) < 2:  # the first that ends would end the other
+        time.sleep(0.02)
+    return 0
+"""
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch):
+    """submit(word, nbytes): a local job whose own code has this word, and so large a file."""
+    data = tmp_path / "local/volumes/data"
+    data.mkdir(parents=True)
+    (data / "dataset.json").write_text("{}")
+    own = tmp_path / "own"
+    (own / "gptddp/launch").mkdir(parents=True)
+    (own / "gptddp/launch/launcher.py").write_text(TELLS)
+    monkeypatch.chdir(tmp_path)  # where a `mine` lies that is not meant
+    (tmp_path / "mine.py").write_text("raise SystemExit('the wrong one')")
+
+    def run(word, nbytes=0):
+        (own / "mine.py").write_text(f"WORD = {word!r}\n")
+        (own / "table.bin").write_bytes(os.urandom(nbytes))
+        where = ["--local", "--local-dir", "local", "--replicas", "2", "--name", "job"]
+        return CliRunner().invoke(cli, ["submit", *where, "--code", "own"])
+
+    return run
+
+
+@pytest.mark.parametrize("nbytes", [0, 800_000])
+def test_every_pod_runs_own_code_in_a_folder_of_its_own(submit, tmp_path, nbytes):
+    """Small and large: unpacked in the pod's scratch space, gone with it; the hash is the job's."""
+    result = submit("first", nbytes)
+    assert result.exit_code == 0, result.output
+    manifest = (tmp_path / "local/jobs/job/manifest.yaml").read_text()
+    (digest,) = set(re.findall(r"/code/([0-9a-f]{64})\.tar\.gz", manifest))
+    told = [
+        (tmp_path / f"local/volumes/runs/job/job-worker-{i}").read_text().split() for i in (0, 1)
+    ]
+    assert {(word, code) for word, code, _ in told} == {("first", digest)}
+    places = {Path(file) for _, _, file in told}
+    assert len(places) == 2 and not any(place.exists() for place in places)
+
+
+def test_other_code_is_another_local_job(submit):
+    """Refused with the two hashes and the fix, as on a cluster."""
+    assert submit("first").exit_code == 0
+    result = submit("second")
+    assert result.exit_code == 2 and "exists with another manifest" in result.stderr
+    assert len(set(re.findall(r"/code/([0-9a-f]{64})", result.stderr))) == 2
+    assert "its run directory is then continued" in result.stderr
