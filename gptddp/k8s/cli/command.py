@@ -47,7 +47,7 @@ class Command(click.Command):
                 f"`{ctx.command_path} ... -- {error.option_name} ...`",
                 ctx,
             ) from None
-        passed = next(str(p.name) for p in self.params if isinstance(p, click.Argument))
+        passed = next(str(p.name) for p in self.params if p.nargs == -1)
         if extra := ctx.params[passed]:
             raise click.UsageError(
                 f"unexpected argument {extra[0]!r}: the command takes options, and after -- those "

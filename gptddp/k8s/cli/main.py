@@ -25,6 +25,7 @@ cli.known = {
     "prepare": ("short_jobs", "Make a dataset in a volume of the cluster, from texts in a volume."),
     "render": ("submit", "Print the manifest of a job, or its batch script for Slurm."),
     "resume": ("change", "Let a suspended job go on from its newest checkpoint."),
+    "rerun": ("again", "Run a job again with the settings that it has on the cluster."),
     "rules": ("check", "List the rules of jobs: id, field, rule and fix."),
     "sample": ("short_jobs", "Print text from the newest checkpoint of a job."),
     "scale": ("change", "Change the number of pods of a job while it trains."),

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -25,10 +26,16 @@ def submit(
     wait: bool,
     follow: bool,
     timeout_s: float | None,
+    file: Path | None = None,
 ) -> int:
-    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
+    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`.
+
+    `file`: one that has the objects, not needed once the job is there.
+    """
     name = objects[-1]["metadata"]["name"]
     job, created = act.submit(cluster, objects, note)
+    if file:
+        file.unlink(missing_ok=True)
     say_created([(job, "created" if created else "unchanged")], "none", output)
     if not created:
         _say_state(cluster, job)

@@ -28,7 +28,7 @@ def objects(spec: JobSpec) -> list[Object]:
 
     The last one is the PyTorchJob.
     """
-    job = _stamped(_patched(_pytorchjob(spec), spec))
+    job = stamp(_patched(_pytorchjob(spec), spec))
     beside = companions.of(job, _metrics_port(spec), spec.pod)
     return [*code_volume.objects(job, spec.code), *beside, job]
 
@@ -107,7 +107,7 @@ def _patched(job: Object, spec: JobSpec) -> Object:
     return patch.apply(job, spec.pod.patch)
 
 
-def _stamped(job: Object) -> Object:
+def stamp(job: Object) -> Object:
     """The job with its hash as an annotation and in the rendezvous id.
 
     The id is new for a changed job and the same for the same one: an id that was closed by one
