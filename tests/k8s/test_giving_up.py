@@ -77,6 +77,13 @@ def started(facts):
     return replace(facts, events=[*facts.events, newest])
 
 
+def init_started(facts):
+    """The newest pod's init container has started, which is no start of the training."""
+    newest = event(pod(0, uid="new"), "Started", "Container started", second=59)
+    newest["involvedObject"]["fieldPath"] = "spec.initContainers{a}"
+    return replace(facts, events=[*facts.events, newest])
+
+
 def of_others(facts):
     facts.job["metadata"]["labels"] = {}
     return facts
@@ -101,6 +108,12 @@ def test_a_job_that_may_go_on_is_left_alone(api, look, facts):
 def test_without_the_host_of_the_rendezvous_the_others_cannot_train(api, look):
     """Worker 0 never starts: that two others run helps nobody."""
     look(others_train(0))
+    assert len(patched(api)) == 1
+
+
+def test_an_init_container_that_starts_is_no_start(api, look):
+    """Nothing is trained by it."""
+    look(init_started(hopeless()))
     assert len(patched(api)) == 1
 
 

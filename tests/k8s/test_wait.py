@@ -5,11 +5,12 @@ import time
 
 import pytest
 from support.api_objects import condition, job, pod, terminated, unscheduled
+from support.api_server import Log
 from support.cause_cases import made_again
 
 from gptddp.errors import NotFoundError
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.observe import facts, wait, watcher
+from gptddp.k8s.observe import facts, job_causes, wait, watcher
 
 NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
 
@@ -118,9 +119,18 @@ def test_a_reason_that_only_counts_on_is_told_once(api, cluster, capsys):
     assert capsys.readouterr().err.count("and never started") == 1
 
 
+def test_a_job_that_runs_without_a_step_is_told(api, cluster, capsys, monkeypatch):
+    """The log is read while the job runs, and told is what it ends with."""
+    monkeypatch.setattr(job_causes, "NO_STEP_S", 0.0)
+    api.put(job("Running", replicas=1), pod(0))
+    api.logs["demo-worker-0"] = Log([("2026-11-21T09:00:02.000000Z", "waiting for pods: 1")])
+    assert wait.until_done(cluster, "demo", note, 0.5) == 124
+    assert "not one step was logged" in capsys.readouterr().err
+
+
 def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
     """Told once that it is away, once that it is back; the job's end is seen then."""
-    api.put(job("Running"))
+    api.put(job("Running", replicas=1), pod(0))
     later(
         lambda: setattr(api, "down", True),
         lambda: api.put(job("Succeeded")),
@@ -133,6 +143,6 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
 
 def test_time_runs_out_while_the_api_server_is_away(api, cluster):
     """A timeout holds also then."""
-    api.put(job("Running"))
+    api.put(job("Running", replicas=1), pod(0))
     later(lambda: setattr(api, "down", True))
     assert wait.until_done(cluster, "demo", note, 0.8) == 124

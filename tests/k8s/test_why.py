@@ -148,7 +148,7 @@ def test_a_crash_loop_tells_what_it_ended_with():
     held = pod(1, waiting("CrashLoopBackOff"), last=last, restarts=3)
     assert sentence(job("Running"), [held]) == (
         "pod demo-worker-1: crashed 3 times and waits to start again: exited with 1 (an error): "
-        "ValueError: no such thing; see `kubectl logs demo-worker-1 --previous`"
+        "ValueError: no such thing; see `kubectl logs demo-worker-1 -c pytorch --previous`"
     )
 
 

@@ -83,6 +83,13 @@ def with_sidecar():
     return Facts(job("Running", replicas=1), [made], (), NOW)
 
 
+def other_crashed():
+    made = pod(0)
+    other = {"name": "istio-proxy", "ready": False, "state": terminated(1, "no token")}
+    made["status"]["containerStatuses"].append(other)
+    return Facts(job("Running", replicas=1), [made], (), NOW)
+
+
 def unready():
     made = pod(0, ready=False)
     told = event(made, "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 5")
@@ -234,6 +241,8 @@ CASES = [
     ("probe", unready(), "its readiness probe fails (spec.containers[].readinessProbe): HTTP"),
     ("probe", lost(("Killing", "Container pytorch failed liveness probe, will be killed")),
      "failed liveness probe"),
+    ("probe", lost(("Unhealthy", "Liveness probe failed: ")), "Liveness probe failed: (spec"),
+    ("crash", other_crashed(), "its container istio-proxy exited with 1 (an error): no token"),
     ("init", init(), "init-pytorch has not ended (it waits for the Master)"),
     ("sidecar", with_sidecar(), "has ended with 0, and istio-proxy keeps the pod alive"),
     ("rejected", by_node("UnexpectedAdmissionError", "Allocate failed due to no healthy devices"),

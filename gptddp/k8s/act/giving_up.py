@@ -11,7 +11,8 @@ from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import is_ready, replica_specs, wanted_pods
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.job_causes import GIVEN_UP, Vain, vain
+from gptddp.k8s.observe.job_causes import GIVEN_UP
+from gptddp.k8s.observe.replaced_causes import Vain, vain
 from gptddp.k8s.observe.watcher import Say, transient
 
 MOST_PODS, LEAST_S = 10, 120.0  # a node that shuts down rejects pods for some tens of seconds

@@ -8,6 +8,7 @@ from string import Template
 from gptddp.k8s.objects import Object
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.known_causes import KNOWN
+from gptddp.k8s.observe.pod_log import CONTAINER
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,18 @@ def cause(
         return Cause(id, text, pods)
     namespace = facts.job["metadata"].get("namespace") or "default"
     node = pod.get("spec", {}).get("nodeName", "") if pod else ""
-    known = {"job": facts.name, "namespace": namespace, "pod": "".join(pods), "node": node}
+    known = {
+        "job": facts.name,
+        "namespace": namespace,
+        "pod": "".join(pods),
+        "node": node,
+        "container": CONTAINER,
+    }
+    template = KNOWN[id].command
+    if "$node" in template and not node:  # of a pod that is gone
+        template = "kubectl get nodes"
     words = {key: shlex.quote(word) for key, word in {**known, **(named or {})}.items()}
-    command = Template(KNOWN[id].command).substitute(words)
+    command = Template(template).substitute(words)
     return Cause(id, text, pods, command + facts.flags if command else "")
 
 

@@ -90,15 +90,9 @@ def waiting(facts: Facts) -> Iterator[Cause]:
                 last = (status.get("lastState") or {}).get("terminated") or {}
                 count = status.get("restartCount", 0)
                 ending = how_it_ended(limit_of(pod, status["name"]), last)
-                text = f"crashed {count} times and waits to start again: {ending}"
-                if failed := _failed_probe(facts, pod):
-                    text = f"crashed {count} times and waits to start again: {failed}"
-                    yield cause(facts, "probe", text, pod=pod)
-                    continue
-                id = ending_id(last, "crash-loop")
-                yield cause(
-                    facts, id, hinted(id, text), pod=pod, named={"container": status["name"]}
-                )
+                id, failed = ending_id(last, "crash-loop"), _failed_probe(facts, pod)
+                text = f"crashed {count} times and waits to start again: {failed or ending}"
+                yield _of(facts, pod, status["name"], "probe" if failed else id, text)
 
 
 def _image(facts: Facts, pod: Object, status: Object, reason: str, message: str) -> Cause:
@@ -174,7 +168,13 @@ def crashed(facts: Facts) -> Iterator[Cause]:
             if ended.get("exitCode"):
                 id, name = ending_id(ended, "crash"), container["name"]
                 text = how_it_ended(limit_of(pod, name), ended)
-                yield cause(facts, id, hinted(id, text), pod=pod)
+                yield _of(facts, pod, name, id, text)
+
+
+def _of(facts: Facts, pod: Object, container: str, id: str, text: str) -> Cause:
+    """A cause that is about a container, which is named if it is not that of the training."""
+    text = text if container == CONTAINER else f"its container {container} {text}"
+    return cause(facts, id, hinted(id, text), pod=pod, named={"container": container})
 
 
 def sidecar(facts: Facts) -> Iterator[Cause]:

@@ -1,8 +1,7 @@
-"""The job as a whole: refused, without an operator, ended, its pods replaced, no progress."""
+"""The job as a whole: refused, without an operator, without progress, suspended, ended."""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from gptddp.k8s.objects import (
     Object,
@@ -14,7 +13,6 @@ from gptddp.k8s.objects import (
     seconds,
     wanted_pods,
 )
-from gptddp.k8s.observe import node_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.container_causes import (
     ending_id,
@@ -25,16 +23,12 @@ from gptddp.k8s.observe.container_causes import (
 )
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.progress import progress
+from gptddp.k8s.observe.replaced_causes import exits
 from gptddp.k8s.render.companions import OURS
 
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
-REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
 NO_STEP_S = 300.0  # of running without a line of a step, until that is told
 GIVEN_UP = "gptddp/given-up"  # annotation of a job: why a command that waited has failed it
-_EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
-_SAID = re.compile(
-    r"Error pod (\S+) container (\S+) exitCode: (\d+) terminated message: (.*)", re.DOTALL
-)
 
 
 # -- refused -------------------------------------------------------------------------------------
@@ -143,108 +137,6 @@ def no_operator(facts: Facts) -> Iterator[Cause]:
             yield cause(facts, "no-operator", text)
 
 
-# -- pods that were lost -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Exit:
-    """A bad end that the operator saw: its event, and how the container ended."""
-
-    event: Object
-    pod_name: str
-    id: str
-    text: str
-
-
-def replaced(facts: Facts) -> Iterator[Cause]:
-    """Pods that were lost a moment ago, or again and again: only events say how they ended."""
-    for it in _exits(facts):
-        created = facts.about(facts.job, "SuccessfulCreatePod")
-        own = [e for e in created if str(e.get("message", "")).endswith(f" {it.pod_name}")]
-        # The operator tells one exit several times, and one of a container that restarts too.
-        times = sum(int(e.get("count") or 1) for e in own) - 1
-        since_s = facts.now - event_time(it.event)
-        if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
-            often = f", {times} times by now" if times > 2 else ""
-            text = f"{it.text}; it was replaced{often}"
-            yield cause(facts, it.id, text, name=it.pod_name)
-
-
-def _exits(facts: Facts) -> Iterator[_Exit]:
-    """Bad ends that the operator saw, the newest first.
-
-    It tells the exit code in one event, and in another what is left of the container's last words.
-    What was done to the pod from outside, its own events tell.
-    """
-    about = facts.about(facts.job)
-    told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
-    for event in reversed(facts.about(facts.job, "ExitedWithCode")):
-        exited = _EXITED.search(str(event.get("message", "")))
-        if not exited or exited[2] == "0":
-            continue
-        name, terminated = exited[1], {"exitCode": exited[2]}
-        container = "pytorch"
-        for said, other in told:
-            near = abs(event_time(other) - event_time(event)) < 5
-            if near and said.group(1, 3) == exited.group(1, 2):
-                terminated |= {"reason": other["reason"], "message": said[4]}
-                container = said[2]
-        outside = node_causes.before(facts, name, event_time(event))
-        if outside and terminated.get("reason") != "OOMKilled":
-            yield _Exit(event, name, *outside)
-        else:
-            text = how_it_ended(limit_of(_template(facts.job, name), container), terminated)
-            yield _Exit(event, name, ending_id(terminated, "replaced"), text)
-
-
-def _template(job: Object, pod_name: str) -> Object:
-    """The template of a pod of the job, by the pod's name."""
-    role = pod_name.rpartition("-")[0].rpartition("-")[2].title()
-    specs = job["spec"].get("pytorchReplicaSpecs") or {}
-    template: Object = (specs.get(role) or {}).get("template") or {}
-    return template
-
-
-@dataclass(frozen=True)
-class Vain:
-    """Pods of one name that were made one after the other, and none of whose containers started."""
-
-    pod_name: str
-    count: int
-    seconds: float
-    reason: str
-
-
-def vain(facts: Facts) -> Vain | None:
-    """The pod that is replaced again and again before its container starts; None: there is none.
-
-    Every pod leaves events with its own uid, so they are counted; the operator's own events are no
-    measure, as a client may send only so many about one object.
-    """
-    waiting = [pod["metadata"]["name"] for pod in facts.pods if not is_ready(pod)]
-    for name in (*waiting, *facts.missing):
-        told = facts.ever_about(name)
-        started = max((event_time(e) for e in told if e.get("reason") == "Started"), default=0.0)
-        told = [e for e in told if event_time(e) > started]
-        reasons = [e for e in told if e.get("type") == "Warning" and e.get("reason") != "BackOff"]
-        uids = {e["involvedObject"].get("uid") for e in reasons}
-        if len(uids) > 1:
-            last, span_s = reasons[-1], facts.now - event_time(reasons[0])
-            said = f"{last['reason']}: {last.get('message', '')}".rstrip(". ")
-            return Vain(name, len(uids), span_s, said)
-    return None
-
-
-def in_vain(facts: Facts) -> Iterator[Cause]:
-    """A pod that never starts, and is made again and again."""
-    if (found := vain(facts)) and found.count > 2:
-        text = (
-            f"it was made {found.count} times in {found.seconds:.0f} s, and never started: "
-            f"{found.reason}"
-        )
-        yield cause(facts, "in-vain", text, name=found.pod_name)
-
-
 # -- progress ------------------------------------------------------------------------------------
 
 
@@ -307,12 +199,13 @@ def failed(facts: Facts) -> Cause:
     if reason := (facts.job["metadata"].get("annotations") or {}).get(GIVEN_UP):
         return cause(facts, "given-up", str(reason))
     if re.search(r"(backoff limit|specified deadline|longer than)", message):
-        return cause(facts, "limit", f"{message} (spec.runPolicy)")
+        before = next((f"; before, pod {it.pod_name} {it.text}" for it in exits(facts)), "")
+        return cause(facts, "limit", f"{message} (spec.runPolicy){before}")
     if ends := _ends(facts.pods):
         *_, pod, container, terminated = min(ends, key=lambda end: end[:3])
         text = how_it_ended(limit_of(pod, container), terminated)
         return cause(facts, "failed", hinted(ending_id(terminated, ""), text), pod=pod)
-    for it in _exits(facts):
+    for it in exits(facts):
         text = f"{it.text} (the pod and its log are gone)"
         return cause(facts, "failed", text, name=it.pod_name)
     return cause(facts, "failed", message or "it failed, and the operator says no more")

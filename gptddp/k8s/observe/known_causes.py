@@ -201,9 +201,10 @@ _CONTAINERS = {
     ),
     "disk-full": Known("a volume or the node's disk is full", _POD),
     "crash-loop": Known(
-        "a container ends badly again and again, and waits to start", "kubectl logs $pod --previous"
+        "a container ends badly again and again, and waits to start",
+        "kubectl logs $pod -c $container --previous",
     ),
-    "crash": Known("a container has ended badly", "kubectl logs $pod"),
+    "crash": Known("a container has ended badly", "kubectl logs $pod -c $container"),
     "probe": Known("a probe of a container fails", _POD),
     "init": Known(
         "an init container has not ended, or has failed", "kubectl logs $pod -c $container"

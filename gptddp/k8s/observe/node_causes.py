@@ -16,6 +16,7 @@ _NO_ADDRESS = re.compile(
     r"insufficient.{0,20}ip address|range set.*(full|exhaust)|failed to allocate.{0,40}address",
     re.I,
 )
+_PROBE = re.compile(r"([Ll]iveness|[Ss]tartup) probe")  # those that end a container
 _TAKEN = {  # reasons of a pod's condition DisruptionTarget
     "PreemptionByScheduler": "preempted",
     "DeletionByTaintManager": "tainted",
@@ -85,12 +86,9 @@ def before(facts: Facts, pod_name: str, at: float) -> tuple[str, str] | None:
         if reason == "Preempted":
             return "preempted", preemption(event)
         if reason == "TaintManagerEviction":
-            return (
-                "tainted",
-                f"its node got a taint (NoExecute) that spec.tolerations has not: {message}",
-            )
-        if reason == "Killing" and "probe" in message:
-            return "probe", f"ended by its node {node}: {message}"
+            return "tainted", f"its node got a taint that spec.tolerations has not: {message}"
+        if reason in ("Killing", "Unhealthy") and _PROBE.search(message):
+            return "probe", f"ended by its node {node}: {message.strip()} (spec.containers[])"
         if reason in ("Evicted", "Terminated", "NodeShutdown"):
             return _ending(reason, message, node)
     return None

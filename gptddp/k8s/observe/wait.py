@@ -2,15 +2,19 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from gptddp.k8s import exit_codes
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import is_ready, wanted_pods
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.progress import with_log
 from gptddp.k8s.observe.watcher import POLL_S, Say, Watcher
 
+LOG_S = 30.0  # between two reads of the log
 _COUNTS = re.compile(r"\d+(?= (?:s|times)\b)")  # what changes in a reason that stays the same
 _CODES = {
     why.SUCCEEDED: exit_codes.SUCCEEDED,
@@ -35,6 +39,7 @@ def until_done(
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     watcher, changes, uid = Watcher(cluster, name, say), Changes(name, say), None
+    log = _Log(cluster)
     while True:
         try:
             facts = watcher.poll(end)
@@ -42,6 +47,7 @@ def until_done(
             return changes.timed_out(timeout_s)
         if facts is None and uid is None:
             raise cluster.not_found(name)
+        facts = log.of(facts) if facts else None
         state = changes.tell(facts)
         if facts is None:
             return exit_codes.GONE
@@ -56,6 +62,23 @@ def until_done(
         if end is not None and time.monotonic() >= end:
             return changes.timed_out(timeout_s)
         time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))
+
+
+class _Log:
+    """The end of rank 0's log, read now and then: whether there are steps."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._next_s = cluster, 0.0  # monotonic
+        self._log: Sequence[tuple[datetime | None, str]] = ()
+
+    def of(self, facts: Facts) -> Facts:
+        """The same facts, with the log of a job that runs."""
+        if why.state(facts.job) != why.RUNNING or facts.local:
+            return facts
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + LOG_S
+            self._log = with_log(self._cluster, facts).log
+        return replace(facts, log=self._log)
 
 
 class Changes:

@@ -12,6 +12,7 @@ from gptddp.k8s.observe import (
     container_causes,
     job_causes,
     node_causes,
+    replaced_causes,
     scheduling_causes,
     volume_causes,
 )
@@ -65,7 +66,7 @@ def why(facts: Facts) -> str:
 Check = Callable[[Facts], Iterator[Cause]]
 _CHECKS: tuple[Check, ...] = (  # in the order of importance
     job_causes.refused,
-    job_causes.in_vain,
+    replaced_causes.in_vain,
     scheduling_causes.unschedulable,
     container_causes.waiting,
     node_causes.ended_by_node,
@@ -78,6 +79,6 @@ _CHECKS: tuple[Check, ...] = (  # in the order of importance
     container_causes.probes,
     container_causes.pulling,
     container_causes.initialising,
-    job_causes.replaced,
+    replaced_causes.replaced,
     job_causes.no_operator,
 )

@@ -1,0 +1,125 @@
+"""Pods that were lost and made anew: how they ended, and those that never start."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gptddp.k8s.objects import Object, event_time, is_ready
+from gptddp.k8s.observe import container_causes, node_causes
+from gptddp.k8s.observe.cause import Cause, cause
+from gptddp.k8s.observe.container_causes import ending_id, how_it_ended, limit_of
+from gptddp.k8s.observe.facts import Facts
+
+REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
+_EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
+_SAID = re.compile(
+    r"Error pod (\S+) container (\S+) exitCode: (\d+) terminated message: (.*)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A bad end that the operator saw: its event, and how the container ended."""
+
+    event: Object
+    pod_name: str
+    id: str
+    text: str
+
+
+def replaced(facts: Facts) -> Iterator[Cause]:
+    """Pods that were lost a moment ago, or again and again: only events say how they ended."""
+    for it in exits(facts):
+        created = facts.about(facts.job, "SuccessfulCreatePod")
+        own = [e for e in created if str(e.get("message", "")).endswith(f" {it.pod_name}")]
+        # The operator tells one exit several times, and one of a container that restarts too.
+        times = sum(int(e.get("count") or 1) for e in own) - 1
+        since_s = facts.now - event_time(it.event)
+        if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
+            often = f", {times} times by now" if times > 2 else ""
+            text = f"{it.text}; it was replaced{often}"
+            yield cause(facts, it.id, text, name=it.pod_name)
+
+
+def exits(facts: Facts) -> Iterator[Exit]:
+    """Bad ends that the operator saw, the newest first.
+
+    It tells the exit code in one event, and in another what is left of the container's last words.
+    What was done to the pod from outside, its own events tell.
+    """
+    about = facts.about(facts.job)
+    told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
+    for event in reversed(facts.about(facts.job, "ExitedWithCode")):
+        exited = _EXITED.search(str(event.get("message", "")))
+        if not exited or exited[2] == "0":
+            continue
+        name, terminated = exited[1], {"exitCode": exited[2]}
+        container = "pytorch"
+        for said, other in told:
+            near = abs(event_time(other) - event_time(event)) < 5
+            if near and said.group(1, 3) == exited.group(1, 2):
+                terminated |= {"reason": other["reason"], "message": said[4]}
+                container = said[2]
+        outside = node_causes.before(facts, name, event_time(event))
+        if outside and terminated.get("reason") != "OOMKilled":
+            yield Exit(event, name, *outside)
+        else:
+            text = how_it_ended(limit_of(_template(facts.job, name), container), terminated)
+            yield Exit(event, name, ending_id(terminated, "replaced"), text)
+
+
+def _template(job: Object, pod_name: str) -> Object:
+    """The template of a pod of the job, by the pod's name."""
+    role = pod_name.rpartition("-")[0].rpartition("-")[2].title()
+    specs = job["spec"].get("pytorchReplicaSpecs") or {}
+    template: Object = (specs.get(role) or {}).get("template") or {}
+    return template
+
+
+@dataclass(frozen=True)
+class Vain:
+    """Pods of one name that were made one after the other, and none of whose containers started."""
+
+    pod_name: str
+    count: int
+    seconds: float
+    reason: str
+
+
+def vain(facts: Facts) -> Vain | None:
+    """The pod that is replaced again and again before its container starts; None: there is none.
+
+    Every pod leaves events with its own uid, so they are counted; the operator's own events are no
+    measure, as a client may send only so many about one object.
+    """
+    waiting = {pod["metadata"]["name"]: pod for pod in facts.pods if not is_ready(pod)}
+    for name in (*waiting, *facts.missing):
+        told = facts.ever_about(name)
+        started = max(map(event_time, filter(_has_started, told)), default=0.0)
+        told = [e for e in told if event_time(e) > started]
+        uids = {e["involvedObject"].get("uid") for e in told}
+        if len(uids) > 1:
+            reasons = [e for e in told if e.get("type") == "Warning" and e["reason"] != "BackOff"]
+            said = [f"{e['reason']}: {e.get('message', '')}".rstrip(". ") for e in reasons]
+            if not said and name in waiting:
+                only = replace(facts, pods=[waiting[name]])
+                said = [it.text for it in container_causes.initialising(only)]
+            span_s = facts.now - event_time(told[0])
+            return Vain(name, len(uids), span_s, (said or ["its events say no more"])[-1])
+    return None
+
+
+def _has_started(event: Object) -> bool:
+    """Is it the start of a container that is none of those before the training?"""
+    about = str(event["involvedObject"].get("fieldPath", ""))
+    return event.get("reason") == "Started" and "initContainers" not in about
+
+
+def in_vain(facts: Facts) -> Iterator[Cause]:
+    """A pod that never starts, and is made again and again."""
+    if (found := vain(facts)) and found.count > 2:
+        text = (
+            f"it was made {found.count} times in {found.seconds:.0f} s, and never started: "
+            f"{found.reason}"
+        )
+        yield cause(facts, "in-vain", text, name=found.pod_name)
