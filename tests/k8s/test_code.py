@@ -33,7 +33,7 @@ def own(tmp_path):
 
 
 def read(folder):
-    return code.read("--code", folder)
+    return code.Code("--code", folder)
 
 
 # -- what counts ---------------------------------------------------------------------------------
@@ -170,7 +170,29 @@ def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):
         code.read("job.toml: job.code", tmp_path / "none")
     monkeypatch.setattr(bundle, "MOST_BYTES", 7)
     with pytest.raises(ConfigError, match=r"more than 0 MiB, up to mine/table.bin"):
-        read(own)
+        _ = read(own).files
+    monkeypatch.setattr(code, "MOST_FILES", 2)
+    with pytest.raises(ConfigError, match=r"own has more than 2 files: leave out what is no code"):
+        _ = read(own).files
+
+
+def test_a_command_that_has_no_use_for_code_does_not_read_it(own, tmp_path):
+    """`prepare -f job.toml` does not depend on the code that the file names; `validate` does."""
+    write(own, {"mine/bad.py": "def f(:"})
+    toml = tmp_path / "job.toml"
+    toml.write_text('[job]\ncode = "own"\n')
+    run = CliRunner().invoke
+    prepare = ["prepare", "--dry-run", "--source", "a/b", "--data", "a/c", "-f", str(toml)]
+    assert run(cli, prepare).exit_code == 0
+    result = run(cli, ["validate", "-f", str(toml)])
+    assert result.exit_code == 2 and "mine/bad.py, line 1" in result.output
+
+
+def test_what_is_taken_along_is_said(own):
+    """The hash, how many files and how large: a file too many is seen."""
+    said = CliRunner().invoke(cli, ["render", "--code", str(own)]).stderr
+    found = read(own)
+    assert f"own code {found.sha256[:12]}: 3 files of {own}, {len(found.archive)} bytes" in said
 
 
 # -- what is rendered ----------------------------------------------------------------------------
@@ -228,7 +250,7 @@ def test_more_than_config_maps_are_for_is_refused(own, monkeypatch):
     monkeypatch.setattr(code, "MOST_CONFIG_MAPS", 1)
     write(own, {"mine/table.bin": os.urandom(900_000)})
     with pytest.raises(ConfigError, match=r"has 879 KiB, packed, and may have 700: leave out"):
-        read(own)
+        _ = read(own).archive
 
 
 def test_the_same_folder_renders_the_same_bytes_and_another_another_job(own):
@@ -246,9 +268,9 @@ def test_in_a_file_the_folder_is_beside_the_file(own, tmp_path):
     """`code = "own"` in job.toml, whatever the working directory; a flag wins, from there."""
     toml = tmp_path / "job.toml"
     toml.write_text('[job]\ncode = "own"\n')
-    assert spec.load(toml, {}, []).code == read(own)
+    assert spec.load(toml, {}, []).code.files == read(own).files
     other = write(tmp_path / "other", {"a.py": ""})
-    assert spec.load(toml, {"code": str(other)}, []).code == read(other)
+    assert spec.load(toml, {"code": str(other)}, []).code.files == read(other).files
     toml.write_text("[job]\ncode = 3\n")
     with pytest.raises(ConfigError, match=r"job.code is 3: it must be the name of a folder"):
         spec.load(toml, {}, [])

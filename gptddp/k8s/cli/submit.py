@@ -48,6 +48,8 @@ def load(options: dict[str, Any]) -> JobSpec:
     rules.refuse(rules.check_spec(job))
     for warning in rules.warnings(job):
         note(f"warning: {warning}")
+    if job.code is not None:
+        note(str(job.code))
     return job
 
 

@@ -1,5 +1,6 @@
 """Own code of a job: the Python files of a folder, read, checked and packed on this machine."""
 
+import itertools
 import os
 import stat
 import sys
@@ -17,14 +18,28 @@ from gptddp.launch.bundle import File
 
 MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive; a third more in JSON, and 1 MiB is the end
 MOST_CONFIG_MAPS = 12  # the cluster's own database holds them: it is no place for more
+MOST_FILES = 10_000
+_LESS = (
+    f"leave out what is no code, such as data and models, by lines in {FILE}; for large libraries "
+    "build an image"
+)
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
 class Code:
-    """The files that go before those of the image."""
+    """The files of a folder that go before those of the image; `where`: the option that names it.
 
-    files: bundle.Files
+    They are read at the first look at them, which may raise ConfigError: `prepare` has no use for
+    them, though the job's file names them.
+    """
+
+    where: str
+    folder: Path
+
+    @cached_property
+    def files(self) -> bundle.Files:
+        return read(self.where, self.folder)
 
     @cached_property
     def sha256(self) -> str:
@@ -32,7 +47,13 @@ class Code:
 
     @cached_property
     def archive(self) -> bytes:
-        return bundle.pack(self.files)
+        packed, most = bundle.pack(self.files), MOST_CONFIG_MAPS * MOST_IN_A_CONFIG_MAP
+        if len(packed) > most:
+            raise ConfigError(
+                f"{self.where}: {self.folder} has {len(packed) >> 10} KiB, packed, and may have "
+                f"{most >> 10}: {_LESS}"
+            )
+        return packed
 
     @property
     def parts(self) -> list[bytes]:
@@ -40,9 +61,13 @@ class Code:
         size = MOST_IN_A_CONFIG_MAP
         return [self.archive[at : at + size] for at in range(0, len(self.archive), size)]
 
+    def __str__(self) -> str:
+        many = f"{len(self.files)} file{'s' * (len(self.files) > 1)}"
+        return f"own code {self.sha256[:12]}: {many} of {self.folder}, {len(self.archive)} bytes"
 
-def read(where: str, folder: Path) -> Code:
-    """The code in a folder, without what its ignore file leaves out; `where`: the option.
+
+def read(where: str, folder: Path) -> bundle.Files:
+    """The files in a folder, without what its ignore file leaves out; `where`: the option.
 
     Raises ConfigError for what no pod could run, with the file and the fix.
     """
@@ -52,28 +77,18 @@ def read(where: str, folder: Path) -> Code:
                 f"there is no folder {folder}: name the one that holds your packages, such as a "
                 "checkout with gptddp/ in it"
             )
-        paths = list(_paths(folder, Ignore.of(folder)))
+        paths = list(itertools.islice(_paths(folder, Ignore.of(folder)), MOST_FILES + 1))
+        if len(paths) > MOST_FILES:
+            raise ConfigError(f"{folder} has more than {MOST_FILES} files: {_LESS}")
         _check_names(folder, paths)
         files = dict(_read(folder, paths))
         for path in filter(_is_python, paths):
             _compile(path, files[path].data)
-        return _checked(Code(files), folder)
+        return files
     except OSError as error:
         raise ConfigError(f"{where}: {folder} cannot be read: {explain(error)}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _checked(code: Code, folder: Path) -> Code:
-    """Raise ConfigError for more code than ConfigMaps are for."""
-    most = MOST_CONFIG_MAPS * MOST_IN_A_CONFIG_MAP
-    if len(code.archive) > most:
-        raise ConfigError(
-            f"{folder} has {len(code.archive) >> 10} KiB, packed, and may have {most >> 10}: leave "
-            f"out what is no code, such as data and models, by {FILE}; for large libraries build "
-            "an image"
-        )
-    return code
 
 
 def _is_python(path: str) -> bool:
@@ -138,11 +153,8 @@ def _read(folder: Path, paths: list[str]) -> Iterator[tuple[str, File]]:
         with open(folder / path, "rb") as file:
             data = file.read(left + 1)
             if (left := left - len(data)) < 0:
-                raise ConfigError(
-                    f"{folder} has more than {bundle.MOST_BYTES >> 20} MiB, up to "
-                    f"{path}: leave out what is no code, such as data and models, by {FILE}; for "
-                    "large libraries build an image"
-                )
+                most = f"{bundle.MOST_BYTES >> 20} MiB"
+                raise ConfigError(f"{folder} has more than {most}, up to {path}: {_LESS}")
             yield path, File(data, bool(os.fstat(file.fileno()).st_mode & 0o100))
 
 

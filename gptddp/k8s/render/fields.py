@@ -100,7 +100,7 @@ def from_folder(where: str, folder: Path | str) -> "Code":
 
     if not folder:
         raise ConfigError(f"{where} is empty: it must be {Kind.CODE.value}; `.` is this one")
-    return code.read(where, Path(folder))
+    return code.Code(where, Path(folder))
 
 
 def plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:

@@ -129,7 +129,10 @@ def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str])
 
     As `given`, with every field filled that was left open.
     """
-    return resolve(given(file, flags, train_args))
+    spec = resolve(given(file, flags, train_args))
+    if spec.code is not None:
+        _ = spec.code.archive  # what is wrong with it is said now
+    return spec
 
 
 def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
