@@ -65,6 +65,12 @@ def load(path: Path | None, context: str | None) -> Access:
     return _access(read, context)
 
 
+def contexts(path: Path | None) -> dict[str, Entry]:
+    """The contexts by their names. Raises ClusterError."""
+    files = _files(path)
+    return _named([(it, content) for it in files if (content := _read(it))], "context")
+
+
 def _files(path: Path | None) -> list[Path]:
     if path:
         return [path]

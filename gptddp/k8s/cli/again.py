@@ -7,7 +7,12 @@ import click
 from gptddp import config, flags
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
-from gptddp.k8s.cli.options import cluster_options, name_argument, refuse_timeout
+from gptddp.k8s.cli.options import (
+    cluster_options,
+    name_argument,
+    refuse_timeout,
+    train_arguments,
+)
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, of="the trainer", takes=lambda: list(map(flags.flag, config.FIELDS)))
 @name_argument
-@click.argument("train_args", nargs=-1, metavar="[-- TRAINER OPTIONS]")
+@train_arguments
 @click.option("--name", "new_name", type=types.JOB, help="begin a new run, in a job of this name")
 @click.option("--image", type=types.WORD, help="another image [the job's]")
 @click.option(

@@ -12,6 +12,8 @@ import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
 
+COMPLETE = "_GPTDDP_K8S_COMPLETE"  # environment variable of a shell that wants completions
+
 
 class Command(click.Command):
     """A command whose argument is what stands after `--`: the options of another program.
@@ -48,7 +50,7 @@ class Command(click.Command):
                 ctx,
             ) from None
         passed = next(str(p.name) for p in self.params if p.nargs == -1)
-        if extra := ctx.params[passed]:
+        if (extra := ctx.params.get(passed)) and not ctx.resilient_parsing:
             raise click.UsageError(
                 f"unexpected argument {extra[0]!r}: the command takes options, and after -- those "
                 f"of {self._of}",
@@ -86,6 +88,16 @@ class Group(click.Group):
         """Run the command line, and end the process with its exit code."""
         options["standalone_mode"] = False
         sys.exit(_exit_code(lambda: super(Group, self).main(*args, **options)))
+
+    def _main_shell_completion(self, *args: Any, **options: Any) -> None:
+        """Nothing but completions may come into a line that somebody is typing."""
+        if os.environ.get(COMPLETE, "").endswith("_complete"):
+            for stream, mode in ((0, os.O_RDONLY), (2, os.O_WRONLY)):  # a plug-in may ask, or say
+                os.dup2(os.open(os.devnull, mode), stream)
+        try:
+            super()._main_shell_completion(*args, **options)
+        except Exception:  # without being asked for completions it does nothing
+            sys.exit(0)
 
     def invoke(self, ctx: click.Context) -> Any:
         # click itself takes every broken pipe for its own, with another exit code

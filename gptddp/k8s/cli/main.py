@@ -17,6 +17,7 @@ def cli() -> None:
 
 
 cli.known = {
+    "completion": ("completion", "Print the script by which a shell completes commands and names."),
     "delete": ("change", "Delete a job with its pods and everything that was created beside it."),
     "diff": ("plan", "Show what differs between a job on the cluster and these options."),
     "doctor": ("plan", "Look for what a cluster lacks for a job, each with its fix."),

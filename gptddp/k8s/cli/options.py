@@ -13,6 +13,7 @@ from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
 
 LOCAL_DIR = Path("gptddp-local")
+_COMPLETED = {"namespace": "namespaces", "queue": "queues", "data": "claims", "runs": "claims"}
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
@@ -45,6 +46,8 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     else:
         settings["type"] = int if kind is Kind.NUMBER else str
         help += f" [default: {field.default}]" if field.default is not None else ""
+    if what := _COMPLETED.get(field.name):
+        settings["shell_complete"] = types.completed(what)
     return {**settings, "help": help}
 
 
@@ -85,7 +88,12 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=types.FILE,
             help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
         ),
-        click.option("--context", type=types.WORD, help="context of that file [its current one]"),
+        click.option(
+            "--context",
+            type=types.WORD,
+            help="context of that file [its current one]",
+            shell_complete=types.completed("contexts"),
+        ),
     ):
         command = option(command)
     return command
@@ -94,13 +102,29 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def namespace_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`-n`."""
     return click.option(
-        "-n", "--namespace", type=types.NAMESPACE, help="namespace [the context's]"
+        "-n",
+        "--namespace",
+        type=types.NAMESPACE,
+        help="namespace [the context's]",
+        shell_complete=types.completed("namespaces"),
     )(command)
+
+
+def train_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The trainer's options, after `--`."""
+    argument = click.argument(
+        "train_args",
+        nargs=-1,
+        metavar="[-- TRAINER OPTIONS]",
+        shell_complete=types.completed("trainer_flags"),
+    )
+    return argument(command)
 
 
 def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """The job."""
-    return click.argument("name", type=types.JOB)(command)
+    argument = click.argument("name", type=types.JOB, shell_complete=types.completed("jobs"))
+    return argument(command)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,14 @@ from click.core import ParameterSource
 from gptddp import config, flags
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
-from gptddp.k8s.cli.options import LOCAL_DIR, context_options, flag_of, pairs, refuse_timeout
+from gptddp.k8s.cli.options import (
+    LOCAL_DIR,
+    context_options,
+    flag_of,
+    pairs,
+    refuse_timeout,
+    train_arguments,
+)
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
 def spec_options(command: Callable[..., None]) -> Callable[..., None]:
     """Every field of JobSpec as a flag, `-f job.toml`, and the trainer's arguments after `--`."""
-    command = click.argument("train_args", nargs=-1, metavar="[-- TRAINER OPTIONS]")(command)
+    command = train_arguments(command)
     for name, field in reversed(spec.FIELDS.items()):
         names = [spec.flag(name), name, *(["-n"] if name == "namespace" else [])]
         command = click.option(*names, **flag_of(field))(command)

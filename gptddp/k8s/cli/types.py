@@ -1,10 +1,25 @@
 """What the values of arguments and options are: names, times, files. A mistake is told its rule."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def completed(what: str) -> Completer:
+    """Completion by a function of `complete`, which is loaded when it is asked."""
+
+    def ask(ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
+        from gptddp.k8s.cli import complete
+
+        found: list[str] = getattr(complete, what)(ctx, param, start)
+        return found
+
+    return ask
 
 
 class _Name(click.ParamType[str]):

@@ -23,6 +23,7 @@ from gptddp.k8s.observe import why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.companions import JOB_NAME, OURS
 
+DEFAULT_DIR = Path("gptddp-local")
 _LAST_WORDS_BYTES = 4096  # as much as a cluster keeps of a container's
 
 
@@ -30,7 +31,7 @@ class LocalJobs(Cluster):
     """The jobs of one --local-dir, by the questions that are asked of a cluster."""
 
     def __init__(self, local_dir: Path) -> None:
-        at = "" if local_dir == Path("gptddp-local") else f" --local-dir {local_dir}"
+        at = "" if local_dir == DEFAULT_DIR else f" --local-dir {local_dir}"
         super().__init__(None, relative_path(local_dir.absolute()), f" --local{at}")
         self.jobs = local_dir / "jobs"
 
