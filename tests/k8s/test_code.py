@@ -52,7 +52,7 @@ def test_the_hash_is_of_what_the_files_are_and_of_nothing_else(own, tmp_path):
     hashes = {first.sha256}
     for change in (
         lambda: write(own, {"mine/__init__.py": "x = 1"}),
-        lambda: (own / "mine/table.bin").rename(own / "mine/table2.bin"),
+        lambda: (own / "mine/table.bin").rename(own / "mine/elbat.bin"),
         lambda: (own / "mine/__init__.py").chmod(0o755),
     ):
         change()
