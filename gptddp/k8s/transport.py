@@ -1,31 +1,29 @@
-"""HTTP to an API server: requests with their time limits, answers whole or as a stream.
+"""HTTP to an API server, by the package `kubernetes`, which this module alone loads.
 
-The connection comes first, and what HTTP and TLS need is loaded after it: a server that is away is
-told at once. Connections are kept for the next request. Nothing is asked twice, but what only reads
-and has met a connection that the server had closed. Trouble is an OSError, whatever its kind.
+A server that is away is told before that: the package takes thirty times as long to load as it
+takes to find that out. Kubeconfig and login are ours (`kubeconfig`, `credentials`): the package
+goes on as nobody where a login fails. Trouble on the way is an OSError, whatever its kind.
 """
 
 import contextlib
-import json
 import os
-import select
 import socket
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from gptddp import __version__
-from gptddp.errors import ClusterError
+from gptddp.errors import ClusterError, GptddpError
 from gptddp.k8s.credentials import Credentials, Login, pem
 from gptddp.k8s.kubeconfig import Access, Entry
 
 if TYPE_CHECKING:
-    import http.client
     import ssl
 
 _CHUNK_BYTES = 2**16
 _PORTS = {"http": 80, "https": 443}
+_AT_ONCE = 256  # connections that are kept: a log of each pod
 
 
 class Transport:
@@ -36,11 +34,8 @@ class Transport:
         self._cluster, self._credentials = access.cluster, Credentials(access.user, access.cluster)
         self.server = access.cluster.text("server")
         self._url = _address(self.server, f"the {access.cluster.what}: server", tuple(_PORTS))
-        self._idle: deque[_Connection] = deque()
-
-    def __del__(self) -> None:
-        for connection in self.__dict__.get("_idle", ()):
-            connection.close()
+        self._lock = threading.Lock()
+        self._client: tuple[bytes, Any] | None = None  # the certificate that it shows, and itself
 
     def request(
         self,
@@ -52,75 +47,75 @@ class Transport:
         timeouts: tuple[float, float | None] = (5.0, 30.0),
     ) -> "Answer":
         """timeouts: seconds to connect, and between two bytes. Raises OSError, ClusterError."""
-        target = self._url.path.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
-        data = b"" if body is None else json.dumps(body).encode()
-        headers = [("User-Agent", f"gptddp-k8s/{__version__}"), ("Accept", "application/json, */*")]
-        if body is not None:
-            headers += [("Content-Type", content_type), ("Content-Length", str(len(data)))]
+        target = self.server.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         for last in (False, True):
             login = self._credentials.login()
-            own = [*headers, *self._credentials.headers(login)]
-            answer = self._send(login, method.upper(), target, own, data, timeouts)
+            client = self._client_for(login, timeouts[0])
+            headers = self._headers(login, content_type)
+            with _as_os_error():
+                answer = Answer(
+                    client.request(
+                        method, target, headers=headers, body=body, _request_timeout=timeouts
+                    ).response
+                )
             if last or answer.status != 401 or not self._credentials.renew(login):
                 break
             answer.close()
         return answer
 
-    def _send(
-        self,
-        login: Login,
-        method: str,
-        target: str,
-        headers: list[tuple[str, str]],
-        data: bytes,
-        timeouts: tuple[float, float | None],
-    ) -> "Answer":
-        connection = self._unused(login)
-        while True:
-            used, connection = connection is not None, connection or self._open(login, timeouts[0])
-            try:
-                response = connection.ask(method, target, headers, data, timeouts[1])
-                return Answer(response, connection, self._idle.append)
-            except BaseException as error:
-                connection.close()
-                if not used or method != "GET" or not isinstance(error, ConnectionError):
-                    raise
-                connection = None
+    def _headers(self, login: Login, content_type: str) -> Any:
+        from urllib3 import HTTPHeaderDict
 
-    def _unused(self, login: Login) -> "_Connection | None":
-        """One that is open and has this login's certificate."""
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            if connection.certificate == login.certificate and connection.is_open():
-                return connection
-            connection.close()
-        return None
+        found = HTTPHeaderDict({"User-Agent": f"gptddp-k8s/{__version__}"})
+        found["Accept"], found["Content-Type"] = "application/json, */*", content_type
+        for name, value in self._credentials.headers(login):
+            found.add(name, value)  # of some, such as Impersonate-Group, there are several
+        return found
 
-    def _open(self, login: Login, timeout_s: float) -> "_Connection":
-        host, port = self._url.hostname or "", self._url.port or _PORTS[self._url.scheme]
-        proxy = self._proxy(host)
-        at = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
-        sock = socket.create_connection(at, timeout_s)
+    def _client_for(self, login: Login, timeout_s: float) -> Any:
+        """A client that shows this login's certificate; its connections are used again."""
+        with self._lock:
+            if self._client is None or self._client[0] != login.certificate:
+                proxy = self._proxy(self._url.hostname or "")
+                if not proxy:
+                    port = self._url.port or _PORTS[self._url.scheme]
+                    socket.create_connection((self._url.hostname, port), timeout_s).close()
+                self._client = login.certificate, self._new_client(login, proxy)
+            return self._client[1]
+
+    def _new_client(self, login: Login, proxy: SplitResult | None) -> Any:
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if proxy:
-                _tunnel(sock, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-            if self._url.scheme == "https":
-                name = self._cluster.text("tls-server-name") or host
-                sock = _context(self._cluster, login).wrap_socket(sock, server_hostname=name)
-        except BaseException:
-            sock.close()
-            raise
-        return _Connection(sock, host, port, login.certificate)
+            import urllib3
+            from kubernetes.client.configuration import Configuration
+            from kubernetes.client.rest import RESTClientObject
+        except ModuleNotFoundError as error:
+            raise GptddpError(
+                f"talking to a cluster needs the package {error.name}: pip install 'gptddp[k8s]'"
+            ) from None
+        settings = Configuration(host=self.server, proxy="", no_proxy="")  # "": not the package's
+        settings.retries = False  # the message comes at once, and what creates is not asked twice
+        settings.connection_pool_maxsize = _AT_ONCE
+        settings.keep_alive = True
+        settings.tls_server_name = self._cluster.text("tls-server-name") or None
+        settings.verify_ssl = self._cluster.values.get("insecure-skip-tls-verify") is not True
+        if not settings.verify_ssl:  # as the kubeconfig says
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        if proxy:
+            settings.proxy = proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl()
+            pair = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
+            who = pair if proxy.username else None
+            settings.proxy_headers = urllib3.make_headers(proxy_basic_auth=who)
+        client = RESTClientObject(settings)
+        if self._url.scheme == "https":
+            # the package would take the certificates as files, which it leaves in /tmp
+            context = _context(self._cluster, login)
+            client.pool_manager.connection_pool_kw["ssl_context"] = context
+        return client
 
     def _proxy(self, host: str) -> SplitResult | None:
         """That of the kubeconfig, else of the environment, which has none for this machine."""
         if text := self._cluster.text("proxy-url"):
-            return _address(text, f"the {self._cluster.what}: proxy-url", ("http",))
+            return _address(text, f"the {self._cluster.what}: proxy-url", tuple(_PORTS))
         local = host == "localhost" or host.startswith("127.") or host == "::1"
         if local or not any(name.lower().endswith("_proxy") for name in os.environ):
             return None
@@ -130,105 +125,62 @@ class Transport:
         if not text or request.proxy_bypass(host):
             return None
         text = text if "://" in text else f"http://{text}"
-        return _address(text, f"the environment variable {self._url.scheme}_proxy", ("http",))
+        return _address(text, f"the environment variable {self._url.scheme}_proxy", tuple(_PORTS))
 
 
 class Answer:
     """What the server says. One of `read`, `chunks` and `close` ends it."""
 
-    def __init__(
-        self,
-        response: "http.client.HTTPResponse",
-        connection: "_Connection",
-        keep: "Callable[[_Connection], None]",
-    ) -> None:
-        self.status, self.reason = response.status, response.reason
-        self.kind = response.getheader("Content-Type", "") or ""
-        self.location = response.getheader("Location", "") or ""
-        self._response, self._connection, self._keep = response, connection, keep
+    def __init__(self, response: Any) -> None:
+        self.status, self.reason = int(response.status), str(response.reason or "")
+        self.kind = str(response.headers.get("Content-Type") or "")
+        self.location = str(response.headers.get("Location") or "")
+        self._response = response  # of urllib3
 
     def read(self) -> bytes:
         """All of it. Raises OSError."""
-        try:
-            with _as_os_error():
-                data = self._response.read()
-        except BaseException:
-            self.close()
-            raise
-        if self._response.will_close:
-            self.close()
-        else:
-            self._keep(self._connection)
-        return data
+        with _as_os_error():
+            return bytes(self._response.read())
 
     def chunks(self) -> Iterator[bytes]:
         """As they come. Raises OSError where the connection breaks."""
         try:
             with _as_os_error():
-                while data := self._response.read1(_CHUNK_BYTES):
-                    yield data
+                yield from self._response.stream(_CHUNK_BYTES, decode_content=False)
         finally:
             self.close()  # one that is left early has more to come: it cannot be used again
 
     def close(self) -> None:
         self._response.close()
-        self._connection.close()
-
-
-class _Connection:
-    """One to the server, which answers one request after the other."""
-
-    def __init__(self, sock: socket.socket, host: str, port: int, certificate: bytes) -> None:
-        import http.client
-
-        self.certificate = certificate
-        self._http = http.client.HTTPConnection(host, port)
-        self._http.sock, self._sock = sock, sock
-        self._http.auto_open = 0
-
-    def ask(
-        self,
-        method: str,
-        target: str,
-        headers: list[tuple[str, str]],
-        data: bytes,
-        timeout_s: float | None,
-    ) -> "http.client.HTTPResponse":
-        """Raises OSError; timeout_s: between two bytes of the answer."""
-        self._sock.settimeout(timeout_s)
-        with _as_os_error():
-            self._http.putrequest(method, target)
-            for name, value in headers:
-                self._http.putheader(name, value.encode("utf-8"))
-            self._http.endheaders(data or None)
-            return self._http.getresponse()
-
-    def is_open(self) -> bool:
-        """Has the server not closed it meanwhile? Nothing else could be there to read."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return not poll.poll(0)
-
-    def close(self) -> None:
-        self._http.close()
-        self._sock.close()
 
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Makes http.client's own errors an OSError, as all others are."""
+    """Makes errors of the package, and of those that it uses, an OSError with their cause."""
     import http.client
+
+    from kubernetes.client import ApiException
+    from urllib3 import exceptions
 
     try:
         yield
-    except http.client.IncompleteRead:
-        raise OSError("the answer broke off") from None
-    except OSError:  # one of http.client's is both
+    except OSError:
         raise
-    except http.client.HTTPException as error:
-        raise OSError(f"the answer is no HTTP: {error}") from None
-    except ValueError as error:
-        raise OSError(f"the request cannot be sent: {error}") from None
+    except ApiException as error:  # the package's own, of TLS
+        raise OSError(str(error.reason).rpartition("\n")[2]) from None
+    except (exceptions.HTTPError, http.client.HTTPException, ValueError) as error:
+        cause: Any = error
+        while isinstance(cause, exceptions.HTTPError) and cause.args:
+            if not isinstance(cause.args[-1], Exception):
+                break
+            cause = cause.args[-1]
+        if isinstance(cause, exceptions.IncompleteRead | http.client.IncompleteRead):
+            raise OSError("the answer broke off") from None
+        if isinstance(cause, OSError):  # one of http.client's is both
+            raise OSError(cause.strerror or str(cause)) from None
+        if isinstance(cause, http.client.HTTPException):
+            raise OSError(f"the answer is no HTTP: {cause}") from None
+        raise OSError(str(cause).rpartition("): ")[2]) from None  # without the pool's description
 
 
 def _address(text: str, where: str, schemes: Sequence[str]) -> SplitResult:
@@ -241,24 +193,6 @@ def _address(text: str, where: str, schemes: Sequence[str]) -> SplitResult:
         begin = " or ".join(f"{scheme}://HOST:PORT" for scheme in schemes)
         raise ClusterError(f"{where} is {text!r:.100}: it must be of the form {begin}")
     return url
-
-
-def _tunnel(sock: socket.socket, proxy: SplitResult, target: str) -> None:
-    """Through a proxy. Raises OSError."""
-    import http.client
-
-    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
-    if proxy.username:
-        import base64
-
-        pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}")
-    sock.sendall("\r\n".join([*lines, "", ""]).encode())
-    with _as_os_error():
-        answer = http.client.HTTPResponse(sock, method="CONNECT")
-        answer.begin()
-    if answer.status != 200:
-        raise OSError(f"the proxy {proxy.hostname} answers {answer.status} {answer.reason}")
 
 
 def _context(cluster: Entry, login: Login) -> "ssl.SSLContext":

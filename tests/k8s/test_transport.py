@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -24,10 +25,12 @@ def answering(tmp_path):
     def serve(answers):
         for answer in answers:
             with contextlib.suppress(OSError):  # the test is over
-                connection, _ = listener.accept()
-                with connection:
-                    seen.append(connection.recv(2**16))
-                    connection.sendall(answer)
+                asked = b""
+                while not asked:  # at first it only looks whether there is somebody
+                    with listener.accept()[0] as connection:
+                        if asked := connection.recv(2**16):
+                            seen.append(asked)
+                            connection.sendall(answer)
 
     def start(*answers):
         threading.Thread(target=serve, args=(answers,), daemon=True).start()
@@ -106,17 +109,16 @@ def test_no_name_leads_to_another_address(answering):
 def test_a_connection_is_used_again_and_a_closed_one_is_not(api, cluster):
     """A second request needs no second connection; one that the server has closed costs nothing."""
     opened = []
-    real = socket.create_connection
-    socket.create_connection = lambda *args: opened.append(args) or real(*args)
-    try:
-        cluster.find("Pod")
-        cluster.find("Pod")
-        assert len(opened) == 1
-        cluster._transport._idle[0]._sock.shutdown(socket.SHUT_RDWR)
-        cluster.find("Pod")
-        assert len(opened) == 2
-    finally:
-        socket.create_connection = real
+    accept = api.server.get_request
+    api.server.get_request = lambda: opened.append(accept()) or opened[-1]
+    cluster.find("Pod")
+    looked = len(opened) - 1  # the first only looks whether there is a server
+    cluster.find("Pod")
+    assert len(opened) == looked + 1 == 2
+    opened[-1][0].shutdown(socket.SHUT_RDWR)
+    time.sleep(0.2)  # until its end has come here
+    cluster.find("Pod")
+    assert len(opened) == 3
 
 
 def test_what_may_have_been_done_is_not_asked_twice(answering):
@@ -220,10 +222,12 @@ def proxy(api):
                 return
             proxy.asked.append(connection.recv(2**16))
             if proxy.refuses:
-                connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                connection.sendall(
+                    b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
+                )
                 continue
             other = socket.create_connection(("127.0.0.1", api.server.server_port))
-            connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            other.sendall(proxy.asked[-1].replace(b"http://api.test:81", b""))
             for pair in ((connection, other), (other, connection)):
                 threading.Thread(target=pump, args=pair, daemon=True).start()
 
@@ -242,19 +246,19 @@ def test_a_proxy_is_used_where_one_is_named(api, proxy, tmp_path, monkeypatch):
     server = {"server": "http://api.test:81"}
     cluster = connect(None, kubeconfig(tmp_path, server | {"proxy-url": proxy.url}))
     assert cluster.get("Pod", "demo")
-    assert proxy.asked[0].startswith(b"CONNECT api.test:81 HTTP/1.1\r\n")
-    assert b"Proxy-Authorization: Basic bWU6cEBzcw==" in proxy.asked[0]
+    assert proxy.asked[0].startswith(b"GET http://api.test:81/api/v1/")
+    assert b"proxy-authorization: basic bwu6cebzcw==" in proxy.asked[0].lower()
     monkeypatch.setenv("http_proxy", proxy.url)
     assert connect(None, kubeconfig(tmp_path, server)).get("Pod", "demo")
     assert len(proxy.asked) == 2
     assert connect(None, api.kubeconfig).get("Pod", "demo") and len(proxy.asked) == 2
     proxy.refuses = True
-    with pytest.raises(ClusterError, match="the proxy 127.0.0.1 answers 407"):
+    with pytest.raises(ClusterError, match="answered 407 Proxy Authentication Required"):
         connect(None, kubeconfig(tmp_path, server)).get("Pod", "demo")
     monkeypatch.setenv("no_proxy", "api.test")
     with pytest.raises(ClusterError, match="cannot reach the cluster at http://api.test:81: [^p]"):
         connect(None, kubeconfig(tmp_path, server)).get("Pod", "demo")
-    with pytest.raises(ClusterError, match="proxy-url is 'socks5://x:1': .* http://HOST:PORT"):
+    with pytest.raises(ClusterError, match="proxy-url is 'socks5://x:1': .* https://HOST:PORT"):
         connect(None, kubeconfig(tmp_path, server | {"proxy-url": "socks5://x:1"})).get("Pod", "d")
 
 
