@@ -1,0 +1,120 @@
+"""The first half of a job's life on a real cluster: doctor, dry run, diff, list -w, logs, rerun.
+
+The container of the job is a shell that fails at once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.cluster_jobs import cli, until
+
+MAIN = "import sys; sys.argv[0] = 'gptddp-k8s'; from gptddp.k8s import main; main()"
+
+
+@pytest.fixture(scope="module")
+def namespace(new_namespace):
+    made = new_namespace()
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory) -> list[str]:
+    """Options of a job whose container says a word and fails."""
+    file = tmp_path_factory.mktemp("patch") / "patch.yaml"
+    container = {"name": "pytorch", "command": ["sh", "-c", "echo no dataset; exit 2"]}
+    template = {"spec": {"containers": [container]}}
+    worker = {"pytorchReplicaSpecs": {"Worker": {"template": template}}}
+    file.write_text(json.dumps({"spec": worker}))
+    return ["--cpu=100m", f"--patch={file}"]
+
+
+@pytest.fixture(scope="module")
+def failed(namespace, pod) -> Iterator[list[str]]:
+    """The job `life`, which has failed; the states that `list -w` has told meanwhile."""
+    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
+    command = [sys.executable, "-c", MAIN, "list", "-w", "-o", "json", "-n", namespace.namespace]
+    watch = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        cli(namespace, "submit", "--name=life", *pod)
+        cli(namespace, "wait", "life", "--timeout=120", code=100)
+        states: list[str] = []
+        assert watch.stdout
+
+        def told() -> bool:
+            assert watch.stdout
+            states.append(json.loads(watch.stdout.readline())["state"])
+            return states[-1] == "Failed"
+
+        until(told, "list -w tells that it has failed", 30)
+        yield states
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+def test_a_dry_run_of_the_server_leaves_nothing(namespace, pod):
+    """Every object is checked by the real admission, the pods' too, and none is there."""
+    done = cli(namespace, "submit", "--name=dry", *pod, "--dry-run=server")
+    assert len(done.stdout.splitlines()) == 5 and "warning" not in done.stderr
+    assert cli(namespace, "list", "-o", "json").stdout.strip() == "[]"
+    kinds = "serviceaccounts,networkpolicies,poddisruptionbudgets,secrets"
+    assert "/dry" not in namespace.kubectl("get", kinds, "-o", "name").stdout
+    wrong = cli(namespace, "submit", "--name=dry", *pod, "--dry-run=server", "--data=no", code=2)
+    assert "no claim no" in wrong.stderr
+
+
+def test_doctor_finds_the_cluster_well_and_a_missing_claim(namespace, pod):
+    """No check fails for a job that can run; what it needs and is not there does."""
+    done = cli(namespace, "doctor", "--name=doc", *pod, "-o", "json")
+    found = {it["id"]: it for it in json.loads(done.stdout)}
+    assert {
+        found[id]["status"] for id in ("api", "crd", "operator", "rights", "webhook", "pod")
+    } == {"ok"}
+    worse = cli(namespace, "doctor", "--name=doc", "--runs=no", "--gpus=1", "-o", "json", code=1)
+    failing = {it["id"] for it in json.loads(worse.stdout) if it["status"] == "fail"}
+    assert {"volumes", "nodes"} <= failing
+
+
+def test_a_watched_list_tells_the_states_of_a_job(failed):
+    """What came before its end is told too, before it."""
+    assert failed[0] in ("Pending", "Running") and failed.index("Failed") == len(failed) - 1
+
+
+def test_the_first_failure_is_the_pods_own_word(namespace, failed):
+    """The log of the pod that failed, and stderr names it."""
+    done = cli(namespace, "logs", "life", "--first-failure")
+    assert done.stdout == "no dataset\n" and "failed first at" in done.stderr
+    recent = cli(namespace, "logs", "life", "--since=1h").stdout
+    assert "[w0]" in recent
+
+
+def test_diff_sees_what_the_server_has_made_of_it(namespace, failed, pod):
+    """Its defaults are no difference, another setting is."""
+    assert cli(namespace, "diff", "--name=life", *pod).stdout == ""
+    other = cli(namespace, "diff", "--name=life", *pod, "--cpu=200m", code=1)
+    assert other.stdout.count("->") == 2
+
+
+def test_rerun_replaces_a_failed_job_or_begins_another(namespace, failed, pod):
+    """The same job, of another uid; under another name the one that submit would have made."""
+    before = namespace.get("pytorchjob", "life")["metadata"]["uid"]
+    cli(namespace, "rerun", "life")
+    assert namespace.get("pytorchjob", "life")["metadata"]["uid"] != before
+    assert cli(namespace, "diff", "--name=life", *pod).stdout == ""
+    cli(namespace, "rerun", "life", "--name=next", "--", "--steps=70")
+    again = cli(namespace, "submit", "--name=next", *pod, "--", "--steps=70")
+    assert again.stdout == "pytorchjob.kubeflow.org/next unchanged\n"
+
+
+def test_the_shell_completes_the_jobs_that_there_are(namespace, failed):
+    """Asked as bash asks."""
+    words = f"gptddp-k8s status -n {namespace.namespace} li"
+    env = {"_GPTDDP_K8S_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    env = os.environ | env | {"KUBECONFIG": str(namespace.kubeconfig)}
+    done = subprocess.run([sys.executable, "-c", MAIN], env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["plain,life"]
