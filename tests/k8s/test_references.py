@@ -108,6 +108,25 @@ def test_companions_that_are_left_out_are_not_made(api, k8s):
     assert result.exit_code == 0 and "networkpolicy" not in result.stdout
 
 
+def test_a_companion_of_an_earlier_submit_that_is_left_out_now_is_named(api, k8s):
+    """The same job again leaves it, with the command that removes it; it is not asked for else."""
+    submit(k8s)
+    result = submit(k8s, "--without", "networkpolicy")
+    assert "kubectl delete networkpolicy.networking.k8s.io/demo -n default" in result.stderr
+    api.objects.pop(("networkpolicies", "demo"))
+    assert "warning" not in submit(k8s, "--without", "networkpolicy").stderr
+
+
+def test_who_may_not_touch_a_companion_leaves_it_out(api, k8s):
+    """Neither the first submit nor the next one asks for what is left out, and is refused it."""
+    verbs = ("GET", "POST", "PATCH")
+    api.forbidden = {f"{verb} networkpolicies" for verb in verbs}
+    assert submit(k8s).exit_code == 1
+    for word in ("created", "unchanged"):
+        result = submit(k8s, "--without", "networkpolicy")
+        assert result.exit_code == 0 and result.stdout.endswith(f" {word}\n"), result.stderr
+
+
 def test_egress_is_put_into_the_policy_of_a_job_that_runs(api, k8s):
     """The pods stay: the policy is beside them."""
     assert submit(k8s).exit_code == 0

@@ -1,11 +1,14 @@
 """One object beside a job: created, or adopted where an earlier call has left it, and owned."""
 
 import time
+from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import code, lifecycle
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import Object
+from gptddp.k8s.observe.watcher import Say
+from gptddp.k8s.render import companions
 
 _TRIES = 30  # a second apart: one that is being deleted has to go first
 
@@ -67,6 +70,27 @@ def changeable(wanted: Object) -> Object:
     """It without its content, if that is immutable."""
     content = ("immutable", "binaryData") if wanted.get("immutable") else ()
     return {key: value for key, value in wanted.items() if key not in content}
+
+
+def say_left(cluster: Cluster, wanted: Sequence[Object], name: str, say: Say) -> None:
+    """Name what an earlier submit has made beside a job that exists, and this one leaves out.
+
+    Who may not see it has left it out for that.
+    """
+    there = {it["kind"] for it in wanted}
+    for kind in (kind for kind in companions.KINDS if kind not in there):
+        try:
+            live = cluster.get(kind, name)
+        except ClusterError as error:
+            if error.status != 403:
+                raise
+            continue
+        if live is not None and lifecycle.is_ours(live, name):
+            what = resource(kind, name)
+            say(
+                f"warning: the {what} of an earlier submit is there, and in force: "
+                f"`kubectl delete {what} -n {cluster.namespace}` removes it"
+            )
 
 
 def _owned(wanted: Object, live: Object | None, owner: Object | None) -> Object:

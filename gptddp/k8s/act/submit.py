@@ -59,6 +59,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
                 rendezvous_key.own(cluster, job, live, say)
             elif not created:
                 rendezvous_key.check(cluster, job, live, say)
+                companion.say_left(cluster, helpers, name, say)
             if created:
                 code.sweep(cluster, live)
     return live, created

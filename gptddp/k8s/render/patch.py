@@ -5,7 +5,6 @@ null removes a key, and lists whose items have a name are merged by it. `$patch:
 item, `$patch: replace` takes the patch alone. What the patch wants to remove has to be there.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,7 +116,7 @@ def _merge_tables(old: Object, new: Mapping[str, Any], path: str) -> Object:
         raise _refused(f"{path}.{_DIRECTIVE}", f"{directive!r} has no meaning here", fix)
     if directive:
         return dict(_cleaned(new, path))
-    result = copy.deepcopy(old)
+    result = dict(old)  # what the patch leaves alone is shared with the job
     for key, value in new.items():
         where = f"{path}.{key}" if path else key
         if value is not None:
@@ -130,7 +129,7 @@ def _merge_tables(old: Object, new: Mapping[str, Any], path: str) -> Object:
 
 
 def _merge_lists(old: list[Any], new: Sequence[Any], path: str, key: str) -> list[Any]:
-    result = {item.get(key): copy.deepcopy(item) for item in old}
+    result = {item.get(key): item for item in old}
     for item in new:
         if not isinstance(item, Mapping) or not isinstance(item.get(key), str | int):
             raise _refused(path, f"an item of it has no {key}", f"add `{key}:` to each of them")
