@@ -223,6 +223,11 @@ CASES = [
         held(HELD, "", ("FailedMount", 'for volume "d" : configmap "c" not found')),
         "spec.volumes",
     ),
+    (
+        "configmap-missing",
+        held(HELD, "", ("FailedMount", 'for volume "code" : configmap "a-code-0" not found')),
+        "the same submit, with its --code, makes it again",
+    ),
     ("key-missing", held("CreateContainerConfigError", KEY), "key token in Secret team/hub"),
     (
         "run-as-root",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from gptddp.k8s.objects import container_statuses, volume_claims
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.render import code_volume
 
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _KEY = re.compile(r"references non-existent (secret|config) key: (\S+)")
@@ -21,6 +22,8 @@ def volume(facts: Facts) -> Iterator[Cause]:
             text = f"its volumes do not mount (spec.volumes): {message}"
             where = re.search(r'volume "([^"]+)"', message)
             if found := _MISSING.search(message):
+                if where and where[1] == code_volume.VOLUME:
+                    text += "; the same submit, with its --code, makes it again"
                 yield cause(facts, f"{found[1]}-missing", text, pod=pod)
             elif (found := _KEY.search(message)) and where:
                 kind = "secret" if found[1] == "secret" else "configmap"
