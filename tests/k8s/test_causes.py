@@ -4,7 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
-from support.cause_cases import CASES, HELD, NOW, PULL, held, made_again, placed, quiet, refused
+from support.cause_cases import (
+    CASES,
+    HELD,
+    NOW,
+    PULL,
+    held,
+    made_again,
+    placed,
+    quiet,
+    refused,
+    unready,
+)
 
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
@@ -79,6 +90,7 @@ def test_a_name_that_a_shell_would_read_is_quoted():
         quiet(None, label="theirs"),  # another trainer, whose lines are unknown
         made_again(2),
         held(HELD, "", PULL, second=55),  # a pull that has only begun
+        unready(ready=True),  # by now
     ],
 )
 def test_what_is_still_well_is_no_cause(facts):

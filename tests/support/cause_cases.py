@@ -90,8 +90,8 @@ def other_crashed():
     return Facts(job("Running", replicas=1), [made], (), NOW)
 
 
-def unready():
-    made = pod(0, ready=False)
+def unready(ready=False):
+    made = pod(0, ready=ready)
     told = event(made, "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 5")
     return Facts(job("Running", replicas=1), [made], [told], NOW)
 

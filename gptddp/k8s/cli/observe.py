@@ -63,7 +63,8 @@ def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
     """Wait for a job's end, and tell each change of its state.
 
-    A job of ours whose pod is made anew again and again before it starts is failed: see why.md.
+    A job of ours is failed whose pod is made again and again, for two minutes at least, and never
+    starts.
 
     Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
     suspended, 124: the time is up.

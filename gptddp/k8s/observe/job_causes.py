@@ -133,7 +133,7 @@ def no_operator(facts: Facts) -> Iterator[Cause]:
             text = f"{other} has not taken it up (spec.runPolicy.managedBy)"
             yield cause(facts, "managed-elsewhere", text)
         else:
-            text = "no training operator reacts to it: is it installed and running? see operator/"
+            text = "no training operator reacts to it: is one installed, and does it run?"
             yield cause(facts, "no-operator", text)
 
 
