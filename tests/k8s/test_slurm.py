@@ -286,12 +286,17 @@ def test_a_python_that_cannot_train_ends_the_job(tmp_path, python, ends, message
 def test_a_job_file_of_kubernetes_needs_the_folders_of_its_claims(tmp_path):
     """One job.toml for both: --volume says where a claim lies; what has no meaning is told."""
     file = tmp_path / "job.toml"
-    file.write_text('[job]\ndata = "corpus/books"\nimage = "mine:1"\nmax = 3\n[train]\nsteps = 9\n')
+    file.write_text(
+        '[job]\ndata = "corpus/books"\nimage = "mine:1"\nmax = 3\n'
+        'toleration = "spot"\nread_only_data = true\n[train]\nsteps = 9\n'
+    )
     folders = ("--volume", "corpus=/lustre/corpus/", "--volume", "runs=/lustre/runs")
     result = render("-f", str(file), *folders)
     assert result.exit_code == 0, result.stderr
     assert "--data /lustre/corpus/books --run-dir /lustre/runs/gptddp" in result.stdout
-    assert "--image has no meaning" in result.stderr and "--max 3: a job on Slurm" in result.stderr
+    assert "--max 3: a job on Slurm" in result.stderr
+    for flag in ("--image", "--toleration", "--read-only-data"):
+        assert f"{flag} has no meaning with --api slurm" in result.stderr
 
 
 def test_options_of_slurm_are_refused_for_kubernetes():
