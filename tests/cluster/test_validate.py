@@ -7,6 +7,7 @@ from support import odd_jobs
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.objects import worker_spec
 from gptddp.k8s.render import documents
 
 WORDS = """
@@ -33,6 +34,27 @@ def test_the_server_refuses_and_takes_the_same_structure(namespace):
         try:
             server.create(odd_jobs.with_field(path, value), dry_run=True)
             said = ""
+        except ClusterError as error:
+            said = str(error)
+        if bool(said) != refused:
+            wrong.append((path, value, said or "taken"))
+    assert wrong == []
+
+
+def test_the_server_refuses_the_pods_of_jobs_that_we_refuse(namespace):
+    """A dry run of the pod that a job's template makes, for every odd one, and takes the others."""
+    server, wrong = connect(namespace.namespace, namespace.kubeconfig), []
+    table = [(*row[:2], True) for row in odd_jobs.PODS_REFUSED]
+    for path, value, refused in table + [(*row, False) for row in odd_jobs.PODS_ALLOWED]:
+        template = worker_spec(odd_jobs.with_field(path, value))["template"]
+        spec = {**template["spec"], "restartPolicy": "Never", "serviceAccountName": "default"}
+        for it in spec.get("initContainers") or []:
+            it["securityContext"] = spec["containers"][0]["securityContext"]
+        meta = {**template["metadata"], "name": "odd"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+        said = ""
+        try:
+            server.create(pod, dry_run=True)
         except ClusterError as error:
             said = str(error)
         if bool(said) != refused:

@@ -42,9 +42,7 @@ def test_every_id_that_a_message_can_end_with_is_listed():
 def test_one_rule_as_text():
     """Its four parts, a line each."""
     text = rules("grace").stdout
-    assert re.match(
-        r"grace  \(options\)\n  field: --grace-s\n  rule:  Less .*\n  fix:   use at", text
-    )
+    assert re.match(r"grace  \(options\)\n  field: --grace-s\n  rule:  .*\n  fix:   use ", text)
     assert rules("grace", "grace").stdout == text
 
 

@@ -188,6 +188,12 @@ BROKEN_JOBS = [
     ("containers", f"{WORKER}.template.spec.containers.0.ports.1.containerPort", 23456),
     ("containers", f"{WORKER}.template.spec.containers.0.ports.1.name", "pytorchjob-port"),
     ("claims", f"{WORKER}.template.spec.volumes.1.persistentVolumeClaim.claimName", "data"),
+    ("pod-names", f"{WORKER}.template.spec.containers.0.ports.0.containerPort", 70000),
+    ("pod-volumes", f"{WORKER}.template.spec.containers.0.volumeMounts.0.name", "date"),
+    ("pod-resources", f"{WORKER}.template.spec.containers.0.resources.limits.cpu", "500m"),
+    ("pod-env", f"{WORKER}.template.spec.containers.0.env.0.value", "x"),
+    ("pod-labels", f"{WORKER}.template.metadata.labels.team", "a b"),
+    ("pod-choices", f"{WORKER}.template.spec.dnsPolicy", "default"),
     ("shape", f"{WORKER}.replicas", "many"),
     ("shape", WORKER, {}),
 ]

@@ -76,13 +76,60 @@ ALLOWED = [
     ("status", {"conditions": []}),
 ]  # fmt: skip
 
+# What the API takes in a PyTorchJob, and refuses in each of its pods.
+PODS_REFUSED = [
+    (
+        f"{POD}.initContainers",
+        [{"name": "Py_torch", "image": "x"}],
+        "'Py_torch' is not the name of a container",
+    ),
+    (f"{POD}.initContainers", [{"name": "pytorch", "image": "x"}], "'pytorch' is that of"),
+    (f"{POD}.volumes.0.name", "Data", "'Data' is not the name of a volume"),
+    (f"{POD}.volumes.0.emptyDir", {}, "has persistentVolumeClaim and emptyDir"),
+    (f"{CONTAINER}.volumeMounts.0.name", "date", "there is no volume 'date'"),
+    (f"{CONTAINER}.ports.0.name", "pytorchjob-port-1", "is not the name of a port"),
+    (f"{CONTAINER}.ports.0.containerPort", 70000, "70000 is no port"),
+    (f"{CONTAINER}.ports.0.protocol", "http", "'http' is unknown; use TCP or UDP or SCTP"),
+    (f"{CONTAINER}.resources.limits.cpu", "500m", "1, but the limit is 500m"),
+    (f"{CONTAINER}.resources.requests.memory", "9Ti", "9Ti, but the limit is 3Gi"),
+    (f"{CONTAINER}.resources.requests.memory", "-1", "-1 is negative"),
+    (f"{CONTAINER}.resources.limits.gpu", "1", "'gpu' is no resource"),
+    (f"{CONTAINER}.resources.requests.nvidia~com/gpu", "1", "1, but there is no limit"),
+    (f"{CONTAINER}.resources.limits.nvidia~com/gpu", "0.5", "not a whole number of devices"),
+    (f"{CONTAINER}.env", [{"name": "A=B", "value": "1"}], "'A=B' is not the name of a variable"),
+    (f"{CONTAINER}.env.0.value", "x", "has value and valueFrom"),
+    (f"{CONTAINER}.env.0.valueFrom", {}, "names no source, or several"),
+    (f"{WORKER}.template.metadata.labels.team", "a b", "'a b' is not a value"),
+    (f"{WORKER}.template.metadata.labels.a b", "c", "'a b' is not a key"),
+    (f"{POD}.nodeSelector", {"zone": "a/b"}, "'a/b' is not a value"),
+    (f"{POD}.dnsPolicy", "default", "'default' is unknown; use ClusterFirst or"),
+    (f"{POD}.tolerations.0.effect", "Never", "'Never' is unknown; use NoSchedule or"),
+    (f"{POD}.tolerations.0.value", "x", "no meaning with the operator Exists"),
+    (f"{CONTAINER}.imagePullPolicy", "always", "use Always or IfNotPresent or Never"),
+]
+PODS_ALLOWED = [
+    (f"{POD}.volumes.0", {"name": "data"}),
+    (f"{CONTAINER}.volumeMounts.0.mountPath", "a:b"),
+    (f"{CONTAINER}.env", [{"name": "a.b-c", "value": ""}]),
+    (f"{CONTAINER}.env", [{"name": "A", "value": "", "valueFrom": None}]),
+    (f"{CONTAINER}.resources.limits.nvidia~com/gpu", 1),
+    (f"{CONTAINER}.resources.requests", {"cpu": "100m"}),
+    (f"{CONTAINER}.resources", {}),
+    (f"{POD}.initContainers", [{"name": "wait", "image": "x:1@sha256:" + 64 * "0"}]),
+    (f"{WORKER}.template.metadata.annotations.x", "any text: at all"),
+    (f"{POD}.tolerations", [{"operator": "Exists"}]),
+    (f"{POD}.nodeSelector", {"zone": ""}),
+]
+
 
 def with_field(path, value):
-    """A rendered job with one field changed; None removes the value, and leaves the field."""
+    """A rendered job with one field changed; None leaves the field without a value, ~ is a dot."""
     job = copy.deepcopy(render_job({"replicas": 4, "name": "odd"}))
     *parents, last = path.split(".")
     place = job
     for key in parents:
         place = place[int(key) if key.isdigit() else key]
-    place[last] = value
+    if isinstance(value, dict | list):
+        value = copy.deepcopy(value)
+    place[int(last) if last.isdigit() else last.replace("~", ".")] = value
     return job

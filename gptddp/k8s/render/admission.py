@@ -11,6 +11,7 @@ from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs, volume_claims
 from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
+from gptddp.k8s.render import template_rules as _registered_too  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
 _DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -51,7 +52,7 @@ def _name(job: Object) -> Iterator[Found]:
         yield (
             "metadata.name",
             f"{name!r} is not a DNS-1035 label",
-            "use --name with lower case letters, digits and '-', starting with a letter",
+            "use lower case letters, digits and '-', with a letter first (--name)",
         )
         return
     last = max(worker_count(job), _limits(job)[1], 1) - 1
@@ -60,7 +61,7 @@ def _name(job: Object) -> Iterator[Found]:
         yield (
             "metadata.name",
             f"the pod name {name}{suffix} is longer than 63 characters",
-            f"use --name with at most {63 - len(suffix)} characters",
+            f"use at most {63 - len(suffix)} characters (--name)",
         )
 
 
@@ -91,25 +92,25 @@ def _replica_count(job: Object) -> Iterator[Found]:
     count, (low, high) = worker_count(job), _limits(job)
     where = f"{REPLICAS}.Worker.replicas"
     if "Worker" in replica_specs(job) and count < 1:
-        yield (where, f"{count} is less than 1", "use --replicas 1 or more")
+        yield (where, f"{count} is less than 1", "use 1 or more (--replicas)")
     elif _elastic(job) is not None:
         if low < 1:
             yield (
                 "spec.elasticPolicy.minReplicas",
                 f"{low} is less than 1",
-                "use --min 1 or more",
+                "use 1 or more (--min)",
             )
         elif low > high:
             yield (
                 "spec.elasticPolicy.minReplicas",
                 f"{low} is above maxReplicas {high}",
-                f"use --min {high} or less",
+                f"use {high} or less (--min)",
             )
         elif not low <= count <= high:
             yield (
                 where,
                 f"{count} is not within minReplicas {low} and maxReplicas {high}",
-                f"use --replicas {low} to {high}, or change --min or --max",
+                f"use {low} to {high} (--replicas), or change minReplicas or maxReplicas",
             )
 
 
@@ -129,7 +130,7 @@ def _processes(job: Object) -> Iterator[Found]:
         yield (
             "spec.nprocPerNode",
             f"{value!r} is not a positive number as a string",
-            "use --nproc-per-node 1 or more",
+            'write "1" or more, in quotes (--nproc-per-node)',
         )
 
 
@@ -231,7 +232,7 @@ def _containers(job: Object) -> Iterator[Found]:
 
 def _container(where: str, container: Object) -> Iterator[Found]:
     if not container.get("image"):
-        yield (f"{where}.image", "is missing", "use --image")
+        yield (f"{where}.image", "is missing", "add it (--image)")
     ports = container.get("ports") or []
     for key in ("name", "containerPort"):
         found = [(port.get(key), port.get("protocol", "TCP")) for port in ports if port.get(key)]

@@ -97,6 +97,27 @@ FIXES = {
         "spec.pytorchReplicaSpecs",
         "name a container pytorch, give each an image, and each port a name",
     ),
+    "pod-names": (
+        "spec.pytorchReplicaSpecs",
+        "use lower case letters, digits and '-', each name once",
+    ),
+    "pod-volumes": (
+        "spec.pytorchReplicaSpecs",
+        "give each volume one source, and mount what is there",
+    ),
+    "pod-resources": (
+        "spec.pytorchReplicaSpecs",
+        "ask for no more than the limit; devices whole, and as many as the limit",
+    ),
+    "pod-env": ("spec.pytorchReplicaSpecs", "give a name, and value or one source"),
+    "pod-labels": (
+        "metadata, spec.pytorchReplicaSpecs",
+        "use keys as in example.com/team, and values of up to 63 letters and digits",
+    ),
+    "pod-choices": (
+        "spec.pytorchReplicaSpecs",
+        "use one of the words that the message lists; an image's name in lower case",
+    ),
     "queue": (
         "metadata.labels, spec.pytorchReplicaSpecs",
         "label the job itself, with the name of a LocalQueue",

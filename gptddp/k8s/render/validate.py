@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gptddp.k8s.render import admission, crd
-from gptddp.k8s.render.problem import Problem
+from gptddp.k8s.render.problem import REPLICAS, Problem
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.documents import Document
@@ -52,7 +52,9 @@ def judge(document: "Document") -> Verdict:
 def check(job: dict[str, Any]) -> list[Problem]:
     """Every problem of a PyTorchJob: of its structure, and by the rules, each field once."""
     found = [*_name(job), *crd.check(job)]
-    if any(problem.id == "missing-field" and problem.field == "spec" for problem in found):
+    if not found:
+        found += _without_pods(job)
+    if any(problem.id == "missing-field" for problem in found):
         return found
     wrong = {problem.field for problem in found}
     for problem in admission.check_job(_named(job)):
@@ -60,6 +62,15 @@ def check(job: dict[str, Any]) -> list[Problem]:
         if not malformed and problem.field not in wrong:
             found.append(problem)
     return found
+
+
+def _without_pods(job: dict[str, Any]) -> Iterator[Problem]:
+    """The CRD does not ask for what makes a pod; the operator's webhook does."""
+    for role, replica in (job["spec"]["pytorchReplicaSpecs"] or {}).items():
+        spec = ((replica or {}).get("template") or {}).get("spec") or {}
+        if not spec.get("containers"):
+            field = f"{REPLICAS}.{role}.template.spec.containers"
+            yield Problem("missing-field", field, "is missing", "add a container named pytorch")
 
 
 def _head(value: Any) -> Iterator[Problem]:
