@@ -1,5 +1,7 @@
 """What clusters ask of pods: each option, in the manifest and in job.toml."""
 
+import re
+
 import pytest
 import yaml
 from support.manifests import container, pod_spec, render, render_job, worker
@@ -14,7 +16,7 @@ EVERY = {  # every option of pods, with what it becomes in the pod or its contai
     "toleration": ("dedicated=training:NoSchedule", "spot"),
     "affinity": {"nodeAffinity": {}},
     "spread": ("topology.kubernetes.io/zone", "kubernetes.io/hostname:DoNotSchedule"),
-    "label": (("team", "nlp"),),
+    "label": (("team", "nlp"), ("cost", "42")),
     "annotation": (("example.com/cost", "42"),),
     "resource": (("vpc.amazonaws.com/efa", "4"), ("hugepages-2Mi", "1Gi")),
     "ephemeral_storage": "20Gi",
@@ -56,6 +58,15 @@ def test_every_option_is_allowed_and_tried_here(flags):
     assert rules.check_spec(built) == []
     assert admission.check_job(manifest.objects(built)[-1]) == []
     assert pod.given(built.pod) == list(pod.FIELDS)
+
+
+def test_the_yaml_of_every_option_is_plain(flags, every):
+    """No anchors, which some tools do not read; the same objects again, and the same bytes."""
+    text = manifest.to_yaml(every)
+    assert not re.search(r"[&*]id\d|!!|null", text)
+    assert list(yaml.safe_load_all(text)) == every
+    turned = dict(reversed(flags.items())) | {"label": flags["label"][::-1]}
+    assert manifest.to_yaml(render(turned)) == text
 
 
 def test_where_pods_run(every):
