@@ -98,6 +98,7 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
 
 
 ACTIVE = {"type": "Active", "status": "True"}
+DIGEST = "r.io/x@sha256:" + "0" * 64
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 AWS = daemon_set("aws-node", "aws-node")
 SHUT = named("deny", spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
@@ -182,7 +183,7 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (NODES, items(node(taints=[{"key": "a", "effect": "PreferNoSchedule"}])), []),
         (NODES, items(node(), node("b", taints=[GPU_TAINT])), []),
         (NODES, items(node(labels={"zone": "a"})), ["--node-selector", "zone=a"]),
-        (NODES, items(node(images=["r.io/x@sha256:0"])), ["--image", "r.io/x@sha256:0"]),
+        (NODES, items(node(images=[DIGEST])), ["--image", DIGEST]),
         (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
         (POLICIES, items(SHUT), ["--egress", "own"]),

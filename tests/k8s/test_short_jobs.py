@@ -250,7 +250,14 @@ def test_sample_runs_on_the_code_of_the_job(api, k8s, tmp_path):
     """The text of an own model is made by that model: the same archive, laid over the image's."""
     (tmp_path / "mine.py").write_text("x = 1\n")
     job = render_job({"name": "demo", "code": str(tmp_path)})
-    api.put(job)
+    volumes = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
+    (name,) = (
+        source["configMap"]["name"]
+        for volume in volumes
+        for source in volume.get("projected", {"sources": [volume]})["sources"]
+        if "configMap" in source
+    )
+    api.put(job, {"kind": "ConfigMap", "metadata": {"name": name}})
     made = []
     api.created["Job"] = made.append
     k8s("sample", "demo", "--timeout", "0")

@@ -93,7 +93,7 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     Path(folder, "gptddp/c.py").unlink()
     result = submit(k8s, option, folder)
     assert result.exit_code == 2 and api.writes == []
-    head, *lines = result.stderr.splitlines()
+    _, head, *lines = result.stderr.splitlines()  # the first says what code it is
     assert "gptddp-k8s delete demo" in head and "continues its run" in head
     wanted = {
         "code": "X -> X",
