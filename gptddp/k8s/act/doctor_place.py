@@ -1,9 +1,9 @@
 """`doctor`: what the namespace gives a job: volumes, quota, a queue, and a closed network."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from gptddp.errors import ClusterError
+from gptddp.k8s.act import networks
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.objects import QUEUE, Object, holds, volume_claims
 from gptddp.k8s.render import quantity
@@ -166,14 +166,7 @@ def _enforces(daemon_set: Object) -> bool:
 
 
 def _denied(patient: Patient) -> Iterator[Check]:
-    """A policy on all pods that lets none out, which the job's own does not change."""
-    own: Any = [it for it in patient.helpers if it["kind"] == "NetworkPolicy"]
-    opens = any("Egress" in it["spec"].get("policyTypes", []) for it in own)
-    for it in patient.here("apis/networking.k8s.io/v1", "networkpolicies"):
-        spec = it["spec"]
-        all_pods = not any((spec.get("podSelector") or {}).values())
-        shut = "Egress" in (spec.get("policyTypes") or []) and not spec.get("egress")
-        if all_pods and shut and not opens:
-            name = it["metadata"]["name"]
-            text = f"the NetworkPolicy {name} lets no pod out, not to its peers either"
-            yield Check("network", FAIL, text, "add --egress own, which opens what the job needs")
+    """A policy that keeps the job's pods apart, which the job's own does not change."""
+    live = patient.here("apis/networking.k8s.io/v1", "networkpolicies")
+    if found := networks.closed(patient.job, patient.helpers, live):
+        yield Check("network", FAIL, *found)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError, GptddpError
-from gptddp.k8s.act import claims, code, companion, lifecycle, references, rendezvous_key
+from gptddp.k8s.act import claims, code, companion, lifecycle, networks, references, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
@@ -110,6 +110,19 @@ def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: S
     """What the pods name and would wait for without a word; raises ConfigError."""
     claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
     references.check(cluster, worker_pod_spec(job), helpers, say)
+    _check_network(cluster, job, helpers, say)
+
+
+def _check_network(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
+    """Pods that may not talk to each other would wait for their peers: a warning, with the fix."""
+    try:
+        found = cluster.find("NetworkPolicy")
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return
+    if replica_count(worker_spec(job)) > 1 and (closed := networks.closed(job, helpers, found)):
+        say(f"warning: {closed[0]}, where the network enforces it; {closed[1]}")
 
 
 def check_pod(cluster: Cluster, job: Object, say: Say) -> None:
