@@ -70,5 +70,6 @@ def _lets_peers(rule: Object, peers: str, labels: Mapping[str, str]) -> bool:
 
 def _is_peer(peer: Object, labels: Mapping[str, str]) -> bool:
     selector = peer.get("podSelector") or {}
-    unknown = "ipBlock" in peer or peer.get("namespaceSelector") or selector.get("matchExpressions")
-    return bool(unknown) or _selects(selector, labels)
+    if peer.get("namespaceSelector") or selector.get("matchExpressions"):
+        return True
+    return _selects(selector, labels)  # of an address too, which has no selector
