@@ -161,6 +161,10 @@ def test_the_job_that_is_patched_is_left_alone(tmp_path):
             "use valueFrom.secretKeyRef, or --env-from-secret",
         ),
         (
+            POD % "{initContainers: [{name: i, image: x, env: [{name: URL, value: 'a://b:c@d'}]}]}",
+            "i.env.URL: looks like a secret",
+        ),
+        (
             POD % "{containers: [{name: pytorch, env: [{name: GPTDDP_MEMORY, value: x}]}]}",
             "pytorch.env.GPTDDP_MEMORY: the operator, the launcher or the manifest sets it",
         ),

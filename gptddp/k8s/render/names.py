@@ -2,11 +2,12 @@
 
 import re
 
+# Texts, which are compiled where they are used: most commands need few of them.
 _PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_LABEL = re.compile(rf"(?=.{{1,63}}$){_PART}")
-_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_PART}(\.{_PART})*")
-_WORD = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL = rf"(?=.{{1,63}}$){_PART}"
+_SUBDOMAIN = rf"(?=.{{1,253}}$){_PART}(\.{_PART})*"
+_WORD = r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # Variables by which operator, torchrun and launcher tell a process its part in a job.
 JOB_ENV = (
     r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
@@ -14,26 +15,24 @@ JOB_ENV = (
 )
 # With what the manifest sets: a user's value would be overridden without a word, or break the
 # rendezvous.
-_RESERVED_ENV = re.compile(JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+_RESERVED_ENV = JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # Names whose values are secrets: GITHUB_PAT and PGPASSWORD, and not TOKENIZERS_PARALLELISM.
-_SECRET = re.compile(
+_SECRET = (
     r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|(API|ACCESS|AUTH|PRIVATE)_?KEY|TOKEN($|_)"
-    r"|(^|_)(KEY|PASS|AUTH|COOKIE|DSN)($|_)|_(PWD|PAT)$",
-    re.I,
+    r"|(^|_)(KEY|PASS|AUTH|COOKIE|DSN)($|_)|_(PWD|PAT)$"
 )
 # Values that are, whatever the name: what services give their tokens to begin with, keys, and
 # addresses with a password.
-_TOKEN = re.compile(
+_TOKEN = (
     r"(gh[pousr]|github_pat|glpat|hf|xox[abprs]|npm|pypi|dckr_pat)[-_][A-Za-z0-9_-]{16,}"
     r"|sk-[A-Za-z0-9_-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@.*",
-    re.S,
+    r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@.*"
 )
-_PATH = re.compile(r"/[^\s=]*")
+_PATH = r"/[^\s=]*"
 _COMPONENT = r"[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
-_IMAGE = re.compile(
+_IMAGE = (
     rf"((localhost|{_HOST}(\.{_HOST})+|{_HOST}(?=:)|\[[0-9a-fA-F:]+\])(:\d{{1,5}})?/)?"
     rf"{_COMPONENT}(/{_COMPONENT})*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[A-Za-z][A-Za-z0-9_+.-]*:[0-9a-fA-F]{32,})?"
@@ -42,23 +41,23 @@ _IMAGE = re.compile(
 
 def is_label(name: str) -> bool:
     """Can it name any object and be a label's value?"""
-    return bool(_LABEL.fullmatch(name))
+    return bool(re.fullmatch(_LABEL, name))
 
 
 def is_subdomain(name: str) -> bool:
     """Can it name most objects?"""
-    return bool(_SUBDOMAIN.fullmatch(name))
+    return bool(re.fullmatch(_SUBDOMAIN, name))
 
 
 def is_key(text: str) -> bool:
     """Can it be the key of a label, an annotation or a taint: NAME or DOMAIN/NAME?"""
     domain, slash, name = text.rpartition("/")
-    return bool(_WORD.fullmatch(name)) and (not slash or is_subdomain(domain))
+    return bool(re.fullmatch(_WORD, name)) and (not slash or is_subdomain(domain))
 
 
 def is_value(text: str) -> bool:
     """Can it be the value of a label or a taint?"""
-    return not text or bool(_WORD.fullmatch(text))
+    return not text or bool(re.fullmatch(_WORD, text))
 
 
 def is_resource(text: str) -> bool:
@@ -68,24 +67,24 @@ def is_resource(text: str) -> bool:
 
 def is_variable(text: str) -> bool:
     """Can every shell read it as the name of a variable?"""
-    return bool(_VARIABLE.fullmatch(text))
+    return bool(re.fullmatch(_VARIABLE, text))
 
 
 def is_reserved(text: str) -> bool:
     """Is it a variable that the operator, the launcher or the manifest sets?"""
-    return bool(_RESERVED_ENV.fullmatch(text))
+    return bool(re.fullmatch(_RESERVED_ENV, text))
 
 
 def is_secret(name: str, value: str = "") -> bool:
     """Is it a variable whose value must not stand in a manifest? The path of a file may."""
-    if _PATH.fullmatch(value) and re.search("CREDENTIAL|_(FILE|PATH|DIR)$", name, re.I):
+    if re.fullmatch(_PATH, value) and re.search("CREDENTIAL|_(FILE|PATH|DIR)$", name, re.I):
         return False
-    return bool(_SECRET.search(name) or _TOKEN.match(value))
+    return bool(re.search(_SECRET, name, re.I) or re.match(_TOKEN, value, re.S))
 
 
 def is_image(text: str) -> bool:
     """Can a node pull it: [HOST[:PORT]/]NAME[:TAG][@DIGEST], its name in lower case?"""
-    return bool(_IMAGE.fullmatch(text))
+    return bool(re.fullmatch(_IMAGE, text))
 
 
 def near_image(text: str) -> str:

@@ -79,7 +79,7 @@ def _check_variables(job: Object, merged: Object) -> None:
         if names.is_reserved(name):
             rule = "the operator, the launcher or the manifest sets it"
             raise _refused(where, rule, "leave it out")
-        if "value" in item and names.is_secret(name):
+        if "value" in item and names.is_secret(name, str(item["value"])):
             rule = "looks like a secret, which anyone may read in a manifest"
             raise _refused(where, rule, "use valueFrom.secretKeyRef, or --env-from-secret")
 

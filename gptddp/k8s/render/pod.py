@@ -21,14 +21,14 @@ NONE = "none"  # a --fs-group
 # What --without takes: the companion's kind in kubectl's small letters.
 COMPANIONS = {k.lower(): k for k in ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")}
 # KEY[=VALUE][:EFFECT], as kubectl writes a taint.
-TOLERATION = re.compile(r"([^=:\s]+)(?:=([^=:\s]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
+TOLERATION = r"([^=:\s]+)(?:=([^=:\s]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
 # KEY[:DoNotSchedule]
-SPREAD = re.compile(r"([^=:\s]+)(?::(DoNotSchedule|ScheduleAnyway))?")
+SPREAD = r"([^=:\s]+)(?::(DoNotSchedule|ScheduleAnyway))?"
 # NAME=OBJECT/KEY, or OBJECT: all its keys
-ENV_FROM = re.compile(r"(?:([^=/\s]+)=([^=/\s]+)/([^=/\s]+)|([^=/\s]+))")
+ENV_FROM = r"(?:([^=/\s]+)=([^=/\s]+)/([^=/\s]+)|([^=/\s]+))"
 # CIDR[:PORT], with brackets around an IPv6 CIDR that has a port
-EGRESS = re.compile(r"(?:\[([^\]\s]+)\]|([0-9.]+(?:/\d+)?))(?::(\d+))?|([0-9a-fA-F:.]+(?:/\d+)?)")
-_MIG = re.compile(r"nvidia\.com/mig-")
+EGRESS = r"(?:\[([^\]\s]+)\]|([0-9.]+(?:/\d+)?))(?::(\d+))?|([0-9a-fA-F:.]+(?:/\d+)?)"
+_MIG = r"nvidia\.com/mig-"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def tolerations(options: PodOptions, devices: Iterable[str]) -> list[Object]:
 def _taints(devices: Iterable[str]) -> Iterator[str]:
     for name in devices:
         yield name
-        if _MIG.match(name):  # the taint is the whole GPU's
+        if re.match(_MIG, name):  # the taint is the whole GPU's
             yield "nvidia.com/gpu"
 
 
@@ -293,7 +293,7 @@ def network_and_port(text: str) -> tuple[str, int | None]:
     """The network of an --egress in CIDR form, and its port; raises ValueError."""
     import ipaddress
 
-    match = EGRESS.fullmatch(text)
+    match = re.fullmatch(EGRESS, text)
     if not match:
         raise ValueError("it is not of the form CIDR or CIDR:PORT")
     bracketed, v4, port, v6 = match.groups()
@@ -303,8 +303,8 @@ def network_and_port(text: str) -> tuple[str, int | None]:
     return network, int(port) if port else None
 
 
-def _match(pattern: re.Pattern[str], text: str) -> tuple[Any, ...]:
-    match = pattern.fullmatch(text)
+def _match(pattern: str, text: str) -> tuple[Any, ...]:
+    match = re.fullmatch(pattern, text)
     if match is None:
-        raise ValueError(f"{text!r} is not of the form {pattern.pattern}")
+        raise ValueError(f"{text!r} is not of the form {pattern}")
     return match.groups()

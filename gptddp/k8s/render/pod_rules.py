@@ -11,10 +11,10 @@ from gptddp.k8s.render import names, pod, quantity
 from gptddp.k8s.render.problem import Found, spec_rule
 from gptddp.k8s.render.spec import JobSpec, flag
 
-_SLICE = re.compile(r"nvidia\.com/mig-.+")
-_GPU = re.compile(r".+/gpu|nvidia\.com/mig-.+")
-_HUGEPAGES = re.compile(r"hugepages-(.+)")
-_OURS = re.compile(
+_SLICE = r"nvidia\.com/mig-.+"
+_GPU = r".+/gpu|nvidia\.com/mig-.+"
+_HUGEPAGES = r"hugepages-(.+)"
+_OURS = (
     r"app\.kubernetes\.io/(name|instance|component|part-of|managed-by)"
     r"|training\.kubeflow\.org/.*|gptddp/.*"
 )
@@ -45,7 +45,7 @@ def _named(spec: JobSpec) -> Iterator[tuple[str, Iterable[str]]]:
     for field in ("mount_secret", "mount_configmap"):
         yield field, (name for name, _ in getattr(options, field))
     for field in ("env_from_secret", "env_from_configmap"):
-        found = (pod.ENV_FROM.fullmatch(text) for text in getattr(options, field))
+        found = (re.fullmatch(pod.ENV_FROM, text) for text in getattr(options, field))
         yield field, (match[2] or match[4] for match in found if match)
 
 
@@ -60,7 +60,7 @@ def _key_value(spec: JobSpec) -> Iterator[Found]:
             if field != "annotation" and not names.is_value(value):
                 rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
                 yield f"{flag(field)} {key}", rule, "begin and end it with a letter or digit"
-            if field != "node_selector" and _OURS.fullmatch(key):
+            if field != "node_selector" and re.fullmatch(_OURS, key):
                 rule = "gptddp-k8s or the operator sets it"
                 yield f"{flag(field)} {key}", rule, "use a key of your own"
 
@@ -73,7 +73,7 @@ def _placement(spec: JobSpec) -> Iterator[Found]:
         ("spread", pod.SPREAD, "topology.kubernetes.io/zone or KEY:DoNotSchedule"),
     ):
         for text in getattr(spec.pod, field):
-            match = pattern.fullmatch(text)
+            match = re.fullmatch(pattern, text)
             if not match:
                 yield flag(field), f"{text!r} cannot be read", f"write it as in {form}"
             elif not names.is_key(match[1]):
@@ -87,9 +87,9 @@ def _resource(spec: JobSpec) -> Iterator[Found]:
     """Devices are counted in whole ones, huge pages in whole pages; the rest has its own option."""
     for name, amount in spec.pod.resource:
         where, size = f"--resource {name}", quantity.parse(amount)
-        page = _HUGEPAGES.fullmatch(name)
+        page = re.fullmatch(_HUGEPAGES, name)
         own = {"cpu": "--cpu", "memory": "--memory", "ephemeral-storage": "--ephemeral-storage"}
-        if name in own or name == spec.gpu_resource or _GPU.fullmatch(name):
+        if name in own or name == spec.gpu_resource or re.fullmatch(_GPU, name):
             fix = f"use {own.get(name, f'--gpus N --gpu-resource {name}')}"
             yield where, "has an option of its own", fix
         elif page and not quantity.parse(page[1]):
@@ -107,7 +107,7 @@ def _resource(spec: JobSpec) -> Iterator[Found]:
 @spec_rule
 def _slices(spec: JobSpec) -> Iterator[Found]:
     """A process sees one MIG slice, and NCCL refuses two ranks of a host on one GPU."""
-    if spec.gpus > 1 and _SLICE.fullmatch(spec.gpu_resource):
+    if spec.gpus > 1 and re.fullmatch(_SLICE, spec.gpu_resource):
         yield (
             "--gpus",
             f"a pod cannot train on {spec.gpus} slices: CUDA shows a process one of them, and NCCL"
@@ -144,7 +144,7 @@ def _env_from(spec: JobSpec) -> Iterator[Found]:
     for field in ("env_from_secret", "env_from_configmap"):
         kind = field.removeprefix("env_from_").upper()
         for text in getattr(spec.pod, field):
-            match = pod.ENV_FROM.fullmatch(text)
+            match = re.fullmatch(pod.ENV_FROM, text)
             if not match:
                 fix = f"use NAME={kind}/KEY, or {kind} for all its keys"
                 yield f"{flag(field)} {text}", "cannot be read", fix

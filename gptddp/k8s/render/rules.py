@@ -4,6 +4,7 @@
 refuses what the operator should refuse but does not.
 """
 
+import re
 from collections.abc import Iterator
 
 from gptddp import config
@@ -111,7 +112,7 @@ def _variables(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield f"--env {name}", name
     for field in ("env_from_secret", "env_from_configmap"):
         for text in getattr(spec.pod, field):
-            match = pod.ENV_FROM.fullmatch(text)
+            match = re.fullmatch(pod.ENV_FROM, text)
             if match and match[1]:
                 yield f"{flag(field)} {match[1]}", match[1]
 

@@ -22,7 +22,7 @@ _PLACEMENT = (
     "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
     "priorityClassName",
 )  # fmt: skip
-_NOT_COPIED = re.compile(r"training\.kubeflow\.org/.*|kueue\.x-k8s\.io/.*|prometheus\.io/.*")
+_NOT_COPIED = r"training\.kubeflow\.org/.*|kueue\.x-k8s\.io/.*|prometheus\.io/.*"
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _follow(job: Object, name: str, template: Mapping[str, Any]) -> None:
             own["spec"]["securityContext"].pop(key, None)
     for field in ("labels", "annotations"):
         found = template.get("metadata", {}).get(field) or {}
-        found = {k: v for k, v in found.items() if not _NOT_COPIED.fullmatch(k)}
+        found = {k: v for k, v in found.items() if not re.fullmatch(_NOT_COPIED, k)}
         if found:
             own["metadata"][field] = {**found, **own["metadata"].get(field, {})}
 
