@@ -38,7 +38,6 @@ COMMANDS = {  # of those that name more than the job
     "node-shutdown": "kubectl get nodes gptddp-worker",
     "evicted": "kubectl describe node gptddp-worker",
     "node-lost": "kubectl describe node gptddp-worker",
-    "node-silent": "kubectl describe node gptddp-worker",
     "claim-unbound": "kubectl describe pvc runs",
     "claim-elsewhere": "kubectl describe pvc runs",
     "no-room": "kubectl describe nodes",

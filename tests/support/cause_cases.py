@@ -63,6 +63,17 @@ def lost(*told, code=137):
     return Facts(made, [new], [exited, created, *(event(old, *it, 49) for it in told)], NOW)
 
 
+def out_of_memory_before():
+    """The pod is gone; its limit is in the job."""
+    facts = lost()
+    words = "Error pod demo-worker-0 container pytorch exitCode: 137 terminated message: "
+    limited = {"name": "pytorch", "resources": {"limits": {"memory": "7Gi"}}}
+    template = {"spec": {"containers": [limited]}}
+    facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template
+    killed = event(facts.job, "OOMKilled", words, 50)
+    return Facts(facts.job, facts.pods, [*facts.events, killed], NOW)
+
+
 def made_again(count):
     events = [
         event(pod(0, uid=f"u{n}"), "OutOfcpu", "Node didn't have enough resource: cpu", n)
@@ -237,6 +248,7 @@ CASES = [
     ("command", ended(128, START, "StartError"), "mend spec.containers[].command"),
     ("container", held("CreateContainerError", "something else"), "something else"),
     ("out-of-memory", ended(137, "", "OOMKilled"), "its memory of 3Gi (resources.limits.memory)"),
+    ("out-of-memory", out_of_memory_before(), "its memory of 7Gi (resources.limits.memory)"),
     ("read-only", ended(1, "OSError: [Errno 30] Read-only file system: '/x'"),
      "mount a volume there"),
     ("permission", ended(1, "PermissionError: [Errno 13] Permission denied: '/runs/a'"), "fsGroup"),
@@ -269,6 +281,7 @@ CASES = [
      "spec.activeDeadlineSeconds"),
     ("node-lost", Facts(job("Running"), [pod(0, metadata={"deletionTimestamp": at(9)})], (), NOW),
      "does not answer"),
+    ("node-silent", lost(("NodeNotReady", "Node is not ready")), "a spot node that is gone?"),
     (
         "node-silent",
         Facts(job("Running"), [pod(0, conditions=[{"type": "Ready", "status": "False"}])], (), NOW),

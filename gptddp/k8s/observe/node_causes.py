@@ -16,6 +16,8 @@ _NO_ADDRESS = re.compile(
     r"insufficient.{0,20}ip address|range set.*(full|exhaust)|failed to allocate.{0,40}address",
     re.I,
 )
+AROUND_S = 90.0  # between the end of a pod and its events
+EVICTED_S = 300.0  # after which Kubernetes ends the pods of a node that is silent
 _PROBE = re.compile(r"([Ll]iveness|[Ss]tartup) probe")  # those that end a container
 _TAKEN = {  # reasons of a pod's condition DisruptionTarget
     "PreemptionByScheduler": "preempted",
@@ -77,9 +79,13 @@ def before(facts: Facts, pod_name: str, at: float) -> tuple[str, str] | None:
 
     The exit code of a pod that was killed from outside says nothing of who did it.
     """
+    for event in facts.ever_about(pod_name, "NodeNotReady"):
+        if -AROUND_S < at - event_time(event) < EVICTED_S + AROUND_S:
+            text = "its node was not heard from any more (NodeNotReady): a spot node that is gone?"
+            return "node-silent", text
     reasons = ("Preempted", "TaintManagerEviction", "Evicted", "Terminated", "NodeShutdown")
     for event in reversed(facts.ever_about(pod_name, *reasons, "Killing", "Unhealthy")):
-        if abs(event_time(event) - at) > 90:
+        if abs(event_time(event) - at) > AROUND_S:
             continue
         reason, message = event["reason"], str(event.get("message", ""))
         node = (event.get("source") or {}).get("host") or "that it was on"
