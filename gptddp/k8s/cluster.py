@@ -20,6 +20,7 @@ from gptddp.k8s.transport import Answer, Transport
 
 JOB = "PyTorchJob"
 _CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
+_KUEUE = "apis/kueue.x-k8s.io/v1beta1"
 _ROUTES = {  # kind: (API group and version, plural)
     JOB: (_ELASTIC, "pytorchjobs"),
     "Job": ("apis/batch/v1", "jobs"),
@@ -32,7 +33,14 @@ _ROUTES = {  # kind: (API group and version, plural)
     "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "Workload": (_KUEUE, "workloads"),
+    "LocalQueue": (_KUEUE, "localqueues"),
+    "ClusterQueue": (_KUEUE, "clusterqueues"),
+    "WorkloadPriorityClass": (_KUEUE, "workloadpriorityclasses"),
+    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
+    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
 }
+_CLUSTER_WIDE = ("ClusterQueue", "WorkloadPriorityClass")
 FIELD_MANAGER = "gptddp-k8s"
 _TIMEOUTS_S = (5.0, 30.0)  # to connect; between two bytes of an answer
 INSTALL_OPERATOR = (
@@ -49,9 +57,10 @@ class Cluster:
         self.namespace = namespace
         self.flags = flags  # the options that name it, for a command to type next
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str, part: str = "") -> Object | None:
+        """The object of this name, or a part of it (a subresource); None if there is none."""
         try:
-            return self._json("get", self._path(kind, name))
+            return self._json("get", self._path(kind, name) + (part and f"/{part}"))
         except ClusterError as error:
             # Without the operator the server does not know the path of a PyTorchJob either.
             if error.status == 404 and "not found" in str(error):
@@ -151,7 +160,8 @@ class Cluster:
     def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
         """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
         group, plural = _ROUTES[kind]
-        scope = "" if everywhere else f"/namespaces/{_segment('namespace', self.namespace)}"
+        wide = everywhere or kind in _CLUSTER_WIDE
+        scope = "" if wide else f"/namespaces/{_segment('namespace', self.namespace)}"
         return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
     def _json(

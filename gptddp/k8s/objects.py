@@ -46,6 +46,11 @@ def suspended(job: Object) -> bool:
     return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
 
 
+def is_local(job: Object) -> bool:
+    """Is it a job on this machine, of which no cluster knows?"""
+    return bool((job.get("status") or {}).get("local"))
+
+
 def queue_name(job: Object) -> str:
     """The queue of Kueue that the job is to wait in; empty: none."""
     return str((job["metadata"].get("labels") or {}).get(QUEUE) or "")

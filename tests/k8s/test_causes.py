@@ -16,11 +16,13 @@ from support.cause_cases import (
     refused,
     unready,
 )
+from support.queue_cases import QUEUE_CASES
 
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.known_causes import KNOWN
 
+CASES = [*CASES, *QUEUE_CASES]
 ROOT = Path(__file__).parents[2]
 COMMANDS = {  # of those that name more than the job
     "quota": "kubectl describe resourcequota small",
@@ -42,6 +44,10 @@ COMMANDS = {  # of those that name more than the job
     "claim-elsewhere": "kubectl describe pvc runs",
     "no-room": "kubectl describe nodes",
     "starting": "",
+    "local-queue-stopped": "kubectl patch localqueue team --type merge -p "
+    """'{"spec": {"stopPolicy": "None"}}'""",
+    "quota-too-small": "kubectl describe clusterqueue gpus",
+    "held": "gptddp-k8s resume demo",
 }
 
 

@@ -153,7 +153,7 @@ def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
         ("PodDisruptionBudget", (403, "a policy forbids it"), 1, "a policy forbids it"),
         ("PyTorchJob", (403, 'admission webhook "v" denied the request: bad'), 1, "denied"),
         ("PyTorchJob", (404, 'namespaces "default" not found'), 1, "kubectl create namespace"),
-        ("PyTorchJob", (500, "failed calling webhook: refused"), 1, "training operator running"),
+        ("PyTorchJob", (500, "failed calling webhook: refused"), 1, "validatingwebhook"),
     ],
 )
 def test_what_the_server_refuses_is_said_before_anything_is_created(

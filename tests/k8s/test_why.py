@@ -216,7 +216,10 @@ def test_a_suspended_job_says_how_to_go_on():
         "it is suspended (spec.runPolicy.suspend); run `gptddp-k8s resume demo`"
     )
     queued = job(suspend=True, labels={"kueue.x-k8s.io/queue-name": "team"})
-    assert sentence(queued) == "it waits for room in the queue team"
+    assert sentence(queued).startswith("it waits in the queue team; see `kubectl describe")
+    assert why.state(queued) == "Queued"
+    queued["status"]["local"] = True
+    assert why.state(queued) == "Suspended"
 
 
 def test_nobody_reacts_without_an_operator():

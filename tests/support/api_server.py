@@ -7,8 +7,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-PLURALS = {"PyTorchJob": "pytorchjobs", "Pod": "pods", "Event": "events"}
-SHAPES = {"pytorchjobs": "PyTorchJob", "pods": "Pod", "events": "Event"}
+PLURALS = {
+    "PyTorchJob": "pytorchjobs",
+    "Pod": "pods",
+    "Event": "events",
+    "Workload": "workloads",
+    "LocalQueue": "localqueues",
+    "ClusterQueue": "clusterqueues",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+}
+SHAPES = {plural: kind for kind, plural in PLURALS.items()}
 
 
 class Log:
@@ -96,8 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, plural, query):
         items = [o for (p, _), o in self.api.objects.items() if p == plural]
         for term in filter(None, query.get("labelSelector", "").split(",")):
-            key, _, value = term.partition("=")
-            items = [o for o in items if o["metadata"].get("labels", {}).get(key) == value]
+            key, equals, value = term.partition("=")
+            labels = [(o, o["metadata"].get("labels", {})) for o in items]
+            items = [o for o, has in labels if key in has and (not equals or has[key] == value)]
         if name := query.get("fieldSelector", "").removeprefix("involvedObject.name="):
             items = [o for o in items if o["involvedObject"]["name"] == name]
         self._json(200, {"kind": "List", "items": items})

@@ -7,7 +7,8 @@ import calendar
 import time
 from collections.abc import Iterator, Sequence
 
-from gptddp.errors import ClusterError, ConfigError, NotFoundError
+from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
+from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import (
@@ -20,6 +21,7 @@ from gptddp.k8s.objects import (
     worker_spec,
 )
 from gptddp.k8s.observe import why
+from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.observe.why import state
 from gptddp.k8s.render import companions
@@ -218,9 +220,16 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     if replicas == old:
         say(f"the job has {old} replicas already")
         return f"{resource(JOB, name)} unchanged"
+    with says("nothing was changed", errors=GptddpError):
+        queue = queueing.of(cluster, job)
+        if queue:
+            queueing.check_scale(job, queue, replicas, at)
     change = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
     _change(cluster, name, change)
-    if state(job) == "Suspended":
+    if queue:
+        again = " again" if queue.held else ""
+        say(f"the job waits in the queue {queue.name}{again}, for room for its pods")
+    elif suspended(job):
         say(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
 
@@ -237,6 +246,10 @@ def resume(cluster: Cluster, name: str, say: Say) -> str:
 
 def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     job = _unfinished(cluster, name, "suspend" if wanted else "resume")
+    with says("nothing was changed", errors=GptddpError):
+        queue = queueing.of(cluster, job)
+    if queue:
+        return _set_held(cluster, job, queue, wanted, say)
     if suspended(job) == wanted:
         say(f"the job is {'suspended already' if wanted else 'not suspended'}")
         return f"{resource(JOB, name)} unchanged"
@@ -249,10 +262,41 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     return f"{resource(JOB, name)} {'suspended' if wanted else 'resumed'}"
 
 
+def _set_held(cluster: Cluster, job: Object, queue: Queue, wanted: bool, say: Say) -> str:
+    """Take a job of Kueue's out of its queue, or put it in again."""
+    name, at = job["metadata"]["name"], cluster.flags
+    runs = not suspended(job)
+    if queue.held == wanted:
+        if not wanted and not runs:
+            raise ConfigError(
+                f"the job {name} is not suspended: it waits in the queue {queue.name}, and Kueue"
+                " starts it when there is room; what starts it now, Kueue would stop at once;"
+                f" `gptddp-k8s status {name}{at}` says what it waits for"
+            )
+        say(f"the job is {'suspended already' if wanted else 'not suspended'}")
+        return f"{resource(JOB, name)} unchanged"
+    with says(_UNCHANGED, _UNKNOWN):
+        queueing.set_active(cluster, queue, not wanted)
+    if not wanted:
+        say(f"it waits in the queue {queue.name} again; Kueue starts it when there is room")
+        return f"{resource(JOB, name)} resumed"
+    if runs:
+        say(f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint")
+    say(
+        f"it was taken out of the queue {queue.name}: `gptddp-k8s resume {name}{at}` puts it in"
+        f" again{', and it goes on from its checkpoint' if runs else ''}"
+    )
+    return f"{resource(JOB, name)} suspended"
+
+
+_UNCHANGED, _UNKNOWN = (
+    "the job was not changed",
+    f"whether the job was changed is not known; {AGAIN}",
+)
+
+
 def _change(cluster: Cluster, name: str, spec: Object) -> None:
-    with says(
-        "the job was not changed", unknown=f"whether the job was changed is not known; {AGAIN}"
-    ):
+    with says(_UNCHANGED, _UNKNOWN):
         cluster.patch(JOB, name, {"spec": spec})
 
 

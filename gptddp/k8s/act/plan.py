@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gptddp.errors import ClusterError
-from gptddp.k8s.act import code, companion, submit
+from gptddp.k8s.act import code, companion, queueing, submit
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
@@ -107,6 +107,7 @@ def dry_run(cluster: Cluster, objects: Sequence[Object], say: Say) -> list[tuple
         made = (live, "unchanged")
     else:
         made = (submit.refuse(cluster, job), "created")
+        queueing.check(cluster, job, made[0], say)
         submit.check_needs(cluster, job, helpers, say)
         submit.check_pod(cluster, with_an_account(cluster, job), say)
     answers = [_try(cluster, kind, wanted, it) for kind, wanted, it in _pairs(cluster, helpers)]

@@ -7,11 +7,21 @@
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
+import re
 import time
 from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError, GptddpError
-from gptddp.k8s.act import claims, code, companion, lifecycle, networks, references, rendezvous_key
+from gptddp.k8s.act import (
+    claims,
+    code,
+    companion,
+    lifecycle,
+    networks,
+    queueing,
+    references,
+    rendezvous_key,
+)
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
@@ -34,7 +44,8 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
     with says("nothing was created", errors=GptddpError):
         live = _settled(cluster, job, say)
         if live is None:
-            refuse(cluster, job)
+            answer = refuse(cluster, job)
+            queueing.check(cluster, job, answer, say)
             check_needs(cluster, job, helpers, say)
             for helper in helpers:
                 companion.check(cluster, helper)
@@ -99,11 +110,21 @@ def refuse(cluster: Cluster, job: Object) -> Object:
                 404,
             ) from None
         if "failed calling webhook" in str(error):
-            fix = "is the training operator running? `kubectl get pods -n kubeflow`"
-            raise ClusterError(f"{error}; {fix}", error.status) from None
+            raise ClusterError(f"{error}; {_who_answers(str(error))}", error.status) from None
         if error.status != 409:  # another submit of this very moment: `check_same` judges
             raise
     return job
+
+
+def _who_answers(message: str) -> str:
+    """Whose webhook it is that does not answer: the Service in its address says so."""
+    found = re.search(r"https://([^./:]+)\.([^./:]+)\.svc", message)
+    if not found:
+        return "`kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations` has it"
+    service, namespace = found.groups()
+    of = {"training-operator": "the training operator", "kueue-webhook-service": "Kueue"}
+    whose = of.get(service, f"what is behind the Service {service}")
+    return f"is {whose} running? `kubectl get pods -n {namespace}`"
 
 
 def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:

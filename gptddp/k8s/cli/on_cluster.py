@@ -89,6 +89,8 @@ def _say_state(cluster: Cluster, job: Object) -> None:
             f"`gptddp-k8s status {name}{at}` says why; when that is mended, `gptddp-k8s "
             f"delete {name}{at}` and the same submit go on from the newest checkpoint"
         )
+    elif state == why.QUEUED:
+        note(f"`gptddp-k8s status {name}{at}` says what it waits for in its queue")
     elif state == why.SUSPENDED:
         note(f"`gptddp-k8s resume {name}{at}` lets it go on")
 

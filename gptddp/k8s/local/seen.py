@@ -35,7 +35,7 @@ class LocalJobs(Cluster):
         super().__init__(None, relative_path(local_dir.absolute()), f" --local{at}")
         self.jobs = local_dir / "jobs"
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str, part: str = "") -> Object | None:
         """The PyTorchJob or the pod of this name. Raises ClusterError for a file that is none."""
         found = self.find(kind) if kind != JOB else self._jobs([name])
         return next((it for it in found if it["metadata"]["name"] == name), None)

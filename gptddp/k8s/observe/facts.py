@@ -11,12 +11,15 @@ from gptddp.k8s.objects import (
     age_s,
     event_time,
     holds,
+    is_local,
     is_ready,
     replica_count,
     replica_specs,
     role_and_index,
     suspended,
 )
+from gptddp.k8s.observe import queue
+from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.render.companions import JOB_NAME
 
 _MOST_PODS = 5  # of those that are not ready, or new: whose events are asked for
@@ -28,6 +31,7 @@ class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
     `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines.
+    `queue`: of Kueue's jobs, what it knows of them.
     """
 
     job: Object
@@ -36,6 +40,7 @@ class Facts:
     now: float = field(default_factory=time.time)
     flags: str = ""
     log: Sequence[tuple[datetime | None, str]] = ()
+    queue: Queue | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +49,7 @@ class Facts:
     @property
     def local(self) -> bool:
         """Is it a job on this machine, of which no cluster knows?"""
-        return bool((self.job.get("status") or {}).get("local"))
+        return is_local(self.job)
 
     @property
     def missing(self) -> list[str]:
@@ -93,8 +98,11 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     not_ready = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)]
     new = [p["metadata"]["name"] for p in pods if is_ready(p) and age_s(p, found.now) < _NEW_S]
     missing = [] if suspended(job) else found.missing
+    ended = holds(job, "Failed") or found.local or "deletionTimestamp" in job["metadata"]
+    queued = None if ended else queue.fetch(cluster, job)
     abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
-    return replace(found, events=[event for about in abouts for event in cluster.events(about)])
+    events = [event for about in abouts for event in cluster.events(about)]
+    return replace(found, events=events, queue=queued)
 
 
 def pods_of(cluster: Cluster, job: Object) -> list[Object]:

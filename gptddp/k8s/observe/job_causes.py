@@ -177,10 +177,7 @@ def starting(facts: Facts) -> Iterator[Cause]:
 
 
 def suspended(facts: Facts) -> Iterator[Cause]:
-    queue = (facts.job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
-    if queue:
-        yield Cause("queued", f"it waits for room in the queue {queue}")
-    elif facts.local:
+    if facts.local:
         text = "it was stopped, or its submit is gone: the same submit goes on"
         yield cause(facts, "suspended", text)
     else:

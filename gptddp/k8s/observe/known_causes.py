@@ -259,4 +259,71 @@ _NODES_AND_VOLUMES = {
     "volume": Known("a volume does not mount for another reason", _POD),
 }
 
-KNOWN = {**_JOB, **_SCHEDULING, **_CONTAINERS, **_NODES_AND_VOLUMES}
+# -- a queue of Kueue ----------------------------------------------------------------------------
+_WORKLOAD = "kubectl describe workloads -l kueue.x-k8s.io/job-uid=$uid"
+_CLUSTER_QUEUE = "kubectl describe clusterqueue $cluster_queue"
+_QUEUES = {
+    "queued": Known("the job waits for its turn, or for others to end", _WORKLOAD),
+    "queue-preempted": Known(
+        "the job was stopped for one of a higher priority, and waits for its turn again", _WORKLOAD
+    ),
+    "queue-evicted": Known(
+        "Kueue has stopped the job, as for pods that were not ready in time; it waits again",
+        _WORKLOAD,
+    ),
+    "admission-check": Known(
+        "the job has its quota, and waits for an admission check of its ClusterQueue", _WORKLOAD
+    ),
+    "quota-too-small": Known(
+        "the job asks for more than the ClusterQueue ever has", _CLUSTER_QUEUE
+    ),
+    "quota-none": Known(
+        "the ClusterQueue has no quota of a resource that the pods ask for", _CLUSTER_QUEUE
+    ),
+    "queue-closed": Known("the ClusterQueue is not for jobs of this namespace", _CLUSTER_QUEUE),
+    "queue-topology": Known(
+        "no nodes of the ClusterQueue fit the topology that the job asks for", _WORKLOAD
+    ),
+    "queue-flavor": Known(
+        "the pods do not tolerate, or do not select, the nodes of the ClusterQueue", _WORKLOAD
+    ),
+    "local-queue-missing": Known(
+        "the LocalQueue that the job names does not exist", "kubectl get localqueues"
+    ),
+    "local-queue-stopped": Known(
+        "the LocalQueue is stopped",
+        """kubectl patch localqueue $queue --type merge -p '{"spec": {"stopPolicy": "None"}}'""",
+        mends=True,
+    ),
+    "cluster-queue-missing": Known(
+        "the ClusterQueue that the LocalQueue names does not exist", "kubectl get clusterqueues"
+    ),
+    "cluster-queue-inactive": Known(
+        "the ClusterQueue is stopped, or lacks a flavor or an admission check", _CLUSTER_QUEUE
+    ),
+    "queue-priority-missing": Known(
+        "the WorkloadPriorityClass that the job names does not exist",
+        "kubectl get workloadpriorityclasses",
+    ),
+    "held": Known(
+        "the job was taken out of its queue: by `suspend`, or by Kueue for good",
+        "gptddp-k8s resume $job",
+        mends=True,
+    ),
+    "no-workload": Known(
+        "Kueue has not put the job into its queue",
+        "kubectl get pods -A -l app.kubernetes.io/name=kueue",
+    ),
+    "no-kueue": Known(
+        "the job names a queue, is suspended, and the cluster has no Kueue",
+        "gptddp-k8s resume $job",
+        mends=True,
+    ),
+    "not-queued": Known(
+        "the job runs outside of the queue that it names: its cluster's Kueue, if there is one, "
+        "does not hold PyTorchJobs",
+        "kubectl get pods -A -l app.kubernetes.io/name=kueue",
+    ),
+}
+
+KNOWN = {**_JOB, **_SCHEDULING, **_CONTAINERS, **_NODES_AND_VOLUMES, **_QUEUES}

@@ -6,14 +6,14 @@ from typing import Any
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, replica_specs
+from gptddp.k8s.objects import Object, queue_name, replica_specs, suspended
 from gptddp.k8s.observe import status
+from gptddp.k8s.observe.queue import held_jobs
 from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.companions import JOB_NAME, OURS
 
 Row = dict[str, Any]
 GONE = "Gone"
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _POLL_S = 2.0  # all jobs and their pods are asked for each time
 _AGEING = ("age_s",)  # of a row: no news
 
@@ -23,7 +23,9 @@ def rows(cluster: Cluster, everywhere: bool = False) -> list[Row]:
     jobs = cluster.find(JOB, OURS, everywhere=everywhere)
     pods = cluster.find("Pod", OURS, everywhere=everywhere)
     by_name = {(it["metadata"].get("namespace", ""), it["metadata"]["name"]): it for it in jobs}
-    found = status.rows(jobs, pods, time.time())
+    queued = any(suspended(job) and queue_name(job) for job in jobs)
+    held = held_jobs(cluster, everywhere) if queued else set()
+    found = status.rows(jobs, pods, time.time(), held)
     return [row | _more(by_name[row["namespace"], row["name"]], pods) for row in found]
 
 
@@ -35,7 +37,7 @@ def _more(job: Object, pods: list[Object]) -> Row:
     templates = [role.get("template") or {} for role in replica_specs(job).values()]
     containers = [c for it in templates for c in (it.get("spec") or {}).get("containers") or []]
     return {
-        "queue": (meta.get("labels") or {}).get(_QUEUE),
+        "queue": queue_name(job) or None,
         "nodes": sorted({n for pod in own if (n := pod.get("spec", {}).get("nodeName"))}),
         "image": next((c.get("image") for c in containers if c.get("name") == "pytorch"), None),
     }

@@ -72,8 +72,8 @@ def show_job(
         raise cluster.not_found(name)
     pods = _of_index(found.pods, index)
     if not pods:
-        reason = why.why(found)
-        say(f"{name} is {why.state(found.job)} and has no such pods" + (reason and f": {reason}"))
+        state, reason = why.state(found.job, found.queue), why.why(found)
+        say(f"{name} is {state} and has no such pods" + (reason and f": {reason}"))
     options: dict[str, Any] = {"previous": previous, "tail": tail, "since_s": since_s}
     show(cluster, pods, write, say, prefix=index is None, **options)
 

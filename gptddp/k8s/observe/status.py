@@ -1,6 +1,6 @@
 """What `status` and `list` show of a job: one dict, and the same as text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gptddp.k8s import exit_codes
@@ -27,7 +27,7 @@ def of(facts: Facts) -> dict[str, Any]:
     return {
         "name": facts.name,
         "namespace": job["metadata"].get("namespace", ""),
-        "state": why.state(job),
+        "state": why.state(job, facts.queue),
         "why": found[0].sentence if found else "",
         "causes": [
             {"id": c.id, "text": c.text, "pods": list(c.pods), "command": c.command} for c in found
@@ -167,6 +167,7 @@ def next_command(status: dict[str, Any], local: bool = False) -> str:
         return f"gptddp-k8s logs {name}{of}"
     verbs = {
         why.PENDING: "wait",
+        why.QUEUED: "wait",
         why.RUNNING: "logs -f",
         why.RESTARTING: "logs -f",
         why.SUSPENDED: "resume",
@@ -178,8 +179,13 @@ def next_command(status: dict[str, Any], local: bool = False) -> str:
 # -- several jobs --------------------------------------------------------------------------------
 
 
-def rows(jobs: Sequence[Object], pods: Sequence[Object], now: float) -> list[dict[str, Any]]:
-    """A line of `list` for each job, by namespace and name; `pods` of all of them."""
+def rows(
+    jobs: Sequence[Object], pods: Sequence[Object], now: float, held: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """A line of `list` for each job, by namespace and name; `pods` of all of them.
+
+    `held`: the uids of those that were taken out of their queues.
+    """
     found = []
     for job in jobs:
         uid, meta = job["metadata"].get("uid"), job["metadata"]
@@ -188,7 +194,7 @@ def rows(jobs: Sequence[Object], pods: Sequence[Object], now: float) -> list[dic
             {
                 "namespace": meta.get("namespace", ""),
                 "name": meta["name"],
-                "state": why.state(job),
+                "state": why.SUSPENDED if uid in held else why.state(job),
                 "ready": sum(map(is_ready, own)),
                 "desired": wanted_pods(job),
                 "age_s": round(age_s(job, now)),

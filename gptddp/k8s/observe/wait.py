@@ -95,12 +95,13 @@ class Changes:
                 self.say(f"{self.name}: gone")
             self.state = "gone"
             return ""
-        state, reason = why.state(facts.job), why.why(facts)
+        state, reason = why.state(facts.job, facts.queue), why.why(facts)
         if state != self.state:
             pods = f", {sum(map(is_ready, facts.pods))} of {wanted_pods(facts.job)} pods ready"
-            final = state in (*why.FINAL, why.SUSPENDED)
-            told = f": {reason}" if final and reason else ""
-            self.say(f"{self.name}: {state}{told if final else pods}")
+            podless = state in (*why.FINAL, why.SUSPENDED, why.QUEUED)
+            told = f": {reason}" if podless and reason else ""
+            self.say(f"{self.name}: {state}{told if podless else pods}")
+            self._told_reason = reason if told else self._told_reason
         elif state not in why.FINAL and self._is_news(reason):
             self.say(f"{self.name}: {reason}")
             self._told_reason = reason

@@ -7,32 +7,36 @@ operator writes no status at all while pods or services are refused: that is in 
 
 from collections.abc import Callable, Iterator
 
-from gptddp.k8s.objects import Object, holds, suspended
+from gptddp.k8s.objects import Object, holds, is_local, queue_name, suspended
 from gptddp.k8s.observe import (
     container_causes,
     job_causes,
     node_causes,
+    queue_causes,
     replaced_causes,
     scheduling_causes,
     volume_causes,
 )
 from gptddp.k8s.observe.cause import Cause, merged
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.queue import Queue
 
 PENDING, RUNNING, RESTARTING, SUSPENDED = "Pending", "Running", "Restarting", "Suspended"
 SUCCEEDED, FAILED, DELETING, UNKNOWN = "Succeeded", "Failed", "Deleting", "Unknown"
+QUEUED = "Queued"  # suspended by Kueue, which lets it go on
 FINAL = (SUCCEEDED, FAILED)
 
 
-def state(job: Object) -> str:
-    """One word for the job, by what holds now."""
+def state(job: Object, queue: Queue | None = None) -> str:
+    """One word for the job, by what holds now; with what is known of its queue."""
     if "deletionTimestamp" in job["metadata"]:
         return DELETING
     for kind in (FAILED, SUCCEEDED):
         if holds(job, kind):
             return kind
     if suspended(job):
-        return SUSPENDED
+        waits = not is_local(job) and (queue or queue_name(job))
+        return QUEUED if waits and not (queue and queue.gone) else SUSPENDED
     for kind in (RESTARTING, RUNNING):
         if holds(job, kind):
             return kind
@@ -43,7 +47,7 @@ def state(job: Object) -> str:
 
 def causes(facts: Facts) -> list[Cause]:
     """What keeps the job, or some of its pods, from running: the most important first."""
-    now = state(facts.job)
+    now = state(facts.job, facts.queue)
     if now == SUCCEEDED:
         return []
     if now == DELETING:
@@ -51,7 +55,10 @@ def causes(facts: Facts) -> list[Cause]:
     if now == FAILED:
         return [job_causes.failed(facts)]
     if now == SUSPENDED:
-        return [*node_causes.node_lost(facts), *job_causes.suspended(facts)]
+        held = list(queue_causes.taken_out(facts)) or job_causes.suspended(facts)
+        return [*node_causes.node_lost(facts), *held]
+    if now == QUEUED:
+        return [*node_causes.node_lost(facts), *queue_causes.queued(facts)]
     found = merged([cause for check in _CHECKS for cause in check(facts)])
     if not found and now == PENDING:
         found = merged(list(job_causes.starting(facts)))
@@ -81,4 +88,5 @@ _CHECKS: tuple[Check, ...] = (  # in the order of importance
     container_causes.initialising,
     replaced_causes.replaced,
     job_causes.no_operator,
+    queue_causes.not_queued,
 )

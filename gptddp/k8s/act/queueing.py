@@ -1,0 +1,118 @@
+"""A job in a queue of Kueue: what must be there before it is created, and taking it out and in.
+
+Kueue owns the suspension of such a job: what somebody else sets, it sets back. Whether it may run
+at all is `spec.active` of its Workload.
+"""
+
+import difflib
+
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name, suspended
+from gptddp.k8s.observe.queue import Queue, fetch
+from gptddp.k8s.observe.watcher import Say
+
+
+def check(cluster: Cluster, job: Object, answer: Object, say: Say) -> None:
+    """Raise ConfigError where Kueue would never start a job, or not hold it at all.
+
+    `answer`: the job as a dry run of the server gave it back. What this user may not see is left
+    to Kueue; a queue that is stopped may be started again, and is a warning.
+    """
+    name = queue_name(job)
+    if not name:
+        return
+    queue = _seen(cluster, "LocalQueue", name)
+    if queue == {}:
+        there = _names(cluster, "LocalQueue", name)
+        raise ConfigError(
+            f"no LocalQueue {name} (--queue) in the namespace {cluster.namespace}: {there}"
+        )
+    if answer is not job and not suspended(answer):
+        raise ConfigError(
+            f"--queue {name}: Kueue does not hold PyTorchJobs here: the job would start at once,"
+            " outside of the queue; its administrator can add kubeflow.org/pytorchjob to"
+            " integrations.frameworks of its configuration, or leave out --queue"
+        )
+    priority = (job["metadata"].get("labels") or {}).get(PRIORITY)
+    if priority and _seen(cluster, "WorkloadPriorityClass", priority) == {}:
+        there = _names(cluster, "WorkloadPriorityClass", priority)
+        raise ConfigError(f"no WorkloadPriorityClass {priority} (--priority): {there}")
+    policy = ((queue or {}).get("spec") or {}).get("stopPolicy") or "None"
+    if policy != "None":
+        say(
+            f"warning: the queue {name} is stopped (spec.stopPolicy: {policy}): the job waits"
+            " until it is started again"
+        )
+
+
+def _seen(cluster: Cluster, kind: str, name: str) -> Object | None:
+    """An object of Kueue; {} if it is not there, None if that may not be seen."""
+    try:
+        return cluster.get(kind, name) or {}
+    except ClusterError as error:
+        if error.status == 404:  # the kind itself
+            raise ConfigError(
+                f"--queue: the cluster has no Kueue, of which {QUEUE} is a label: leave it out,"
+                " or use another --context"
+            ) from None
+        if error.status != 403:
+            raise
+        return None
+
+
+def _names(cluster: Cluster, kind: str, meant: str) -> str:
+    """The names of a kind that may have been meant."""
+    try:
+        names = [str(it["metadata"]["name"]) for it in cluster.find(kind)]
+    except ClusterError:
+        names = []
+    near = difflib.get_close_matches(meant, names, n=3) or names[:5]
+    return f"there are {', '.join(near)}" if near else "there is none; its administrator makes one"
+
+
+def of(cluster: Cluster, job: Object) -> Queue | None:
+    """The queue that a job waits in or was admitted from; None where no Kueue has taken it.
+
+    Raises ClusterError where that may not be seen: what is set on the job itself, Kueue sets back.
+    """
+    queue = fetch(cluster, job)
+    if queue and queue.unseen:
+        raise ClusterError(
+            f"the job is in the queue {queue.name} of Kueue, which decides when it runs, and its"
+            f" Workload may not be read: {queue.unseen}",
+            403,
+        )
+    return queue if queue and queue.workload else None
+
+
+def check_scale(job: Object, queue: Queue, replicas: int, at: str) -> None:
+    """Raise ConfigError for a job that runs: Kueue would stop it."""
+    if not suspended(job):
+        name = job["metadata"]["name"]
+        raise ConfigError(
+            f"--replicas {replicas}: Kueue stops a job whose number of pods changes, and queues it"
+            f" anew. If that is meant: `gptddp-k8s suspend {name}{at}`, and then this command: the"
+            f" job waits in the queue {queue.name} for room for that many, and goes on from its"
+            " checkpoint"
+        )
+
+
+def set_active(cluster: Cluster, queue: Queue, active: bool) -> None:
+    """Take a job out of its queue, whether it runs or waits, or put it in again.
+
+    Raises ClusterError, with what else there is to do for who may not.
+    """
+    assert queue.workload
+    name = queue.workload["metadata"]["name"]
+    try:
+        cluster.patch("Workload", name, {"spec": {"active": active}})
+    except ClusterError as error:
+        if error.status == 403:
+            patch = f'{{"spec": {{"active": {str(active).lower()}}}}}'
+            by_hand = (
+                f"`kubectl patch workload {name} -n {cluster.namespace} --type merge -p '{patch}'`"
+                " by somebody who may does it"
+            )
+            error.args = (f"{error}; {by_hand}",)
+        raise

@@ -1,0 +1,109 @@
+"""What Kueue knows of a job: its Workload, the queue that it waits in, and its place there."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from gptddp.errors import ClusterError
+from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.objects import PRIORITY, Object, holds, queue_name, suspended
+
+_JOB_UID = "kueue.x-k8s.io/job-uid"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A job's queue as far as this user may see it; what is not known is None.
+
+    `ahead` counts the jobs before it, of all queues that share its quota. `unseen`: the server's
+    words, where the Workload may not be read.
+    """
+
+    name: str
+    kueue: bool = True  # is there a Kueue on the cluster at all?
+    workload: Object | None = None
+    local_queue: Object | None = None
+    cluster_queue: Object | None = None
+    ahead: int | None = None
+    priority_missing: str = ""  # a WorkloadPriorityClass that the job names
+    unseen: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Has it been taken out of the queue: by `suspend`, or by Kueue after too many tries?"""
+        return self.workload is not None and self.workload["spec"].get("active") is False
+
+    @property
+    def gone(self) -> bool:
+        """Will no queue start it: is it out of its own, or the cluster without a Kueue?"""
+        return self.held or not self.kueue
+
+    @property
+    def cluster_queue_name(self) -> str:
+        """The ClusterQueue behind it; empty where that is not known."""
+        admission = ((self.workload or {}).get("status") or {}).get("admission") or {}
+        of_queue = ((self.local_queue or {}).get("spec") or {}).get("clusterQueue")
+        return str(admission.get("clusterQueue") or of_queue or "")
+
+
+def fetch(cluster: Cluster, job: Object) -> Queue | None:
+    """What is known of the queue of a job; None for a job that is not Kueue's.
+
+    Kueue may have taken a job that names no queue: then it is suspended. Raises ClusterError.
+    """
+    name = queue_name(job)
+    if not name and not suspended(job):
+        return None
+    try:
+        workload = workload_of(cluster, job)
+    except ClusterError as error:
+        if error.status not in (403, 404):
+            raise
+        unseen = str(error) if error.status == 403 else ""
+        return Queue(name, kueue=error.status != 404, unseen=unseen) if name else None
+    if workload is None:
+        return Queue(name, priority_missing=_missing_priority(cluster, job)) if name else None
+    name = name or str(workload["spec"].get("queueName") or "")
+    if holds(workload, "QuotaReserved"):
+        return Queue(name, workload=workload)
+    return Queue(name, workload=workload, **_waiting(cluster, name, workload))
+
+
+def workload_of(cluster: Cluster, job: Object) -> Object | None:
+    """The Workload that stands for a job in Kueue: the newest. Raises ClusterError."""
+    found = cluster.find("Workload", f"{_JOB_UID}={job['metadata'].get('uid', '')}")
+    return max(found, key=lambda w: str(w["metadata"].get("creationTimestamp")), default=None)
+
+
+def held_jobs(cluster: Cluster, everywhere: bool = False) -> set[str]:
+    """The uids of jobs that were taken out of their queues; none where that may not be seen."""
+    with contextlib.suppress(ClusterError):
+        found = cluster.find("Workload", _JOB_UID, everywhere=everywhere)
+        return {w["metadata"]["labels"][_JOB_UID] for w in found if Queue("", workload=w).held}
+    return set()
+
+
+def _waiting(cluster: Cluster, name: str, workload: Object) -> dict[str, Any]:
+    """What is known of a queue in which a Workload waits."""
+    known: dict[str, Any] = {}
+    with contextlib.suppress(ClusterError):  # what may not be seen, the Workload tells in words
+        known["local_queue"] = cluster.get("LocalQueue", name) or {}
+    if of := ((known.get("local_queue") or {}).get("spec") or {}).get("clusterQueue"):
+        with contextlib.suppress(ClusterError):
+            known["cluster_queue"] = cluster.get("ClusterQueue", of) or {}
+        with contextlib.suppress(ClusterError):  # served by Kueue itself, if it is up
+            own = workload["metadata"]["name"]
+            pending = cluster.get("PendingWorkloads", name, "pendingworkloads") or {}
+            for it in pending.get("items") or []:
+                if it["metadata"]["name"] == own:
+                    known["ahead"] = int(it["positionInClusterQueue"])
+    return known
+
+
+def _missing_priority(cluster: Cluster, job: Object) -> str:
+    """The WorkloadPriorityClass that a job names and that is not there."""
+    name = (job["metadata"].get("labels") or {}).get(PRIORITY, "")
+    with contextlib.suppress(ClusterError):
+        if name and cluster.get("WorkloadPriorityClass", name) is None:
+            return str(name)
+    return ""

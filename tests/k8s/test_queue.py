@@ -1,0 +1,280 @@
+"""Jobs in queues of Kueue: what each command does about them, against a small server."""
+
+import copy
+
+import pytest
+from support import queue_cases
+from support.api_objects import JOB_UID, at
+from support.manifests import worker
+from support.queue_cases import QUEUE, cluster_queue, local_queue, workload
+from support.writable_api_server import WriteAPI, job, put_claims, submit
+
+from gptddp.k8s.cluster import connect
+from gptddp.k8s.observe import wait
+
+WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
+NO_RIGHT = 'workloads.kueue.x-k8s.io is forbidden: User "u" cannot list resource "workloads"'
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
+
+
+@pytest.fixture
+def api(tmp_path):
+    """A server with Kueue's kinds and the queue `team`, whose dry run suspends jobs of queues."""
+    server = WriteAPI(tmp_path)
+    put_claims(server)
+    server.put(local_queue(), {"kind": "ClusterQueue", **cluster_queue()})
+    server.kueue = True
+    server.webhook = lambda body: held(server, body)
+    yield server
+    server.close()
+
+
+def held(server, body):
+    """What Kueue's webhook does to a job that is created; it refuses nothing."""
+    of_queue = QUEUE in (body["metadata"].get("labels") or {})
+    if body["kind"] == "PyTorchJob" and server.kueue and of_queue:
+        body["spec"]["runPolicy"]["suspend"] = True
+
+
+@pytest.fixture
+def k8s(api):
+    return api.command_line
+
+
+def put_job(api, made=None, *, suspend=True):
+    """The job `demo` of the queue `team`, with a Workload."""
+    found = queue_cases.queued_job(suspend=suspend)
+    found["metadata"]["labels"]["app.kubernetes.io/name"] = "gptddp"
+    worker(found)["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 60}}
+    api.put(found, made or workload(WAITS))
+    return found
+
+
+def live(api):
+    return api.objects["workloads", "pytorchjob-demo-1a2b3"]
+
+
+# -- submit --------------------------------------------------------------------------------------
+
+
+def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
+    """Its label is there, and Kueue's webhook has suspended it."""
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 0, result.output
+    assert job(api)["metadata"]["labels"][QUEUE] == "team"
+    assert job(api)["spec"]["runPolicy"]["suspend"] is True
+    again = submit(k8s, "--queue", "team")
+    assert again.exit_code == 0 and "is Queued" in again.stderr
+    assert "resume" not in again.stderr and "gptddp-k8s status demo" in again.stderr
+
+
+def test_a_queue_that_does_not_exist_is_refused_with_those_that_do(api, k8s):
+    """Kueue would let the job wait for ever."""
+    result = submit(k8s, "--queue", "tema")
+    assert result.exit_code == 2 and api.writes == []
+    assert "no LocalQueue tema (--queue)" in result.stderr and "there are team" in result.stderr
+
+
+def test_a_priority_that_does_not_exist_is_refused(api, k8s):
+    """Kueue would make no Workload, and say so nowhere but in its log."""
+    result = submit(k8s, "--queue", "team", "--priority", "high")
+    assert result.exit_code == 2 and api.writes == []
+    assert "no WorkloadPriorityClass high (--priority)" in result.stderr
+    api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})
+    assert submit(k8s, "--queue", "team", "--priority", "high").exit_code == 0
+
+
+def test_a_kueue_that_does_not_hold_pytorchjobs_is_told_before_the_job_runs(api, k8s):
+    """Its integration is off, and the job would start at once, outside of any quota."""
+    api.kueue = False
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 2 and api.writes == []
+    assert "would start at once" in result.stderr
+    assert "kubeflow.org/pytorchjob" in result.stderr and "integrations" in result.stderr
+
+
+def test_a_cluster_without_kueue_is_told_before_the_job_runs(api, k8s):
+    """The API of queues is not there."""
+    path = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/team"
+    api.paths[path] = (404, "the server could not find the requested resource")
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 2 and "the cluster has no Kueue" in result.stderr
+    assert api.writes == []
+
+
+def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
+    """No right to read queues is no reason to refuse; a stopped one is a warning."""
+    path = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/hidden"
+    api.paths[path] = (403, 'localqueues is forbidden: User "u" cannot get it')
+    assert submit(k8s, "--queue", "hidden").exit_code == 0
+    del api.objects["pytorchjobs", "demo"]
+    api.put(local_queue("Hold"))
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 0
+    assert "warning: the queue team is stopped (spec.stopPolicy: Hold)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "namespace", "words"),
+    [
+        ("kueue-webhook-service", "kueue-system", "is Kueue running?"),
+        ("training-operator", "kubeflow", "is the training operator running?"),
+        ("gatekeeper", "policies", "is what is behind the Service gatekeeper running?"),
+    ],
+)
+def test_a_webhook_that_is_down_is_blamed_by_its_address(api, k8s, service, namespace, words):
+    """Not the training operator for Kueue's."""
+    message = (
+        'Internal error occurred: failed calling webhook "mpytorchjob.kb.io": failed to call '
+        f'webhook: Post "https://{service}.{namespace}.svc:443/mutate?timeout=10s": refused'
+    )
+    api.refuse["PyTorchJob"] = (500, message)
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 1 and api.writes == []
+    assert words in result.stderr and f"`kubectl get pods -n {namespace}`" in result.stderr
+
+
+# -- status, list and wait -----------------------------------------------------------------------
+
+
+def test_status_says_what_a_job_waits_for_and_who_is_before_it(api, k8s):
+    """Queued is no suspension, and `resume` is no advice."""
+    put_job(api)
+    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": 3}
+    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
+    api.objects["team", "pendingworkloads"] = summary
+    result = k8s("status", "demo")
+    assert "state:      Queued" in result.stdout and "resume" not in result.output
+    assert "it waits in the queue team with 3 jobs before it: insufficient" in result.stdout
+    assert "next: gptddp-k8s wait demo" in result.stderr
+    assert "Queued" in k8s("list").stdout
+
+
+def test_a_job_that_was_taken_out_of_its_queue_is_suspended(api, k8s):
+    """For status, and for wait, which ends."""
+    put_job(api, workload(WAITS, active=False))
+    result = k8s("status", "demo")
+    assert (
+        "state:      Suspended" in result.stdout and "run `gptddp-k8s resume demo" in result.stdout
+    )
+    assert "Suspended" in k8s("list").stdout
+    assert k8s("wait", "demo").exit_code == 103
+
+
+def test_what_may_not_be_read_of_a_queue_is_said(api, k8s):
+    """The job is queued all the same."""
+    put_job(api)
+    api.paths[WORKLOADS] = (403, NO_RIGHT)
+    result = k8s("status", "demo")
+    assert "Queued" in result.stdout and 'User "u" cannot list' in result.stdout
+
+
+def test_a_job_without_a_queue_that_kueue_has_taken_is_queued(api, k8s):
+    """Where Kueue manages all jobs: it is suspended, and has a Workload."""
+    found = put_job(api)
+    del found["metadata"]["labels"][QUEUE]
+    assert "Queued" in k8s("status", "demo").stdout
+    del api.objects["workloads", "pytorchjob-demo-1a2b3"]
+    assert "Suspended" in k8s("status", "demo").stdout
+
+
+def test_wait_goes_on_for_a_queued_job(api, monkeypatch, capsys):
+    """Until it has run: the reason is told at once, and again only when it changes."""
+    monkeypatch.setattr(wait, "POLL_S", 0.02)
+    put_job(api)
+    said, steps = [], iter(range(100))
+
+    def say(line):
+        said.append(line)
+
+    real = wait.Watcher.poll
+
+    def poll(watcher, end):
+        step = next(steps)
+        if step == 3:
+            live(api)["status"]["conditions"][0]["message"] = "other words"
+        if step == 6:
+            done = {"type": "Succeeded", "status": "True"}
+            api.objects["pytorchjobs", "demo"]["status"]["conditions"].append(done)
+        return real(watcher, end)
+
+    monkeypatch.setattr(wait.Watcher, "poll", poll)
+    assert wait.until_done(connect(None, api.kubeconfig), "demo", say, 20) == 0
+    assert said[0].startswith("demo: Queued: it waits in the queue team: insufficient")
+    assert said[1].startswith("demo: it waits in the queue team: other words")
+    assert said[2:] == ["demo: Succeeded"]
+
+
+# -- suspend, resume, scale ----------------------------------------------------------------------
+
+
+def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
+    """By its Workload: what is set on the job itself, Kueue sets back."""
+    put_job(api, suspend=False)
+    before = copy.deepcopy(api.objects["pytorchjobs", "demo"]["spec"])
+    result = k8s("suspend", "demo")
+    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo suspended\n")
+    assert "commit a checkpoint" in result.stderr and "gptddp-k8s resume demo" in result.stderr
+    assert live(api)["spec"]["active"] is False
+    assert k8s("suspend", "demo").stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+    result = k8s("resume", "demo")
+    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo resumed\n")
+    assert live(api)["spec"]["active"] is True
+    assert api.objects["pytorchjobs", "demo"]["spec"] == before
+
+
+def test_resume_of_a_job_that_waits_says_why_it_is_of_no_use(api, k8s):
+    """Kueue would stop it at once."""
+    put_job(api)
+    result = k8s("resume", "demo")
+    assert result.exit_code == 2 and api.writes == []
+    assert "it waits in the queue team" in result.stderr and "Kueue would stop" in result.stderr
+    api.objects["pytorchjobs", "demo"]["spec"]["runPolicy"]["suspend"] = False
+    assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+
+
+def test_who_may_not_change_workloads_is_told_who_can(api, k8s):
+    """The command for somebody who may."""
+    put_job(api)
+    api.forbidden.add("PATCH workloads")
+    result = k8s("suspend", "demo")
+    assert result.exit_code == 1 and "the job was not changed" in result.stderr
+    patch = """--type merge -p '{"spec": {"active": false}}'`"""
+    assert f"`kubectl patch workload pytorchjob-demo-1a2b3 -n default {patch}" in result.stderr
+    api.paths[WORKLOADS] = (403, NO_RIGHT)
+    for command in (("suspend", "demo"), ("resume", "demo"), ("scale", "demo", "--replicas", "2")):
+        result = k8s(*command)
+        assert result.exit_code == 1 and "Kueue, which decides when it runs" in result.stderr
+        assert "nothing was changed" in result.stderr
+
+
+def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):
+    """Kueue would stop it: the way that works is said, and works."""
+    put_job(api, suspend=False)
+    result = k8s("scale", "demo", "--replicas", "2")
+    assert result.exit_code == 2 and api.writes == []
+    assert "Kueue stops a job" in result.stderr and "`gptddp-k8s suspend demo" in result.stderr
+    k8s("suspend", "demo")
+    api.objects["pytorchjobs", "demo"]["spec"]["runPolicy"]["suspend"] = True  # as Kueue does
+    result = k8s("scale", "demo", "--replicas", "2")
+    assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
+    assert "waits in the queue team again, for room for its pods" in result.stderr
+
+
+def test_a_job_that_kueue_has_not_taken_is_suspended_as_any_other(api, k8s):
+    """Its integration is off, and there is no Workload."""
+    put_job(api, suspend=False)
+    del api.objects["workloads", "pytorchjob-demo-1a2b3"]
+    assert k8s("suspend", "demo").exit_code == 0
+    assert api.objects["pytorchjobs", "demo"]["spec"]["runPolicy"]["suspend"] is True
+    assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
+
+
+def test_the_newest_workload_is_the_jobs(api, k8s):
+    """Of a job that was queued anew, the older one is on its way out."""
+    put_job(api)
+    old = workload(WAITS, active=False)
+    old["metadata"] |= {"name": "older", "creationTimestamp": at(1)}
+    api.put(old)
+    assert old["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] == JOB_UID
+    assert "Queued" in k8s("status", "demo").stdout
