@@ -106,7 +106,7 @@ def edited(path, value):
     where = where or pod_spec(built)
     for key in parents[parents[:1] == ["job"] :]:
         where = where[int(key) if key.isdigit() else key]
-    where[last] = value
+    where[int(last) if last.isdigit() else last] = value
     return built
 
 
@@ -114,18 +114,18 @@ def edited(path, value):
     ("path", "value", "message"),
     [
         ("initContainers", [{"name": "x", "image": "y"}], "initContainers"),
-        ("volumes", [{"name": "s", "csi": {"driver": "d"}}], "no volume of the kind csi"),
+        ("volumes.3", {"name": "shm", "csi": {"driver": "d"}}, "no volume of the kind csi"),
         (
-            "volumes",
-            [{"name": "s", "secret": {"secretName": "t"}}],
+            "volumes.3",
+            {"name": "shm", "secret": {"secretName": "t"}},
             "Secret t: .*--volume t=FOLDER",
         ),
         (
-            "volumes",
-            [{"name": "s", "configMap": {"name": "t"}}],
+            "volumes.3",
+            {"name": "shm", "configMap": {"name": "t"}},
             "ConfigMap t: .*--volume t=FOLDER",
         ),
-        ("volumes", [], "no volume is named 'data'"),
+        ("volumes", [], "there is no volume 'data'"),
         (
             "containers.0.env",
             [{"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
