@@ -209,6 +209,13 @@ class Config:
     eval_tokens: int = _f(
         None, KEPT, "validation tokens of one evaluation, over all ranks", least=1
     )
+    sample_tokens: int = _f(
+        0,
+        KEPT,
+        "tokens of a text that rank 0 writes after each evaluation, for `gptddp report`; 0: none",
+        least=0,
+        most=2**12,
+    )
     log_every: int = _f(
         10, KEPT, "steps between two readable lines; the JSON log has every step", least=1
     )

@@ -46,6 +46,7 @@ from gptddp.training.begin import begin
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
 from gptddp.training.rows import Rows
+from gptddp.training.samples import Samples
 from gptddp.training.stop import StopFlag
 
 log = logging.getLogger("gptddp")
@@ -84,8 +85,13 @@ def live(life: Life, dataset: Dataset, tokenizer: Tokenizer, stop: StopFlag) -> 
         tensors = optim.state_tensors(net, optimizer) | sums.tensors()
         life.restore(tensors, net.n_params())  # all ranks
 
+        samples = Samples(c, life.origin.generation) if life.recorder and c.sample_tokens else None
+
         def validate() -> Evaluation | None:
-            return evaluate(net, rows.validation, tokenizer, c, world, lambda: stop.asked)
+            found = evaluate(net, rows.validation, tokenizer, c, world, lambda: stop.asked)
+            if found and samples:  # rank 0 only
+                samples.write(life.step, net, tokenizer)
+            return found
 
         # -- the loop ---------------------------------------------------------------------------
         life.complete_line(validate)  # all ranks: the life before may have been cut off

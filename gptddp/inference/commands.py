@@ -56,7 +56,8 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
     gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
     from gptddp.inference.load import load
-    from gptddp.inference.sample import check, generate, text_of
+    from gptddp.inference.options import check
+    from gptddp.model.generate import generate, text_of
 
     check(prompt, options["temperature"], options["top_k"], options["top_p"])
     net, tokenizer, step = load(run, data)

@@ -21,8 +21,18 @@ from gptddp.flags import from_saved
 from gptddp.report.lives import Life, lives_of, number
 from gptddp.report.tables import Tables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import CHECKPOINTS, CONFIG, DATASET, FAULTS, FINISHED, LEDGER, about
+from gptddp.run.directory import (
+    CHECKPOINTS,
+    CONFIG,
+    DATASET,
+    FAULTS,
+    FINISHED,
+    LEDGER,
+    SAMPLES,
+    about,
+)
 from gptddp.run.history import is_step, log_generations, logged, read_ledger
+from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 
 SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
@@ -55,6 +65,7 @@ class Run:
     state_fp: tuple[int, str] | None = None  # the newest, and its step
     wrong: list[str] = field(default_factory=list)  # what of its files is not as it should be
     log_wrong: bool = False  # is the log among them?
+    samples: dict[int, str] = field(default_factory=dict)  # texts, by step
     dataset: str = ""  # the hash of its manifest; "": not known
 
     @property
@@ -142,6 +153,7 @@ def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
     with contextlib.suppress(ValueError, LookupError, TypeError):
         began: Any = read_json(path / DATASET)
         run.dataset = str(began["sha256"])
+    run.samples = _samples(path)
     _read_log(run, tell)
     run.tables.tell(run.owners)
     return run
@@ -184,6 +196,19 @@ def _marker(path: Path, whole: Mapping[str, Any], wrong: list[str]) -> dict[str,
         return None
     ours = isinstance(marker, dict) and marker.get("run_id") in (None, whole.get("run_id"))
     return marker if ours else None
+
+
+def _samples(path: Path) -> dict[int, str]:
+    """The texts that rank 0 has written, by step: of several lives the newest's."""
+    found: dict[int, tuple[int, str]] = {}
+    with contextlib.suppress(OSError), (path / SAMPLES).open("rb") as file:
+        for it in filter(None, map(parse, file)):
+            step, life, text = it.get("step"), it.get("generation"), it.get("text")
+            if not (type(life) is type(step) is int and isinstance(text, str)):
+                continue
+            if life >= found.get(step, (0, ""))[0]:
+                found[step] = life, text
+    return {step: text for step, (_, text) in sorted(found.items())}
 
 
 def _faults(path: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from gptddp.run.owners import OWNERS
 _BEGINNING = ("init", "restore", "warmup")
 _BUSY = ("step", "redo", "data_wait")
 MOST_ROWS = 60  # of a table
+MOST_SAMPLES = 12
 MOST_TEXT = 10_000  # characters of a traceback
 ABOUT = {
     "training": "steps that no life had finished before",
@@ -65,6 +66,7 @@ def of(run: Run, name: str) -> dict[str, Any]:
         "ranks": slowest(run),
         "checkpoints": checkpoints(run),
         "events": events(run),
+        "samples": samples(run),
         "faults": [
             (cell(_fault(it)), visible_lines(it.get("traceback", ""))[-MOST_TEXT:])
             for it in run.faults
@@ -241,6 +243,15 @@ def events(run: Run) -> Table:
     """What else has happened."""
     rows = [[f"{step:,}", what] for step, what in figures.other_notes(run)]
     return Table(["step", "what"], rows[-MOST_ROWS:], max(0, len(rows) - MOST_ROWS))
+
+
+def samples(run: Run) -> Table:
+    """Texts of the model, from its first evaluation to its last: as many of them as can be read."""
+    steps = list(run.samples)
+    count = min(len(steps), MOST_SAMPLES)
+    kept = [steps[i * (len(steps) - 1) // max(1, count - 1)] for i in range(count)]
+    rows = [[f"{it:,}", visible_lines(run.samples[it])[:MOST_TEXT]] for it in kept]
+    return Table(["step", "text"], rows, len(steps) - count)
 
 
 def _fault(record: dict[str, Any]) -> str:

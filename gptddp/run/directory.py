@@ -39,6 +39,7 @@ LEDGER = "ledger.jsonl"
 SUMMARY = "ledger.summary.json"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
+SAMPLES = "samples.jsonl"
 LEASE = "lease.json"
 FINISHED = "finished.json"
 

@@ -18,7 +18,7 @@ from gptddp.data.dataset import open_dataset
 from gptddp.errors import ConfigError
 from gptddp.inference.export import export
 from gptddp.inference.load import load, load_for
-from gptddp.inference.sample import generate
+from gptddp.model.generate import generate
 from gptddp.training.first_state import first_state, with_fields_of_folder
 
 CPU = torch.device("cpu")

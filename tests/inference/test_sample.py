@@ -14,8 +14,8 @@ from support.paths import ROOT
 from gptddp.cli import cli
 from gptddp.config import Config, with_preset
 from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
-from gptddp.inference.sample import generate, text_of
 from gptddp.model import gpt
+from gptddp.model.generate import generate, text_of
 from gptddp.model.kv_cache import KVCache, LayerCache
 
 CPU = torch.device("cpu")
@@ -105,6 +105,9 @@ class _Logits:
         self.seq_len, self.blocks = 1, [None]
         self.logs = torch.tensor(chances).log()
 
+    def parameters(self):
+        return iter([self.logs])
+
     def hidden(self, x, cache=None):
         return torch.ones(*x.shape, 1)
 
@@ -171,7 +174,8 @@ SLOW = """
 import sys
 from gptddp import main
 from gptddp.data.tokenizer import byte_tokenizer
-from gptddp.inference import load, sample
+from gptddp.inference import load
+from gptddp.model import generate as model
 
 def generate(*_args, **_options):
     for i in "é".encode() * 1000:
@@ -179,7 +183,7 @@ def generate(*_args, **_options):
         yield i
 
 load.load = lambda *_: (None, byte_tokenizer(), 7)
-sample.generate = generate
+model.generate = generate
 sys.argv = ["gptddp", "sample", "run", "--prompt", "p"]
 main()
 """

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from gptddp.config import Config, with_preset
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
-from gptddp.inference.sample import generate
 from gptddp.model import gpt, loss
 from gptddp.model.evaluate import evaluate
+from gptddp.model.generate import generate
 from gptddp.model.micro_batches import autocast, micro_batches
 
 CPU = torch.device("cpu")

@@ -1,7 +1,6 @@
 """Text from a model, a token at a time."""
 
 import codecs
-import math
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gptddp.data.tokenizer import Tokenizer
-from gptddp.errors import ConfigError
 from gptddp.model.gpt import GPT
 from gptddp.model.kv_cache import KVCache
 
@@ -36,30 +34,17 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
     kept = KVCache(len(net.blocks), net.seq_len) if cache else None
+    device = next(net.parameters()).device
     for _ in range(tokens):
         if kept is None or len(ids) > net.seq_len:
-            h = net.hidden(torch.tensor([ids[-net.seq_len :]]))
+            h = net.hidden(torch.tensor([ids[-net.seq_len :]], device=device))
         else:
-            h = net.hidden(torch.tensor([ids[kept.length :]]), cache=kept)
-        logits = net.logits(h[0, -1])[: tokenizer.vocab_size].float()
+            h = net.hidden(torch.tensor([ids[kept.length :]], device=device), cache=kept)
+        logits = net.logits(h[0, -1])[: tokenizer.vocab_size].float().cpu()
         ids.append(_choose(logits, temperature, top_k, top_p, generator))
         if ids[-1] == tokenizer.bos:
             return
         yield ids[-1]
-
-
-def check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
-    """Raise ConfigError for the first value that is none; NaN is none either."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:  # the shell has given other bytes
-        raise ConfigError("--prompt is not UTF-8: give text in UTF-8") from None
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"--temperature is {temperature}: use 0 for the likeliest token, or more")
-    if top_k < 0:
-        raise ConfigError(f"--top-k is {top_k}: use 0 for all tokens, or more")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"--top-p is {top_p}: use more than 0, and at most 1 for all tokens")
 
 
 def _choose(
