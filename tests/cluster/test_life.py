@@ -70,11 +70,12 @@ def test_a_dry_run_of_the_server_leaves_nothing(namespace, pod):
 
 def test_doctor_finds_the_cluster_well_and_a_missing_claim(namespace, pod):
     """No check fails for a job that can run; what it needs and is not there does."""
-    done = cli(namespace, "doctor", "--name=doc", *pod, "-o", "json")
+    probe = ["--probe"] if namespace.kind else []  # another cluster's volumes may not be shared
+    done = cli(namespace, "doctor", "--name=doc", *pod, *probe, "-o", "json", code=None)
     found = {it["id"]: it for it in json.loads(done.stdout)}
-    assert {
-        found[id]["status"] for id in ("api", "crd", "operator", "rights", "webhook", "pod")
-    } == {"ok"}
+    assert [it for it in found.values() if it["status"] == "fail"] == []
+    well = {id for id, it in found.items() if it["status"] == "ok"}
+    assert well >= {"api", "crd", "operator", "rights", "webhook", "pod"} | {it[2:] for it in probe}
     worse = cli(namespace, "doctor", "--name=doc", "--runs=no", "--gpus=1", "-o", "json", code=1)
     failing = {it["id"] for it in json.loads(worse.stdout) if it["status"] == "fail"}
     assert {"volumes", "nodes"} <= failing

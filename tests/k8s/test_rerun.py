@@ -53,6 +53,7 @@ def shown(done):
         [],
         ["--cpu", "2", "--env", "A=1", "--data", "demo/books", "--runs", "demo"],
         ["--annotation", "a=b", "--label", "team=demo", "--min", "4"],
+        ["--runs", "demo/old/demo", "--", "--init-from", "/runs/demo"],
         ["--without", "networkpolicy", "--service-account", "own"],
         ["--spread", "topology.kubernetes.io/zone", "--", "--steps", "700", "--from-scratch"],
     ],

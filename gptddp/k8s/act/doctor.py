@@ -1,31 +1,40 @@
 """What a cluster lacks for a job: each thing that `submit` and the pods rely on, with its fix.
 
-Nothing is changed: the API server is asked, and lets go of what it has checked (dry runs).
+Nothing is changed, but for a short Job of the probe: the API server is asked, and lets go of what
+it has checked (dry runs).
 """
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gptddp.errors import ClusterError
-from gptddp.k8s.act import doctor_nodes, doctor_place, plan, submit
+from gptddp.k8s.act import doctor_nodes, doctor_place, plan, share_probe, submit
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.objects import worker_pod_spec
+from gptddp.k8s.observe.watcher import Say
 
 _OLDEST_MINOR = 27  # of Kubernetes 1: of a PodDisruptionBudget's unhealthyPodEvictionPolicy
 _OPERATOR = "control-plane=kubeflow-training-operator"
 _MANIFESTS = "install the Kubeflow training operator (v1), see operator/"
 _AT_ONCE = 8  # questions
+Look = Callable[[Patient], Iterable[Check]]
 
 
-def examine(patient: Patient) -> Iterator[Check]:
+def examine(patient: Patient, probe: Say | None = None) -> Iterator[Check]:
     """All checks, in the order in which to mend what they find; without a server only the first.
+
+    probe: also try the volume with two pods, which is told what is done.
 
     One that the server does not answer is a check that warns, or fails, with its words.
     """
-    for id, look in (("api", _api), *_LOOKS):
+    looks = [("api", _api), *_LOOKS]
+    if probe:
+        looks.append(("probe", functools.partial(share_probe.probe, say=probe)))
+    for id, look in looks:
         answers = list(_asked(id, look, patient))
         yield from answers
         if id == "api" and any(check.status == FAIL for check in answers):
@@ -234,7 +243,7 @@ def summary(checks: Sequence[Check]) -> str:
     )
 
 
-_LOOKS: tuple[tuple[str, Callable[[Patient], Iterable[Check]]], ...] = (
+_LOOKS: tuple[tuple[str, Look], ...] = (
     ("namespace", _namespace),
     ("crd", _crd),
     ("operator", _operator),

@@ -14,12 +14,13 @@ from gptddp.k8s.objects import Object, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render import companions, manifest, rules, validate
-from gptddp.k8s.render.manifest import RUNS, SPEC_HASH
+from gptddp.k8s.render.manifest import SPEC_HASH
 from gptddp.launch import bundle
 
 _KEPT = ("name", "namespace", "labels", "annotations")  # of metadata
 # What the server fills in: without it the job has the hash of the same options.
 _DEFAULTS: dict[str, Any] = {"protocol": "TCP", "creationTimestamp": None}
+_RUN_DIR = flags.flag("run_dir")
 _NAMES = ("app.kubernetes.io/instance", companions.JOB_NAME, "serviceAccountName")
 
 
@@ -129,9 +130,11 @@ def _renamed(value: Any, old: str, new: str, key: str = "") -> Any:
             made["name"] = new + made["name"][len(old) :]
         return made
     if isinstance(value, list):
-        return [_renamed(item, old, new, key) for item in value]
-    if key == "args" and value == f"{RUNS}/{old}":
-        return f"{RUNS}/{new}"
+        items = [_renamed(item, old, new, key) for item in value]
+        if key == "args" and _RUN_DIR in items[:-1]:
+            at = items.index(_RUN_DIR) + 1
+            items[at] = f"{items[at].rpartition('/')[0]}/{new}"
+        return items
     return new if key in _NAMES and value == old else value
 
 

@@ -71,11 +71,15 @@ def _to_dict(change: Any) -> dict[str, Any]:
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
 @spec_options
 @context_options
+@click.option(
+    "--probe", is_flag=True, help="try the claim of the runs with two pods of a short Job"
+)
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")
 @click.pass_context
 def doctor(
     ctx: click.Context,
     /,
+    probe: bool,
     output: str | None,
     kubeconfig: Path | None,
     context: str | None,
@@ -84,7 +88,8 @@ def doctor(
     """Look for what a cluster lacks for a job, each with its fix.
 
     The options are those of `submit`: of another job other nodes, volumes and rights matter.
-    Nothing is changed. Exit code 1: something fails; a warning may be right as it is.
+    Nothing is changed, but with --probe a short Job is run. Exit code 1: something fails; a
+    warning may be right as it is.
 
     \b
     gptddp-k8s doctor --replicas 4 --gpus 8
@@ -98,7 +103,7 @@ def doctor(
     cluster = connect(job.namespace, kubeconfig, context)
     patient = Patient(cluster, objects_of(dataclasses.replace(job, namespace=cluster.namespace)))
     found = []
-    for check in checks.examine(patient):
+    for check in checks.examine(patient, note if probe else None):
         found.append(check)
         if not output:
             click.echo(visible(f"{check.status:6}{check.id:11}{check.text}"))

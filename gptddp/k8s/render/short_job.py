@@ -18,7 +18,7 @@ _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
 _SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
 # Standard output is the sample; standard error becomes the pod's status message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-_PLACEMENT = (
+PLACEMENT = (
     "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
     "priorityClassName",
 )  # fmt: skip
@@ -185,7 +185,7 @@ def _follow(job: Object, name: str, template: Mapping[str, Any]) -> None:
     What the Job has already stands: it was asked of the Job itself.
     """
     own, theirs = job["spec"]["template"], template.get("spec", {})
-    for key in _PLACEMENT:
+    for key in PLACEMENT:
         if key in theirs:
             own["spec"].setdefault(key, theirs[key])
     account = theirs.get("serviceAccountName")
