@@ -23,6 +23,16 @@ def job(prepared):
         it.cli("delete", code=None)
 
 
+@pytest.fixture(scope="module")
+def finished(prepared) -> Job:
+    """A run of three steps, whose job has ended and is deleted."""
+    it = Job(prepared, "finished")
+    it.submit(*OPTIONS, "--", *TINY, "--steps=3")
+    it.cli("wait", "--timeout=200")
+    it.cli("delete")
+    return it
+
+
 def failed(job: Job, reason: str) -> None:
     """The job is Failed with no pod made again, and both `wait` and `status` say why."""
     waited = job.cli("wait", "--timeout=200", code=100)
@@ -50,23 +60,19 @@ def test_a_damaged_dataset(job, prepared):
     failed(it, shard.name)
 
 
-def test_a_configuration_that_contradicts_the_run(job, prepared):
+def test_a_configuration_that_contradicts_the_run(job, finished):
     """A run directory of another configuration: the difference is the reason."""
-    first = job("changed", 3)
-    first.cli("wait", "--timeout=200")
-    first.cli("delete")
-    again = job("changed", 3, flags=("--seed=99",))
+    again = job(finished.name, 3, flags=("--seed=99",))
     failed(again, "seed: 1337 -> 99")
 
 
-def test_checkpoints_that_are_all_broken(job):
+def test_checkpoints_that_are_all_broken(job, finished):
     """Exit code 4: the run is never begun anew in silence."""
-    first = job("broken", 3)
-    first.cli("wait", "--timeout=200")
-    first.cli("delete")
-    for shard in first.run.glob("checkpoints/step-*/*.bin"):
+    shards = list(finished.run.glob("checkpoints/step-*/*.bin"))
+    for shard in shards:
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    again = job("broken", 5)
+    assert shards
+    again = job(finished.name, 5)
     failed(again, "none is valid")
 
 

@@ -56,20 +56,28 @@ def test_no_line_is_lost_when_pods_are(namespace):
     assert ends.count(True) >= 3  # a killed pod's last words may not leave its node
 
 
-@pytest.mark.parametrize(
-    ("made", "code", "said"),
-    [
-        (job("wait", "print('done')"), 0, "wait: Succeeded"),
-        (job("wait", "raise SystemExit(3)"), 100, "exited with 3 (loss or gradient not finite)"),
-        (job("wait", SLEEP, suspend=True), 103, "wait: Suspended"),
-        (job("wait", SLEEP), 124, "still"),
-        (job("other", SLEEP, suspend=True), 102, "no PyTorchJob wait"),
-    ],
-    ids=["succeeded", "failed", "suspended", "running", "absent"],
-)
-def test_how_a_job_ended_is_an_exit_code(namespace, made, code, said):
+ENDS = {
+    "succeeded": (job("succeeded", "print('done')"), 0, ": Succeeded"),
+    "failed": (job("failed", "raise SystemExit(3)"), 100, "exited with 3 (loss or gradient not"),
+    "suspended": (job("suspended", SLEEP, suspend=True), 103, ": Suspended"),
+    "running": (job("running", SLEEP), 124, "still"),
+    "absent": (job("other", SLEEP, suspend=True), 102, "no PyTorchJob absent"),
+}
+
+
+@pytest.fixture(scope="module")
+def ends(new_namespace):
+    """All those jobs, made at once."""
+    made = new_namespace()
+    made.kubectl("create", "-f", "-", stdin=[it for it, _, _ in ENDS.values()])
+    yield made
+    made.remove()
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_how_a_job_ended_is_an_exit_code(ends, name):
     """Each with its line on stderr, and nothing on stdout."""
-    namespace.kubectl("create", "-f", "-", stdin=made)
-    done = run(namespace, "wait", "wait", "--timeout", "8" if code == 124 else "60")
+    _, code, said = ENDS[name]
+    done = run(ends, "wait", name, "--timeout", "8" if code == 124 else "60")
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert said in done.stderr
+    assert said in done.stderr and name in done.stderr
