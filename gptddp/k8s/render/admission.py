@@ -5,16 +5,14 @@ The object is checked, so that any manifest can be, not only a rendered one. Mes
 object's field; the fix names the flag of `gptddp-k8s` where there is one.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs, volume_claims
+from gptddp.k8s.render import names
 from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
 from gptddp.k8s.render import template_rules as _registered_too  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
-
-_DNS_1035 = re.compile(r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def check_job(job: Object) -> list[Problem]:
@@ -48,7 +46,7 @@ def _limits(job: Object) -> tuple[int, int]:
 def _name(job: Object) -> Iterator[Found]:
     """The job's name is a DNS-1035 label, and so are its pods' names."""
     name = str(job["metadata"]["name"])
-    if not _DNS_1035.fullmatch(name):
+    if not (names.is_label(name) and name[0].isalpha()):
         yield (
             "metadata.name",
             f"{name!r} is not a DNS-1035 label",

@@ -4,24 +4,22 @@
 once. It is made from the operator's module: tests/support/crd_types.py says how, and what it means.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gptddp.k8s.render import quantity
 from gptddp.k8s.render.problem import Problem
 
 Path_ = tuple[str | int, ...]  # keys and indices from the object to a value
 Type = str | int  # a simple type's name, or the number of another one
 
 _TABLE = Path(__file__).with_name("pytorchjob.json")
-_QUANTITY = re.compile(  # the CRD's own pattern
-    r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+(\.\d*)?|\.\d+))?"
-)
+# The CRD's own pattern.
+_QUANTITY = r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+(\.\d*)?|\.\d+))?"
 _BOUNDS = {"int32": 2**31, "int64": 2**63, "integer": 2**63}
 _MOST_KNOWN = 15  # fields that a message lists
 _NEAR = 0.8  # how alike two names are of which one is surely meant for the other
@@ -136,7 +134,7 @@ def _scalar(type: str, value: Any) -> tuple[str, str] | None:
             return f"{value} does not fit into {type}", f"use less than {_BOUNDS[type]}"
         return None
     if isinstance(value, str):  # a quantity, or int-or-string
-        if type == "quantity" and not _QUANTITY.fullmatch(value):
+        if type == "quantity" and not (quantity.parse(value) or re.fullmatch(_QUANTITY, value)):
             return f"{_shown(value)} is no quantity", "use one such as 500m, 2 or 4Gi"
         return None
     if whole:
@@ -145,6 +143,8 @@ def _scalar(type: str, value: Any) -> tuple[str, str] | None:
 
 
 def _is_time(text: str) -> bool:
+    from datetime import datetime
+
     try:
         return datetime.fromisoformat(text).tzinfo is not None
     except ValueError:
@@ -182,6 +182,8 @@ def _bare(value: Any) -> str:
 
 def _meant(name: str, type: int, path: Path_) -> str:
     """The fix for an unknown field: another spelling, another place, or what there is."""
+    import difflib  # of a mistake only
+
     known = list(_fields(type))
     lower = {field.lower(): field for field in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=_NEAR)

@@ -6,8 +6,7 @@ keys; kubectl does not.
 
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ STDIN = "-"
 _MOST_NODES = 200_000  # with what is repeated by aliases: a manifest has some hundreds
 
 
-@dataclass
 class Document:
-    """One object of a file; `problems` are those that keep it from being read."""
+    """One object of a file, which begins in line `first`; `problems`: those of reading it."""
 
-    file: str
-    value: Any = None
-    node: Any = None
-    problems: list[Problem] = field(default_factory=list)
-    first: int = 1
+    def __init__(self, file: str, node: Any, first: int, problems: Iterable[Problem] = ()) -> None:
+        self.file, self.node, self.first = file, node, first
+        self.problems = list(problems)
+        self.value: Any = None
 
     def line(self, path: str) -> int:
         """The line of a field, such as `spec.containers[0].name`, or of the nearest around it."""
@@ -46,18 +43,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """Plain words become what Go's reader makes of them."""
 
 
-_Loader.yaml_implicit_resolvers = {}
+# Of PyYAML's own words those that mean the same to kubectl, and numbers as Go writes them.
+_Loader.yaml_implicit_resolvers = {
+    first: [it for it in found if it[0].rpartition(":")[2] in ("bool", "null", "merge")]
+    for first, found in _Loader.yaml_implicit_resolvers.items()
+}
 for _tag, _pattern, _first in (
-    ("bool", r"[yYnN]|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
-     "yYnNtTfFoO"),
+    ("bool", "[yYnN]", "yYnN"),
     ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
     ("float", r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
      "-+0123456789."),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("merge", r"<<", "<"),
 ):  # fmt: skip
     _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first)
     )
 
 
@@ -128,7 +126,7 @@ def parse(text: str, file: str) -> Iterator[Document]:
 
 
 def _objects(loader: Any, node: Any, file: str) -> Iterator[Document]:
-    made = Document(file, node=node, first=node.start_mark.line + 1)
+    made = Document(file, node, node.start_mark.line + 1)
     if _size(node, {}) > _MOST_NODES:
         rule = "its aliases repeat too much, or themselves"
         made.problems.append(Problem("yaml", "document", rule, "write it without them"))
@@ -140,15 +138,17 @@ def _objects(loader: Any, node: Any, file: str) -> Iterator[Document]:
         _, items = _child(node, "items")
         if isinstance(made.value.get("items"), list) and isinstance(items, yaml.SequenceNode):
             for item, value in zip(items.value, made.value["items"], strict=True):
-                yield Document(file, value, item, list(made.problems), item.start_mark.line + 1)
+                one = Document(file, item, item.start_mark.line + 1, made.problems)
+                one.value = value
                 made.problems.clear()
+                yield one
             return
     if made.value is not None:
         yield made
 
 
 def _unreadable(file: str, line: int, what: str, fix: str) -> Document:
-    return Document(file, problems=[Problem("yaml", "document", what, fix)], first=line)
+    return Document(file, None, line, [Problem("yaml", "document", what, fix)])
 
 
 def _hint(text: str) -> str:

@@ -1,16 +1,17 @@
 """A broken rule of a job; the rules that judge what its user gave, and those of any PyTorchJob."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render.spec import JobSpec
+
+if TYPE_CHECKING:  # a manifest is judged without all that makes one
+    from gptddp.k8s.render.spec import JobSpec
 
 REPLICAS = "spec.pytorchReplicaSpecs"
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One broken rule: where, what the rule is, and what to do."""
 
     id: str
@@ -23,7 +24,7 @@ class Problem:
 
 
 Found = tuple[str, str, str]  # field, rule, fix
-SpecRule = Callable[[JobSpec], Iterator[Found]]
+SpecRule = Callable[["JobSpec"], Iterator[Found]]
 JobRule = Callable[[Object], Iterator[Found]]
 SPEC_RULES: dict[str, SpecRule] = {}
 JOB_RULES: dict[str, JobRule] = {}

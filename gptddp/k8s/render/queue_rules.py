@@ -6,19 +6,22 @@ nothing, and one whose pods become more or fewer while it runs is stopped and qu
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, replica_specs
 from gptddp.k8s.render import names
 from gptddp.k8s.render.problem import REPLICAS, Found, job_rule, spec_rule
 from gptddp.k8s.render.queueing import TOPOLOGY, UNCONSTRAINED, topology
-from gptddp.k8s.render.spec import JobSpec
+
+if TYPE_CHECKING:
+    from gptddp.k8s.render.spec import JobSpec
 
 _ELASTIC = "kueue.x-k8s.io/elastic-job"  # annotation
 _MAX_TIME = "kueue.x-k8s.io/max-exec-time-seconds"  # label
 
 
 @spec_rule
-def _queue_options(spec: JobSpec) -> Iterator[Found]:
+def _queue_options(spec: "JobSpec") -> Iterator[Found]:
     """What Kueue is to know of a job is given with its queue, and can be read."""
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and spec.queue is None:

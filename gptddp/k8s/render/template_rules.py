@@ -4,7 +4,6 @@ Such a job is created, and its pods never are: its status stays empty, and only 
 a cluster takes a pod is not known here: quotas, Pod Security and names of other objects.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from gptddp.k8s.objects import Object, replica_specs
 from gptddp.k8s.render import names, quantity
 from gptddp.k8s.render.problem import REPLICAS, Found, job_rule
 
-_PORT_NAME = re.compile(r"(?!.*--)(?=.{1,15}$)(?=.*[a-z])[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PULL = ("Always", "IfNotPresent", "Never")
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 _DNS = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
@@ -61,7 +59,8 @@ def _twice(found: Iterable[tuple[str, Any]]) -> Iterator[Found]:
 
 def _port(where: str, port: Object) -> Iterator[Found]:
     name, number = str(port.get("name") or "a"), port.get("containerPort")
-    if not _PORT_NAME.fullmatch(name):
+    letter = any(it.isalpha() for it in name)
+    if not (names.is_label(name) and len(name) <= 15 and letter and "--" not in name):
         fix = "use up to 15 lower case letters, digits and single '-', with a letter among them"
         yield f"{where}.name", f"{name!r} is not the name of a port", fix
     if isinstance(number, int) and not 1 <= number <= 65535:

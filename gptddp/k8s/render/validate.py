@@ -4,10 +4,8 @@ A PyTorchJob, whoever wrote it, is checked for its structure (`crd`) and by what
 refuse, or let hang (`admission`). Of other kinds nothing is known here: they are left out.
 """
 
-import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptddp.k8s.render import admission, crd
 from gptddp.k8s.render.problem import REPLICAS, Problem
@@ -18,8 +16,7 @@ if TYPE_CHECKING:
 KIND, VERSION = "PyTorchJob", "kubeflow.org/v1"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Of one object: where it stands, and its problems with their lines; `checked`: is it known?"""
 
     file: str
@@ -85,12 +82,17 @@ def _head(value: Any) -> Iterator[Problem]:
             fix = f"write {key}: {KIND if key == 'kind' else VERSION}"
             yield Problem("kind", key, "is missing", f"{fix}, or what it is")
             return
-    near = difflib.get_close_matches(str(kind).lower(), [KIND.lower()], cutoff=0.8)
     of_operator = str(version).partition("/")[0] == "kubeflow.org"
-    if kind != KIND and near and of_operator:
+    if kind != KIND and of_operator and _is_near(str(kind)):
         yield Problem("kind", "kind", f"{kind!r} is unknown", f"write {KIND}")
     elif kind == KIND and version != VERSION:
         yield Problem("kind", "apiVersion", f"{version!r} has no {KIND}", f"write {VERSION}")
+
+
+def _is_near(kind: str) -> bool:
+    import difflib
+
+    return bool(difflib.get_close_matches(kind.lower(), [KIND.lower()], cutoff=0.8))
 
 
 def _name(job: dict[str, Any]) -> Iterator[Problem]:
