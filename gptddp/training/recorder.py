@@ -76,7 +76,7 @@ class Recorder:
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._goodput: float | None = None  # of the run, as far as it is known
-        self._stalled_at = 0.0  # monotonic: when the last stall was told
+        self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -218,6 +218,7 @@ class Recorder:
             self.metrics.owned(owned)
             self._goodput = goodput(owned)
         self._judge_pace(line, step_s)
+        self._stepped_at = time.monotonic()
         slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
         trouble = self.saves.trouble is not None
         self.console.step(line, progress, step_s, self._goodput, slow, trouble)
@@ -229,7 +230,8 @@ class Recorder:
         if stall := self._stall:
             self._stall = None
             self.metrics.moves()
-            seconds = round(time.monotonic() - self._stalled_at + stall.seconds, 1)
+            # not by the pulse, which counts less where its listener could not run either
+            seconds = round(max(stall.seconds, time.monotonic() - self._stepped_at), 1)
             self.event("stall_end", step=step, seconds=seconds)
             self.console.moves(step, seconds)
         if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
@@ -251,7 +253,7 @@ class Recorder:
         if self._stall is None:
             where = {"ranks": stall.missing, "names": names, "where": stall.text}
             self.event("stall", step=stall.step, seconds=round(stall.seconds, 1), **where)
-        self._stalled_at, self._stall = time.monotonic(), stall
+        self._stall = stall
         self.metrics.stalled(stall.seconds, names)
         self.console.stalled(stall)
 
