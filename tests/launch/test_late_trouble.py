@@ -34,7 +34,7 @@ def test_the_log_of_a_life_that_trains_on_has_one_writer(run, left, save, monkey
         rescue, "_closed", lambda c: dataclasses.replace(closed(c), checkpoint_every=0.0)
     )
     if handed:
-        monkeypatch.setattr(LiveState, "leave_snapshot", lambda self, cause: self.copy())
+        monkeypatch.setattr(LiveState, "leave_snapshot", lambda self, *why: self.copy())
     logs = []
 
     def newer_state(*args):
@@ -53,7 +53,7 @@ def test_the_log_of_a_life_that_trains_on_has_one_writer(run, left, save, monkey
 def test_a_state_that_no_rank_has_left_with_a_word_has_its_steps_added(request, monkeypatch):
     """All ranks were killed after a copy was left, and before it was handed over: that life is
     over."""
-    monkeypatch.setattr(LiveState, "leave_snapshot", lambda self, cause: self.copy())
+    monkeypatch.setattr(LiveState, "leave_snapshot", lambda self, *why: self.copy())
     run, save = request.getfixturevalue("left"), request.getfixturevalue("save")
     assert save() == [NAME] and [line["step"] for line in history.history(run)] == [1, 2, 3]
 
