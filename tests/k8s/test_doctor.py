@@ -103,6 +103,7 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
 DIGEST = f"r.io/x@sha256:{64 * '0'}"
 ACTIVE = {"type": "Active", "status": "True"}
 DIGEST = "r.io/x@sha256:" + "0" * 64
+LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 AWS = daemon_set("aws-node", "aws-node")
 SHUT = named("deny", spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
@@ -137,6 +138,11 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         (NODES, items(node(cpu="3")), [], "nodes", "warn", "room for 3 of 4 even when they are"),
         (NODES, items(node(taints=[GPU_TAINT])), [], "nodes", "fail",
          "add --toleration dedicated=team:NoSchedule"),
+        (NODES, items(node(taints=[GPU_TAINT])), ["--toleration", "dedicated=team:NoExecute"],
+         "nodes", "fail", "taints keep its pods from every node"),
+        (NODES, items(node(taints=[GPU_TAINT])), ["--toleration", "dedicated=other"],
+         "nodes", "fail", "taints keep its pods from every node"),
+        (NODES, items(node(taints=[LOST])), [], "nodes", "fail", "unreachable:NoExecute"),
         (NODES, items(node()), ["--node-selector", "zone=a"], "nodes", "fail", "no label zone=a"),
         (NODES, (403, "nodes is forbidden: U cannot list resource nodes"), [], "nodes", "warn",
          "cannot be seen"),

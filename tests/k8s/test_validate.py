@@ -82,6 +82,16 @@ def test_a_strangers_job_gets_line_field_rule_and_fix():
     assert done.stderr == "5 problems in it\n"
 
 
+def test_what_is_malformed_hides_no_other_mistake():
+    """The rules judge what they can read of a job whose structure is wrong elsewhere."""
+    text = STRANGER.replace("value: yes", "valu: yes").replace("  cleanPodPolicy: None\n", "")
+    text = text.replace("    Master:", "    master:").replace("replica: 3", "replicas: 0")
+    found = validate("-f", "-", stdin=text).stdout
+    assert "env[0].valu: unknown field; did you mean 'value'?" in found
+    assert "pytorchReplicaSpecs.master: unknown; use Master or Worker" in found
+    assert "Worker.replicas: 0 is less than 1" in found and "shape" not in found
+
+
 def test_a_good_job_of_a_stranger_is_valid():
     """Master and workers, a name that the server makes, and anchors of YAML."""
     done = validate("-f", "-", stdin=GOOD)

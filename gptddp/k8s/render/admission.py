@@ -15,13 +15,20 @@ from gptddp.k8s.render import template_rules as _registered_too  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
 
-def check_job(job: Object) -> list[Problem]:
-    """Every broken rule of a PyTorchJob. A job too malformed to be judged breaks `shape`."""
-    try:
-        return [Problem(id, *found) for id, rule in JOB_RULES.items() for found in rule(job)]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        rule = f"not shaped like a PyTorchJob ({type(error).__name__}: {error})"
-        return [Problem("shape", "manifest", rule, "compare it with `gptddp-k8s render`")]
+def check_job(job: Object, malformed: bool = False) -> list[Problem]:
+    """Every broken rule of a PyTorchJob. One that a rule cannot read breaks `shape`.
+
+    malformed: that it cannot be read everywhere is known, and why: such rules are left out.
+    """
+    found: list[Problem] = []
+    for id, judge in JOB_RULES.items():
+        try:
+            found += [Problem(id, *it) for it in judge(job)]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if not malformed:
+                rule = f"not shaped like a PyTorchJob ({type(error).__name__}: {error})"
+                return [Problem("shape", "manifest", rule, "compare it with `gptddp-k8s render`")]
+    return found
 
 
 def _elastic(job: Object) -> Object | None:

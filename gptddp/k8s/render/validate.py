@@ -49,15 +49,16 @@ def judge(document: "Document") -> Verdict:
 def check(job: dict[str, Any]) -> list[Problem]:
     """Every problem of a PyTorchJob: of its structure, and by the rules, each field once."""
     found = [*_name(job), *crd.check(job)]
-    if not found:
-        found += _without_pods(job)
-    if any(problem.id == "missing-field" for problem in found):
+    if any(problem.id == "missing-field" and problem.field == "spec" for problem in found):
         return found
+    if not found and (bare := list(_without_pods(job))):
+        return bare
     wrong = {problem.field for problem in found}
-    for problem in admission.check_job(_named(job)):
-        malformed = problem.id == "shape" and found
-        if not malformed and problem.field not in wrong:
-            found.append(problem)
+    found += [
+        it
+        for it in admission.check_job(_named(job), malformed=bool(found))
+        if it.field not in wrong
+    ]
     return found
 
 
@@ -74,7 +75,8 @@ def _head(value: Any) -> Iterator[Problem]:
     """What says what an object is."""
     if not isinstance(value, dict):
         rule = "is no object with apiVersion and kind"
-        yield Problem("kind", "document", rule, "compare it with `gptddp-k8s render`")
+        fix = "compare it with `gptddp-k8s render`; a job.toml is read from a file"
+        yield Problem("kind", "document", rule, fix)
         return
     kind, version = value.get("kind"), value.get("apiVersion")
     for key, there in (("kind", kind), ("apiVersion", version)):
