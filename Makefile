@@ -101,6 +101,10 @@ test-discovery: venv  ## a Prometheus on that cluster finds a job's pods by itse
 	built=$$(tests/cluster/discovery/prometheus) && PATH=$$built:$$PATH \
 	  $(BIN)/python -m pytest tests/cluster/discovery --timeout 1800 -s
 
+# Kueue is built from its Go module, once, in ten minutes of two cores; its tests remove it again.
+test-kueue: venv  ## the tests of docs/kueue.md with a real Kueue, on that cluster
+	$(BIN)/python -m pytest tests/cluster/kueue --timeout 900 -s
+
 wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
@@ -109,4 +113,5 @@ clean:  ## remove the virtual environment, caches and the demo
 	  .ruff_cache
 
 .PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
-  test-report test-discovery lint bench image cluster cluster-down test-cluster wheel clean
+  test-report test-discovery lint bench image cluster cluster-down test-cluster test-kueue wheel \
+  clean

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import queue_cases
 from support.cause_cases import (
     CASES,
     HELD,
@@ -95,6 +96,7 @@ def test_a_name_that_a_shell_would_read_is_quoted():
         quiet(None, label="theirs"),  # another trainer, whose lines are unknown
         made_again(2),
         held(HELD, "", PULL, second=55),  # a pull that has only begun
+        queue_cases.facts(made_job=queue_cases.queued_job(suspend=False), now=queue_cases.LATE),
         unready(ready=True),  # by now
     ],
 )

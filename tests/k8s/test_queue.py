@@ -278,3 +278,19 @@ def test_the_newest_workload_is_the_jobs(api, k8s):
     api.put(old)
     assert old["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] == JOB_UID
     assert "Queued" in k8s("status", "demo").stdout
+
+
+def test_what_kueue_adds_to_an_admitted_job_is_no_difference(api, k8s):
+    """Labels, annotations and nodes of its template; what the user has changed still is one."""
+    job_flags = ("--name", "demo", "--replicas", "4", "--queue", "team")
+    submit(k8s, "--queue", "team")
+    template = worker(job(api))["template"]
+    template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "worker"
+    template["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = "w"
+    template["spec"]["nodeSelector"] = {"pool": "h100"}
+    job(api)["spec"]["runPolicy"]["suspend"] = False
+    result = k8s("diff", *job_flags)
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    result = k8s("diff", *job_flags, "--grace-s", "90")
+    assert result.exit_code == 1 and "kueue" not in result.stdout
+    assert "terminationGracePeriodSeconds: 60 -> 90" in result.stdout

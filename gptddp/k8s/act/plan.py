@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gptddp.errors import ClusterError
 from gptddp.k8s.act import code, companion, queueing, submit
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, worker_pod_spec, worker_spec
+from gptddp.k8s.objects import Object, queue_name, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import secret
 from gptddp.k8s.render.difference import NONE, Difference, compare
@@ -61,6 +61,8 @@ def _change(
     found = [it for it in found if it.path != _SUSPEND]
     if kind == JOB:
         found = code.differences(cluster, live, objects, found)
+        if queue_name(live):
+            found = [it for it in found if it.new != NONE or not queueing.set_by_kueue(it.path)]
     else:  # what others have added to a companion stays
         found = [it for it in found if it.new != NONE]
     return Change(kind, name, CHANGE, found) if found else None

@@ -12,6 +12,15 @@ from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name, suspended
 from gptddp.k8s.observe.queue import Queue, fetch
 from gptddp.k8s.observe.watcher import Say
 
+# What Kueue adds to a template while a job is admitted: where its quota is, and whose it is.
+_ADMITTED = (
+    "metadata.annotations.kueue.x-k8s.io/",
+    "metadata.labels.kueue.x-k8s.io/",
+    "spec.nodeSelector",
+    "spec.tolerations",
+    "spec.schedulingGates",
+)
+
 
 def check(cluster: Cluster, job: Object, answer: Object, say: Say) -> None:
     """Raise ConfigError where Kueue would never start a job, or not hold it at all.
@@ -69,6 +78,12 @@ def _names(cluster: Cluster, kind: str, meant: str) -> str:
         names = []
     near = difflib.get_close_matches(meant, names, n=3) or names[:5]
     return f"there are {', '.join(near)}" if near else "there is none; its administrator makes one"
+
+
+def set_by_kueue(path: str) -> bool:
+    """May a field of a job be there because Kueue has admitted it, and put pods on nodes?"""
+    _, in_template, field = path.partition(".Worker.template.")
+    return bool(in_template) and field.startswith(_ADMITTED)
 
 
 def of(cluster: Cluster, job: Object) -> Queue | None:

@@ -1,0 +1,190 @@
+"""docs/kueue.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
+
+import json
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+SYSTEM = "kueue-system"
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def active(team, name):
+    """`spec.active` of a job's Workload; None while there is none."""
+    uid = team.get("pytorchjob", name)["metadata"]["uid"]
+    found = team.get("workloads", "-l", f"kueue.x-k8s.io/job-uid={uid}")
+    return found[0]["spec"]["active"] if found else None
+
+
+def run_suggested(team, text):
+    """Run the command at the end of the line `why`; it must do."""
+    line = next(line for line in text.splitlines() if line.startswith("why:"))
+    command = shlex.split(line.rpartition("`")[0].rpartition("`")[2])
+    assert command[0] == "kubectl"
+    at = command.index("-n")
+    team.kubectl(*command[1:at], *command[at + 2 :])
+
+
+def test_jobs_take_turns(team):
+    """One runs, the other waits: nothing ends the wait, and all commands go by Kueue."""
+    team.submit("one")
+    team.says("one", "Running", "2 of 2 ready")
+    team.submit("two")
+    shown = team.says("two", "Queued", "team and is the next", "insufficient unused quota for cpu")
+    run_suggested(team, shown)
+    ended = team.cli("wait", "two", "--timeout", "4", code=124)
+    assert "two: Queued: it waits in the queue team" in ended.stderr
+    assert "Kueue would stop at once" in team.cli("resume", "two", code=2).stderr
+    refused = team.cli("scale", "one", "--replicas", "1", code=2).stderr
+    assert "Kueue stops a job" in refused and team.cli("diff", *_same("one")).stdout == ""
+
+    assert "commit a checkpoint" in team.cli("suspend", "one").stderr
+    team.says("one", "Suspended", "taken out of the queue team", "gptddp-k8s resume one")
+    assert "Suspended" in team.cli("list").stdout and active(team, "one") is False
+    team.says("two", "Running", "2 of 2 ready")
+    team.cli("resume", "one")
+    team.says("one", "Queued")
+    assert "for room for its pods" in team.cli("scale", "one", "--replicas", "1").stderr
+    team.cli("delete", "two")
+    team.says("one", "Running", "1 of 1 ready")
+    ledger = team.namespace.shared / "runs/one/ledger.jsonl"
+    team.until(lambda: "restore" in ledger.read_text(), "it goes on from its checkpoint")
+    owner = [w["metadata"]["ownerReferences"][0]["name"] for w in team.get("workloads")]
+    assert owner == ["one"]
+
+
+def _same(name):
+    """The options of a job as `submit` has them."""
+    from support.toy import SMALL
+
+    job = ("--name", name, "--replicas", "2", "--cpu", "500m", "--memory", "2Gi", "--queue", "team")
+    return [*job, "--data", "data/corpus", "--", *SMALL, "--steps", "1000000"]
+
+
+def test_kueue_undoes_what_is_set_on_the_job(team):
+    """Why suspend and resume go by the Workload, and a running job is not scaled."""
+    team.submit("one")
+    team.says("one", "Running")
+
+    def put(spec):
+        patch = json.dumps({"spec": spec})
+        team.kubectl("patch", "pytorchjob", "one", "--type=merge", "-p", patch)
+
+    put({"runPolicy": {"suspend": True}})
+    suspended = lambda: team.get("pytorchjob", "one")["spec"]["runPolicy"]["suspend"]  # noqa: E731
+    team.until(lambda: not suspended(), "Kueue lets it go on")
+    team.says("one", "2 of 2 ready")
+    put({"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}})
+    events = lambda: [e["reason"] for e in team.get("events") if e["reason"] == "Stopped"]  # noqa: E731
+    team.until(events, "Kueue stops it")
+
+
+def test_what_is_wrong_with_a_queue_is_said(team):
+    """Each by its own cause, with object and field; a stopped queue by a command that helps."""
+    refused = team.submit("one", "--queue", "tema", code=2).stderr
+    assert "no LocalQueue tema" in refused and "there are team" in refused
+    refused = team.submit("one", "--priority", "none", code=2).stderr
+    assert "no WorkloadPriorityClass none" in refused and "nothing was created" in refused
+
+    team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "Hold"})
+    assert "warning: the queue team is stopped" in team.submit("one").stderr
+    shown = team.says("one", "Queued", "the LocalQueue team is stopped (spec.stopPolicy: Hold)")
+    team.set_quota(stopPolicy="Hold")
+    run_suggested(team, shown)
+    team.says("one", f"the ClusterQueue {team.own} of the queue team takes no jobs: it is stopped")
+    team.set_quota(namespaceSelector={"matchLabels": {"team": "other"}})
+    team.says("one", f"the ClusterQueue {team.own} takes no jobs of this namespace")
+    team.set_quota()
+    team.says("one", "Running")
+
+    team.submit("two", "--cpu", "3")
+    team.says("two", f"more than the whole quota of the ClusterQueue {team.own}", "(6 > 1)")
+    team.submit("three", "--topology", "required=kubernetes.io/hostname")
+    team.says("three", "fit the topology that it asks for", "TopologyAwareScheduling")
+    team.apply("LocalQueue", "lost", spec={"clusterQueue": "nowhere"})
+    team.submit("four", "--queue", "lost")
+    team.says("four", "there is no ClusterQueue nowhere, which the LocalQueue lost names")
+    team.kubectl("delete", "localqueue", "lost")
+    team.says("four", f"there is no LocalQueue lost in its namespace (metadata.labels[{QUEUE}])")
+
+
+def test_a_preempted_job_waits_for_its_turn_again(team):
+    """Stopped for one of a higher priority; it goes on when that one has gone."""
+    team.submit("one")
+    team.says("one", "Running", "2 of 2 ready")
+    team.submit("high", "--priority", team.own)
+    team.says("one", "Queued", "it was preempted, and it waits in the queue team")
+    team.says("high", "Running")
+    team.cli("delete", "high")
+    team.says("one", "Running")
+
+
+def test_a_priority_that_went_missing_is_said(team):
+    """A job that kubectl made: Kueue makes no Workload, and says so in its log only."""
+    rendered = team.cli("render", *_same("one")).stdout
+    job = next(it for it in yaml.safe_load_all(rendered) if it["kind"] == "PyTorchJob")
+    job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "gone"
+    team.kubectl("create", "-f", "-", stdin=job)
+    team.says("one", "Queued", "there is no WorkloadPriorityClass gone", "kubectl get workloadprio")
+
+
+# -- a Kueue that does not do its part -----------------------------------------------------------
+
+
+@pytest.fixture
+def mended(team):
+    """Kueue as it was, after the test."""
+    yield
+    subprocess.run([HERE / "up"], check=True, capture_output=True)
+
+
+def test_a_kueue_without_pytorchjobs_is_told_before_the_job_runs(team, mended):
+    """By the server's dry run; of a job that kubectl made, status says that it runs outside."""
+    config = (HERE / "config/controller_manager_config.yaml").read_text()
+    config = config.replace("kubeflow.org/pytorchjob", "batch/job")
+    data = {"data": {"controller_manager_config.yaml": config}}
+    team.kubectl(
+        "patch", "configmap", "kueue-manager-config", "--namespace", SYSTEM, "-p", json.dumps(data)
+    )
+    restart(team)
+    refused = team.submit("one", code=2).stderr
+    assert "would start at once" in refused and "kubeflow.org/pytorchjob" in refused
+    rendered = team.cli("render", *_same("one")).stdout
+    team.kubectl("create", "-f", "-", stdin=rendered)
+    team.says("one", "Running", "2 of 2 ready")
+    time.sleep(15)
+    team.says("one", "it runs outside of its queue team and of any quota", "Kueue has no Workload")
+
+
+def test_a_webhook_that_is_down_is_kueues(team, mended):
+    """Not the operator's."""
+    scale = ("scale", "deployment", "kueue-controller-manager", "--namespace", SYSTEM)
+    team.kubectl(*scale, "--replicas=0")
+    team.until(lambda: not pods_of_kueue(team), "Kueue is down")
+    refused = team.submit("one", code=1).stderr
+    assert "is Kueue running? `kubectl get pods -n kueue-system`" in refused
+    assert "operator" not in refused and "nothing was created" in refused
+    team.kubectl(*scale, "--replicas=1")
+
+
+def pods_of_kueue(team):
+    return team.get("pods", "--namespace", SYSTEM)
+
+
+def restart(team):
+    """Kueue again, with what it is configured to do now; until its webhook answers."""
+    name = ("deployment/kueue-controller-manager", "--namespace", SYSTEM)
+    team.kubectl("rollout", "restart", *name)
+    team.kubectl("rollout", "status", *name, "--timeout=180s", timeout_s=200)
+    least = str(HERE / "queue.yaml")
+
+    def answers():
+        made = team.kubectl("create", "--dry-run=server", "-f", least, check=False)
+        return made.returncode == 0 and len(pods_of_kueue(team)) == 1
+
+    team.until(answers, "its webhook answers")
