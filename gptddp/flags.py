@@ -1,8 +1,6 @@
 """A configuration from flags, from TOML and from what a run has saved; standard library only."""
 
-import argparse
 import dataclasses
-import difflib
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +9,6 @@ from typing import Any, NoReturn, TextIO
 
 from gptddp.config import FIELDS, FIXED, START, Config, shown
 from gptddp.errors import ConfigError
-from gptddp.files import may_pass
 from gptddp.presets import PARTS
 
 # The parts of a model that make it a GPT-2.
@@ -44,6 +41,8 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name_of(path)} is not valid TOML: {error}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
+        from gptddp.files import may_pass
+
         if may_pass(error):
             raise
         raise ConfigError(f"cannot read the {what} {path}: {error}") from error
@@ -100,6 +99,8 @@ def _known(path: str | Path, key: str) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`: did you mean 'x'?`, or the whole list where nothing is near."""
     names = list(known)
+    import difflib
+
     near = difflib.get_close_matches(word, names, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 
@@ -157,43 +158,66 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message if len(message) <= 300 else f"{message[:300]}...")
+def _print_help(prog: str) -> NoReturn:
+    """What every field is; ends the process, as --help does."""
+    import argparse
 
-
-def parser(prog: str = "gptddp train") -> argparse.ArgumentParser:
-    """The argument parser of the trainer; errors are raised as ConfigError."""
-    p = _Parser(prog=prog, allow_abbrev=False, description="Train a GPT; see docs/train.md.")
+    p = argparse.ArgumentParser(prog=prog, description="Train a GPT.")
     p.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
     for name, f in FIELDS.items():
         text, default = f.metadata["help"], f.metadata["default"]
         if _kind(name) == "bool":
-            p.add_argument(
-                flag(name), dest=name, action="store_true", help=text, default=argparse.SUPPRESS
-            )
+            p.add_argument(flag(name), action="store_true", help=text)
             continue
         note = "" if default in (None, "") else f" (default: {default})"
-        p.add_argument(
-            flag(name),
-            dest=name,
-            metavar=_METAVARS.get(name, _kind(name).upper()),
-            help=text + note,
-            default=argparse.SUPPRESS,
-        )
-    return p
+        p.add_argument(flag(name), metavar=_metavar(name), help=text + note)
+    p.print_help()
+    sys.exit(0)
+
+
+_CONFIG = "--config"
+
+
+def _given(args: Sequence[str]) -> dict[str, Any]:
+    """The fields, or `--config`, that flags name, with their texts; True of one without."""
+    known = {flag(name): name for name in FIELDS} | {_CONFIG: _CONFIG}
+    given: dict[str, Any] = {}
+    words = iter(args)
+    for word in words:
+        option, equals, text = word.partition("=")
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
+        if option not in known:
+            raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
+        name = known[option]
+        if name in FIELDS and _kind(name) == "bool":
+            if equals:
+                raise ConfigError(f"{option} takes no value: leave out ={shown(text)}")
+            given[name] = True
+            continue
+        if not equals:
+            text = next(words, "--")
+            if text.startswith("--") or (text.startswith("-") and not _is_negative(text)):
+                raise ConfigError(f"{option} needs a value: {option} {_metavar(name)}")
+        given[name] = text
+    return given
+
+
+def _is_negative(text: str) -> bool:
+    return text[1:2].isdigit() or text[1:2] == "."
+
+
+def _metavar(name: str) -> str:
+    return "FILE" if name == _CONFIG else _METAVARS.get(name, _kind(name).upper())
 
 
 def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     """Flags, over the TOML file that `--config` names, over the defaults."""
-    known, rest = parser(prog).parse_known_args(list(args))
-    if rest and not rest[0].startswith("-"):
-        raise ConfigError(f"unexpected argument {shown(rest[0])}: give its option, as --steps 90")
-    if rest:
-        flags = [flag(name) for name in FIELDS]
-        raise ConfigError(f"unknown option {rest[0]!r}{did_you_mean(rest[0].split('=')[0], flags)}")
-    given = vars(known)
-    values = {} if (path := given.pop("config")) is None else from_toml(path)
+    if {"-h", "--help"} & {*args}:
+        _print_help(prog)
+    given = _given(args)
+    path = given.pop(_CONFIG, None)
+    values = {} if path is None else from_toml(path)
     values |= {name: _from_text(name, text) for name, text in given.items()}
     return Config(**values)
 

@@ -1,8 +1,6 @@
 """The facts of this pod, from the operator and the manifest, as torchrun's command line."""
 
-import ctypes
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,7 +73,7 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
         rdzv_id=env.get("PET_RDZV_ID") or "gptddp",
         rdzv_conf=_conf(env.get("PET_RDZV_CONF", "")),
         grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
-        key=_key(env.get(KEY, "")) if endpoint else secrets.token_hex(),
+        key=_key(env.get(KEY, "")) if endpoint else os.urandom(32).hex(),
     )
 
 
@@ -95,6 +93,8 @@ def forget_key() -> None:
     A process that is forked begins with a copy of the memory that `/proc/PID/environ` shows, which
     holds a variable after its end, so the value there is written over.
     """
+    import ctypes  # of pods alone: the control plane reads this module too
+
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     if at := libc.getenv(KEY.encode()):

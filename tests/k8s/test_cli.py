@@ -159,9 +159,9 @@ FORBIDDEN = (
 PROBE = """
 import sys
 sys.argv = ["gptddp-k8s", *sys.argv[1:]]
-from gptddp.k8s import main
+from gptddp.k8s.cli.main import cli
 try:
-    main()
+    cli()
 except SystemExit as end:
     code = end.code
 import gptddp.k8s.render.admission, gptddp.k8s.local.run, gptddp.k8s.local.pod_main

@@ -265,7 +265,9 @@ def test_a_proxy_is_used_where_one_is_named(api, proxy, tmp_path, monkeypatch):
 def test_a_server_that_is_away_costs_no_tls(tmp_path):
     """A refused connection is told without what only a connection needs."""
     path = kubeconfig(tmp_path, {"server": "https://127.0.0.1:9"})
-    code = "import sys; from gptddp.k8s import main\ntry: main()\nfinally: print(*sys.modules)"
+    code = (
+        "import sys; from gptddp.k8s.cli.main import cli\ntry: cli()\nfinally: print(*sys.modules)"
+    )
     command = [sys.executable, "-c", code, "list", "--kubeconfig", str(path)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert "https://127.0.0.1:9: Connection refused" in result.stderr

@@ -9,11 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from gptddp import config, flags
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted
+from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
@@ -47,18 +45,7 @@ def spec_hash(job: Mapping[str, Any]) -> str:
 
 def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     """One YAML document an object, each opened by `---`; block style, keys as they are."""
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # same text, 5 times as fast
-    return str(
-        yaml.dump_all(
-            documents,
-            Dumper=dumper,
-            sort_keys=False,
-            default_flow_style=False,
-            explicit_start=True,
-            width=4096,
-            allow_unicode=True,
-        )
-    )
+    return yaml_text.dump(documents)
 
 
 def to_json(documents: list[Object]) -> str:

@@ -8,14 +8,12 @@ _SUFFIX = {
     "E": 1e18, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
     "Ei": 2.0**60,
 }  # fmt: skip
-_PATTERN = re.compile(
-    r"\+?(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII
-)
+_PATTERN = r"(?a:\+?(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTPE]|[KMGTPE]i)?))"
 
 
 def parse(text: str) -> float | None:
     """The number that a quantity stands for; None where it is none."""
-    match = _PATTERN.fullmatch(text)
+    match = re.fullmatch(_PATTERN, text)
     if not match:
         return None
     number, exponent, suffix = match.groups()
