@@ -8,11 +8,12 @@ import yaml
 from gptddp.k8s.render import yaml_text
 
 ODD = [
-    "yes", "y", "NO", "nO", "on", "~", "null", "NULL", "=", "<<", "1e3", "0x1", "1_0", "4Gi", "500m",
-    "12Ei", "2026-01-01", "12:30", "-", "--", "---", "--- a", "--a", "-c", "a:b", "a: b", "a:", "a #b",
-    "a#b", "inf", ".inf", "a  b", "a ", " a", "", "0", "00", "10", "+1", "-1", "1.5", "a'b", "'a",
-    "!x 'y'", "@a", "%a", "`a", "[a]", "{a}", "a,b", "?a", "? a", "> a", "*a", "&a b", "r.io/g@sha256:0",
-    "/x: y", "=a", "x" * 2000, "x y " * 300, "two\nlines", "\t", "\x1b[31m", "caf\u00e9", "\u2028",
+    "yes", "y", "NO", "nO", "on", "~", "null", "NULL", "=", "<<", "1e3", "0x1", "1_0", "4Gi",
+    "500m", "12Ei", "2026-01-01", "12:30", "-", "--", "---", "--- a", "--a", "-c", "a:b", "a: b",
+    "a:", "a #b", "a#b", "inf", ".inf", "a  b", "a ", " a", "", "0", "00", "10", "+1", "-1", "1.5",
+    "a'b", "'a", "!x 'y'", "@a", "%a", "`a", "[a]", "{a}", "a,b", "?a", "? a", "> a", "*a", "&a b",
+    "r.io/g@sha256:0", "/x: y", "=a", "x" * 2000, "x y " * 300, "two\nlines", "\t", "\x1b[31m",
+    "caf\u00e9", "\u2028",
 ]  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def drawn(count=4000):
 
 def by_pyyaml(*documents):
     return yaml.dump_all(
-        documents, Dumper=yaml.SafeDumper, sort_keys=False, default_flow_style=False,
+        documents, Dumper=yaml.CSafeDumper, sort_keys=False, default_flow_style=False,
         explicit_start=True, width=4096, allow_unicode=True,
     )  # fmt: skip
 
