@@ -33,7 +33,7 @@ from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import ALONE, KEY, forget_key, pod_from, torchrun_args
+from gptddp.launch.pod import KEY, as_elastic, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
 from gptddp.run.in_force import config_in_force, is_finished, why_finished
@@ -60,8 +60,6 @@ ENVIRONMENT = {
 # Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-# The operator numbers the pods of a job with a Master by variables that torchrun gives to workers.
-OF_THE_POD = ("RANK", "WORLD_SIZE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _NO_KEY = (
     "whoever reaches the port of the rendezvous can change who is in the job; a Secret of the job's"
     " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
@@ -186,10 +184,7 @@ class Launcher:
                 Path(alive).unlink()
         pod = pod_from(os.environ)
         forget_key()
-        if pod.endpoint != ALONE:  # by which a job is known: one with a Master is told none
-            os.environ.setdefault("PET_RDZV_ENDPOINT", pod.endpoint)
-        for name in OF_THE_POD:
-            os.environ.pop(name, None)
+        as_elastic(pod, os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # without a preset the hardware decides, of which the trainer knows: the most that may be

@@ -1,7 +1,7 @@
 """The facts of this pod, from the operator and the manifest, as torchrun's command line."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from gptddp.errors import ConfigError
@@ -21,6 +21,7 @@ RDZV_CONF = {
 KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
 LEAST_KEY = 32  # characters
 ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod, which nobody else looks for
+_OF_THE_POD = ("RANK", "WORLD_SIZE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,18 @@ def _master(env: Mapping[str, str]) -> str:
     for name in ("PET_MASTER_PORT", "PET_NODE_RANK"):
         _number(name, env.get(name, ""))
     return f"{env['PET_MASTER_ADDR']}:{env['PET_MASTER_PORT']}"
+
+
+def as_elastic(pod: PodFacts, env: MutableMapping[str, str]) -> None:
+    """Make the environment of a pod of a job with a Master that of any other, in place.
+
+    The operator numbers its pods by variables that torchrun gives to workers, so a launcher would
+    pass for one; and a job is known by its endpoint, which this one is not told.
+    """
+    for name in _OF_THE_POD:
+        env.pop(name, None)
+    if pod.endpoint != ALONE:
+        env.setdefault("PET_RDZV_ENDPOINT", pod.endpoint)
 
 
 def forget_key() -> None:
