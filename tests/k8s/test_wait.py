@@ -22,12 +22,17 @@ def quick(monkeypatch):
     monkeypatch.setattr(watcher, "POLL_S", 0.03)
 
 
-def later(*acts):
-    """Do these things one after the other, a quarter of a second apart."""
+def later(api, *acts):
+    """Do these things one after the other, each when the job was looked at once more."""
+
+    def looks():
+        return sum("/pytorchjobs/demo" in path for path in api.asked)
 
     def run():
         for act in acts:
-            time.sleep(0.25)
+            enough = looks() + 2  # the first of them has ended when the second begins
+            while looks() < enough:
+                time.sleep(0.01)
             act()
 
     threading.Thread(target=run, daemon=True).start()
@@ -37,6 +42,7 @@ def test_a_job_that_succeeds_is_0(api, cluster, capsys):
     """Each state is told once, with the pods that are ready."""
     api.put(job("Created", replicas=2))
     later(
+        api,
         lambda: api.put(pod(0), job("Created", "Running", replicas=2)),
         lambda: api.put(job("Created", condition("Running", "False"), "Succeeded", replicas=2)),
     )
@@ -76,7 +82,7 @@ def test_a_resumed_job_is_not_suspended(api, cluster):
 def test_a_job_that_is_deleted_is_102(api, cluster, capsys):
     """Gone is not the same as never there."""
     api.put(job("Running"))
-    later(lambda: api.remove("PyTorchJob", "demo"))
+    later(api, lambda: api.remove("PyTorchJob", "demo"))
     assert wait.until_done(cluster, "demo", note, 20) == 102
     assert "demo: gone" in capsys.readouterr().err
     with pytest.raises(NotFoundError):
@@ -86,7 +92,7 @@ def test_a_job_that_is_deleted_is_102(api, cluster, capsys):
 def test_another_job_of_the_name_is_not_waited_for(api, cluster):
     """The job that was waited for has another uid."""
     api.put(job("Running"))
-    later(lambda: api.put(job("Running", uid="another")))
+    later(api, lambda: api.put(job("Running", uid="another")))
     assert wait.until_done(cluster, "demo", note, 20) == 102
 
 
@@ -132,6 +138,7 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
     """Told once that it is away, once that it is back; the job's end is seen then."""
     api.put(job("Running", replicas=1), pod(0))
     later(
+        api,
         lambda: setattr(api, "down", True),
         lambda: api.put(job("Succeeded")),
         lambda: setattr(api, "down", False),
@@ -144,5 +151,5 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys):
 def test_time_runs_out_while_the_api_server_is_away(api, cluster):
     """A timeout holds also then."""
     api.put(job("Running", replicas=1), pod(0))
-    later(lambda: setattr(api, "down", True))
+    later(api, lambda: setattr(api, "down", True))
     assert wait.until_done(cluster, "demo", note, 0.8) == 124
