@@ -32,7 +32,7 @@ ABOUT = {
     "detection": "from the last step until a fault was noticed",
     "reforming": "until all ranks of the next life had begun",
     "reload": "of a life after a fault, until its first step was done",
-    "start": "the same of a first life, or one after a stop",
+    "start": "of a first life, or one after a stop, until its first step was done",
     "stopped": "nobody trained, and nobody was meant to",
     "books": "log, ledger and metrics, on rank 0",
     "other": "the rest of the loop",
@@ -235,7 +235,8 @@ def checkpoints(run: Run) -> Table:
         head, rows = head[:-1], [row[:-1] for row in rows]
     done = len(saves)
     failed = len([it for it in run.events_of("checkpoint") if it.get("error")])
-    caption = f"{many(done, 'save')} in all, {failed:,} failed; {len(rows):,} are there now."
+    there = f"{len(rows):,} {'is' if len(rows) == 1 else 'are'} there now"
+    caption = f"{many(done, 'save')} in all, {failed:,} failed; {there}."
     return Table(head, rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS), caption)
 
 
