@@ -103,6 +103,13 @@ def test_after_the_dashes_there_are_options_only(k8s):
     refused(k8s("render", "--", "--steps", "9", "10"), "unexpected argument '10'")
 
 
+@pytest.mark.parametrize("option", ["--env=A=", "--data=", "--annotation=a=", "--name="])
+def test_bytes_that_are_no_text_are_refused(k8s, option):
+    """What the shell passes on of another encoding would break the manifest's hash."""
+    refused(k8s("render", option + "\udcff"), "is not UTF-8")
+    refused(k8s("render", "--", "--init-from", "/data/\udcff"), "is not UTF-8")
+
+
 def test_a_mistake_has_the_words_of_one_program(k8s):
     """click's messages are opened as ours are, and name the help."""
     for args in (["nope"], ["status"], ["render", "--nope"], ["render", "-o", "xml"]):

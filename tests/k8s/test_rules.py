@@ -97,6 +97,7 @@ BROKEN_PODS = [
     ("disk", {"scratch": "much"}, "--scratch: 'much'"),
     ("disk", {"ephemeral_storage": "0"}, "--ephemeral-storage: '0'"),
     ("disk", {"scratch": "20"}, "as in 20Gi"),
+    ("disk", {"scratch": "1e99"}, "more than any node has"),
     ("disk", {"ephemeral_storage": "1Gi", "scratch": "2Gi"}, "counts against"),
     ("env-from", {"env_from_secret": ("A=hf",)}, "NAME=SECRET/KEY"),
     ("env-from", {"env_from_configmap": ("A=hf/b c",)}, "NAME=CONFIGMAP/KEY"),

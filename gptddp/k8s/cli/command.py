@@ -99,6 +99,14 @@ class Group(click.Group):
         except Exception:  # without being asked for completions it does nothing
             sys.exit(0)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for arg in args:
+            if any("\ud800" <= character <= "\udfff" for character in arg):
+                raise click.UsageError(
+                    f"{arg!r} is not UTF-8, which everything in a manifest is: write it anew", ctx
+                )
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         # click itself takes every broken pipe for its own, with another exit code
         ctx.exit(_exit_code(lambda: super(Group, self).invoke(ctx)))

@@ -19,6 +19,7 @@ _OURS = (
     r"|training\.kubeflow\.org/.*|gptddp/.*"
 )
 _LEAST_DISK = 2**20  # less is a unit forgotten
+_MOST_DISK = 2**60
 # Where the pod has volumes and devices of its own, and where its program lies.
 _TAKEN = ("/data", "/runs", "/dev", "/tmp", "/proc", "/sys", "/opt/gptddp", "/code")
 
@@ -128,6 +129,8 @@ def _disk(spec: JobSpec) -> Iterator[Found]:
         elif text is not None and (quantity.parse(text) or 0) < _LEAST_DISK:
             rule = f"{text} bytes are less than a pod's log" if text.isdigit() else "is below 1Mi"
             yield flag(field), rule, "add the unit, as in 20Gi"
+        elif text is not None and (quantity.parse(text) or 0) > _MOST_DISK:
+            yield flag(field), f"{text} is more than any node has", "use one such as 20Gi"
         sizes.append(quantity.parse(text or ""))
     if sizes[0] and sizes[1] and sizes[1] > sizes[0]:
         yield (
