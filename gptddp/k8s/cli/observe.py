@@ -67,7 +67,7 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
     starts.
 
     Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
-    suspended, 124: the time is up.
+    suspended (one in a queue of Kueue is waited for), 124: the time is up.
     """
     from gptddp.k8s.act.giving_up import GivingUp
     from gptddp.k8s.observe.wait import until_done
