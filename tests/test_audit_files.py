@@ -120,7 +120,7 @@ def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     """What was changed in it, and when, is found without reading all lines for each."""
     steps, configs = range(1, 200_001), {1: Config(lr=0.1), 2: Config(lr=0.1), 3: Config(lr=0.2)}
     lives = {step: 1 + (step > 100) + (step > 150_000) for step in steps}
-    nothing = dict.fromkeys(["prints", "begins", "machines", "quarantine"], {})
+    nothing = dict.fromkeys(["prints", "begins", "machines", "codes", "quarantine"], {})
     it = Books(
         tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, left=None, wrong=[], **nothing
     )

@@ -101,7 +101,7 @@ class Transport:
         if not settings.verify_ssl:  # as the kubeconfig says
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         if proxy:
-            settings.proxy = proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl()
+            settings.proxy = f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"
             pair = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
             who = pair if proxy.username else None
             settings.proxy_headers = urllib3.make_headers(proxy_basic_auth=who)

@@ -184,10 +184,17 @@ def test_a_snapshot_that_is_described_wrongly_is_refused(sent):
 
 
 @pytest.mark.parametrize(
-    "sent", [1, None, "abc", ["pod", "id"], ["pod", 1, []], ["pod", "id", [1]], [[], "id", []]]
+    "sent",
+    [
+        *(1, None, "abc", ["pod", "id", []], ["pod", 1, [], []], ["pod", "id", [1], []]),
+        *([[], "id", [], []], ["pod", "id", [], [1]], ["pod", "id", [], [["a", "b", 2]]]),
+    ],
 )
 def test_a_rank_that_introduces_itself_wrongly_is_refused(sent):
     """At the start of a life: its name is known by its number only; no name moves the cursor."""
-    assert _introduced([["pod\x1b", "id", ["a"]]]) == [("pod\\x1b", "id", ["a"])]
+    good = ["pod\x1b", "id", ["a"], [["a", "pod", "killed\x1b"]]]
+    ((drawn, came),) = _introduced([good])
+    assert (drawn, came.pod, came.lives) == ("id", "pod\\x1b", ["a"])
+    assert came.deaths == [("a", "pod", "killed\\x1b")]
     with pytest.raises(BadMessage, match="rank 1 has sent"):
-        _introduced([["pod", "id", []], sent])
+        _introduced([good, sent])

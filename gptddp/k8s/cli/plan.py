@@ -64,7 +64,7 @@ def diff(
 
 
 def _to_dict(change: Any) -> dict[str, Any]:
-    fields = [field._asdict() for field in change.fields]
+    fields = [{"path": it.path, "old": it.old, "new": it.new} for it in change.fields]
     return {"kind": change.kind, "name": change.name, "action": change.action, "fields": fields}
 
 
