@@ -87,17 +87,17 @@ class Group(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
         options["standalone_mode"] = False
-        sys.exit(_exit_code(lambda: super(Group, self).main(*args, **options)))
-
-    def _main_shell_completion(self, *args: Any, **options: Any) -> None:
-        """Nothing but completions may come into a line that somebody is typing."""
-        if os.environ.get(COMPLETE, "").endswith("_complete"):
+        completes = os.environ.get(COMPLETE, "").endswith("_complete")
+        if completes:  # nothing but completions may come into a line that somebody is typing
             for stream, mode in ((0, os.O_RDONLY), (2, os.O_WRONLY)):  # a plug-in may ask, or say
                 os.dup2(os.open(os.devnull, mode), stream)
         try:
-            super()._main_shell_completion(*args, **options)
-        except Exception:  # without being asked for completions it does nothing
-            sys.exit(0)
+            code = _exit_code(lambda: super(Group, self).main(*args, **options))
+        except Exception:
+            if not completes:
+                raise
+            code = 0
+        sys.exit(code)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for arg in args:
