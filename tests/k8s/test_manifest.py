@@ -230,6 +230,8 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nname = 3", "must be a string"),
         ("[job]\nenv = {A = 1}", r"job\.env\.A is 1: it must be a string"),
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
+        ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: nothing can have a NUL in it"),
+        ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
         ("[job", "is not valid TOML"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_missing_claim_is_named_with_the_fix(api, k8s):
     result = submit(k8s)
     assert result.exit_code == 2 and api.writes == []
     assert "no claim runs (--runs) in the namespace default" in result.stderr
-    assert "kubectl apply -k k8s/base" in result.stderr
+    assert "`kubectl get pvc -n default` lists" in result.stderr
 
 
 def test_a_claim_for_one_node_is_a_warning(api, k8s):

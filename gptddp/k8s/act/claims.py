@@ -48,8 +48,8 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
             )
     if missing:
         raise ConfigError(
-            f"there is {' and '.join(missing)}: `kubectl apply -k k8s/base` makes the claims data"
-            " and runs in the namespace gptddp; the options name yours"
+            f"there is {' and '.join(missing)}: make one that is ReadWriteMany, or name another by "
+            f"its option; `kubectl get pvc -n {cluster.namespace}` lists those that are there"
         )
 
 

@@ -19,7 +19,6 @@ from gptddp.k8s.observe.watcher import Say
 
 _OLDEST_MINOR = 27  # of Kubernetes 1: of a PodDisruptionBudget's unhealthyPodEvictionPolicy
 _OPERATOR = "control-plane=kubeflow-training-operator"
-_MANIFESTS = "install the Kubeflow training operator (v1), see operator/"
 _AT_ONCE = 8  # questions
 Look = Callable[[Patient], Iterable[Check]]
 
@@ -97,14 +96,16 @@ def _crd(patient: Patient) -> Iterator[Check]:
     if any(it["name"] == "pytorchjobs" for it in found.get("resources") or []):
         yield Check("crd", OK, "the API server knows PyTorchJobs (kubeflow.org/v1)")
     else:
-        yield Check("crd", FAIL, "the API server knows no PyTorchJobs", _MANIFESTS)
+        yield Check("crd", FAIL, "the API server knows no PyTorchJobs", INSTALL_OPERATOR)
 
 
 def _operator(patient: Patient) -> Iterator[Check]:
     found = patient.items("/apis/apps/v1/deployments", {"labelSelector": _OPERATOR})
     if not found:
         text = f"no Deployment has the label {_OPERATOR}, by which the operator is installed"
-        yield Check("operator", WARN, text, f"is it there under another name? Else {_MANIFESTS}")
+        yield Check(
+            "operator", WARN, text, f"is it there under another name? Else {INSTALL_OPERATOR}"
+        )
     for it in found:
         where = f"{it['metadata']['namespace']}/{it['metadata']['name']}"
         image = it["spec"]["template"]["spec"]["containers"][0].get("image", "")

@@ -17,7 +17,7 @@ def volumes(patient: Patient) -> Iterator[Check]:
         found = patient.cluster.get("PersistentVolumeClaim", claim)
         option = f"--{volume}"
         if found is None:
-            fix = f"make it, as `kubectl apply -k k8s/base` does, or name another with {option}"
+            fix = f"make one that is ReadWriteMany, or name another with {option}"
             yield Check("volumes", FAIL, f"there is no claim {claim}", fix)
         else:
             yield _claim(patient, claim, option, found)

@@ -15,7 +15,7 @@ from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import SECRET_FIELD, key_command, secret
 from gptddp.launch.pod import LEAST_KEY
 
-_MORE = "see docs/security.md"
+_MORE = "docs/security.md of the sources says more"
 
 
 def make(cluster: Cluster, job: Object, say: Say) -> bool:

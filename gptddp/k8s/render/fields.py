@@ -52,6 +52,8 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
 
     Raises ConfigError that names the key, `where`, for any other value.
     """
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{where} is {value!r:.60}: nothing can have a NUL in it; leave it out")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in TABLES and isinstance(value, dict):
         of = Kind.QUANTITY if kind is Kind.QUANTITIES else Kind.TEXT
