@@ -14,6 +14,7 @@ from typing import Any
 from gptddp.errors import ClusterError
 from gptddp.k8s.act import doctor_nodes, doctor_place, plan, share_probe, submit
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
+from gptddp.k8s.cluster import INSTALL_OPERATOR
 from gptddp.k8s.objects import worker_pod_spec
 from gptddp.k8s.observe.watcher import Say
 
