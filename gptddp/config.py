@@ -210,11 +210,7 @@ class Config:
         None, KEPT, "validation tokens of one evaluation, over all ranks", least=1
     )
     sample_tokens: int = _f(
-        0,
-        KEPT,
-        "tokens of a text that rank 0 writes after each evaluation, for `gptddp report`; 0: none",
-        least=0,
-        most=2**12,
+        0, KEPT, "tokens of a text at each evaluation, for the report; 0: none", least=0, most=4096
     )
     log_every: int = _f(
         10, KEPT, "steps between two readable lines; the JSON log has every step", least=1
@@ -222,20 +218,13 @@ class Config:
     checkpoint_every: float = _f(60.0, KEPT, "seconds between checkpoints", least=0)
     keep: int = _f(3, KEPT, "newest verified checkpoints to keep", least=1)
     keep_every: int = _f(
-        0,
-        KEPT,
-        "steps: the first checkpoint in each so many steps stays for good; 0: none",
-        least=0,
+        0, KEPT, "steps: the first checkpoint in each so many stays for good; 0: none", least=0
     )
     from_scratch: bool = _f(
         False, START, "begin at step 0 again where all checkpoints of the run are gone"
     )
     metrics_port: int = _f(
-        None,
-        START,
-        "port of rank 0's Prometheus metrics; 0, or not given: none",
-        least=0,
-        most=2**16 - 1,
+        None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535
     )
 
     def __post_init__(self) -> None:

@@ -197,7 +197,7 @@ def _given(args: Sequence[str]) -> dict[str, Any]:
             continue
         if not equals:
             text = next(words, "--")
-            if text.startswith("--") or (text.startswith("-") and not _is_negative(text)):
+            if text.startswith("-") and text != STDIN and not _is_negative(text):
                 raise ConfigError(f"{option} needs a value: {option} {_metavar(name)}")
         given[name] = text
     return given

@@ -5,18 +5,10 @@ import json
 import pytest
 import yaml
 from click.testing import CliRunner
-from support.writable_api_server import WriteAPI, job, put_claims, submit
+from support.writable_api_server import job, submit
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import companions
-
-
-@pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
 
 
 def diff(api, *args, stdin=None):

@@ -1,7 +1,7 @@
 """What pods name and need is looked at before anything is created; companions may be left out."""
 
 import pytest
-from support.writable_api_server import WriteAPI, job, put_claims, submit
+from support.writable_api_server import job, submit
 
 ASKED = (
     *("--service-account", "trainer", "--env-from-secret", "HF_TOKEN=hf/token"),
@@ -15,19 +15,6 @@ NAMED = {
     "certs": "Secret",
     "registry": "Secret",
 }
-
-
-@pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    return api.command_line
 
 
 def put_named(api, but=""):

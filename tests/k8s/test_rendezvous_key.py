@@ -5,21 +5,7 @@ import json
 
 import pytest
 from support.manifests import pod_spec
-from support.writable_api_server import WriteAPI, job, put_claims, submit
-
-
-@pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    """Run `gptddp-k8s` against the server."""
-    return api.command_line
+from support.writable_api_server import job, submit
 
 
 def theirs():

@@ -1,10 +1,10 @@
 """The short Jobs of prepare and sample: their objects, and their way through a small API server."""
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from support.api_server import Log
 from support.manifests import pod_spec, render_job
+from support.short_jobs import dry_run, pod_of
 from support.writable_api_server import WriteAPI
 
 from gptddp.inference.commands import sample
@@ -20,22 +20,6 @@ def api(tmp_path):
         server.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": {}})
     yield server
     server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    """Run `gptddp-k8s` against the server."""
-    return api.command_line
-
-
-def dry_run(*args):
-    result = CliRunner().invoke(cli, ["prepare", "--dry-run", *args])
-    assert result.exit_code == 0, result.output
-    return yaml.safe_load(result.stdout)
-
-
-def pod_of(job):
-    return job["spec"]["template"]["spec"]
 
 
 def run_pods(api, message="", log=(), **state):
@@ -313,106 +297,3 @@ def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and 'job.batch "demo-sample-x1y2z" deleted' in result.stdout
     assert api.all() == []
-
-
-# -- what a cluster asks of pods -----------------------------------------------------------------
-
-ASKED = (
-    *("--service-account", "trainer", "--image-pull-secret", "registry", "--toleration", "spot"),
-    *("--node-selector", "pool=cpu", "--fs-group", "none", "--env-from-secret", "PW=proxy/pw"),
-    *("--env-from-configmap", "site", "--mount-secret", "certs=/etc/certs", "--no-istio"),
-    *("--label", "team=nlp", "--annotation", "example.com/cost=1", "--priority-class", "low"),
-    *("--ephemeral-storage", "5Gi", "--scratch", "4Gi"),
-)
-
-
-def test_prepare_has_what_the_cluster_asks_of_pods():
-    """Every option of a pod that is no PyTorchJob's, in the pod of the Job."""
-    job = dry_run("--source", "texts", "--read-only-source", *ASKED)
-    spec, meta = pod_of(job), job["spec"]["template"]["metadata"]
-    assert spec["serviceAccountName"] == "trainer" and spec["priorityClassName"] == "low"
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert spec["nodeSelector"] == {"pool": "cpu"}
-    assert spec["tolerations"] == [{"key": "spot", "operator": "Exists"}]
-    assert "fsGroup" not in spec["securityContext"]
-    (container,) = spec["containers"]
-    assert container["env"][-1]["valueFrom"] == {"secretKeyRef": {"name": "proxy", "key": "pw"}}
-    assert container["envFrom"] == [{"configMapRef": {"name": "site"}}]
-    assert container["volumeMounts"][-1]["mountPath"] == "/etc/certs"
-    assert container["resources"]["requests"]["ephemeral-storage"] == "5Gi"
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    assert volumes["scratch"]["emptyDir"] == {"sizeLimit": "4Gi"}
-    assert volumes["source"]["persistentVolumeClaim"]["readOnly"] is True
-    assert meta["labels"]["team"] == job["metadata"]["labels"]["team"] == "nlp"
-    assert meta["labels"]["sidecar.istio.io/inject"] == "false"
-    assert meta["annotations"] == {"example.com/cost": "1"}
-
-
-def test_one_job_toml_serves_all_commands(tmp_path):
-    """Image, namespace, dataset and pods are the file's; what is of a PyTorchJob is left out."""
-    file = tmp_path / "job.toml"
-    file.write_text(
-        '[job]\nimage = "r.io/g:1"\nnamespace = "team"\ndata = "sets/books"\nreplicas = 4\n'
-        'gpus = 8\ncpu = 64\nread_only_data = true\nspread = "zone"\n'
-        'image_pull_secret = "registry"\n'
-        'egress = "own"\nwithout = "networkpolicy"\n[train]\nsteps = 5\n'
-    )
-    job = dry_run("--source", "texts", "-f", str(file))
-    (container,) = pod_of(job)["containers"]
-    assert container["image"] == "r.io/g:1" and job["metadata"]["namespace"] == "team"
-    assert "/data/books" in container["command"]
-    assert container["resources"]["limits"] == {"cpu": "1", "memory": "4Gi"}
-    assert pod_of(job)["imagePullSecrets"] == [{"name": "registry"}]
-    assert "topologySpreadConstraints" not in pod_of(job)
-    flags = ("-f", str(file), "-n", "mine", "--image", "r.io/g:2")
-    job = dry_run("--source", "texts", *flags)
-    assert job["metadata"]["namespace"] == "mine"
-    assert pod_of(job)["containers"][0]["image"] == "r.io/g:2"
-
-
-def test_what_is_asked_wrongly_of_a_short_job_is_refused():
-    """By the rules of a job's pods, with exit code 2."""
-    command = ["prepare", "--dry-run", "--source", "texts", "--toleration", "a:Never"]
-    result = CliRunner().invoke(cli, command)
-    assert result.exit_code == 2 and "--toleration: 'a:Never' cannot be read" in result.stderr
-
-
-def test_a_sample_has_what_the_cluster_asks_of_the_jobs_pods(api, k8s):
-    """Nodes, account, labels, group and read-only data are the job's; options win over them."""
-    asked = {
-        "service_account": "trainer",
-        "image_pull_secret": ("registry",),
-        "node_selector": (("pool", "gpu"),),
-        "priority_class": "high",
-        "label": (("team", "nlp"),),
-        "annotation": (("example.com/cost", "1"),),
-        "fs_group": "none",
-        "read_only_data": True,
-        "no_istio": True,
-    }
-    api.put(render_job({"name": "demo", **asked}))
-    api.put({"kind": "ServiceAccount", "metadata": {"name": "trainer"}})
-    made = []
-    api.created["Job"] = made.append
-    k8s("sample", "demo", "--timeout", "0", "--node-selector", "pool=cpu")
-    (job,) = made
-    spec, meta = pod_of(job), job["spec"]["template"]["metadata"]
-    assert spec["serviceAccountName"] == "trainer" and spec["priorityClassName"] == "high"
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert spec["nodeSelector"] == {"pool": "cpu"}
-    assert "fsGroup" not in spec["securityContext"]
-    claims = {v["name"]: v.get("persistentVolumeClaim") for v in spec["volumes"]}
-    assert claims["data"] == {"claimName": "data", "readOnly": True}
-    assert meta["labels"]["team"] == "nlp" and "sidecar.istio.io/inject" in meta["labels"]
-    assert meta["labels"]["app.kubernetes.io/component"] == "sample"
-    assert meta["annotations"] == {"example.com/cost": "1"}
-
-
-def test_a_sample_does_not_need_the_account_that_goes_with_its_job(api, k8s):
-    """The job's own ServiceAccount is deleted with it; the group stays ours."""
-    api.put(render_job({"name": "demo"}))
-    made = []
-    api.created["Job"] = made.append
-    k8s("sample", "demo", "--timeout", "0")
-    spec = pod_of(made[0])
-    assert "serviceAccountName" not in spec and spec["securityContext"]["fsGroup"] == 1000

@@ -8,27 +8,13 @@ import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
 from support.manifests import pod_spec, worker
-from support.writable_api_server import WriteAPI, job, put_claims, submit
+from support.writable_api_server import job, submit
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import difference, manifest, spec
 
 RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
 COMPANIONS = [*RENDERED, "Secret"]
-
-
-@pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    """Run `gptddp-k8s` against the server."""
-    return api.command_line
 
 
 def end(api, kind):

@@ -8,24 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.api_server import PLURALS
-from support.writable_api_server import WriteAPI, job, put_claims, submit
+from support.writable_api_server import job, submit
 
 from gptddp.launch import bundle
 
 BESIDE = ["ConfigMap", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "Secret"]
-
-
-@pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    return api.command_line
 
 
 @pytest.fixture
