@@ -179,6 +179,8 @@ def load_image(cluster):
         subprocess.run(build, input=dockerfile, check=True, capture_output=True, text=True, env=env)
         load = [HERE / "modules/load-image", tag, *cluster.workers()]
         subprocess.run(load, check=True, capture_output=True)
+        # the nodes have it; on this machine that name stays the registry's
+        subprocess.run(["docker", "rmi", "--no-prune", tag], capture_output=True)
 
     return load
 
