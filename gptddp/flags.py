@@ -222,6 +222,12 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     return Config(**values)
 
 
+def given(c: Config) -> dict[str, Any]:
+    """The fields that are not as they are where nobody has given any."""
+    default = Config()
+    return {name: v for name in FIELDS if (v := getattr(c, name)) != getattr(default, name)}
+
+
 def to_args(values: Mapping[str, Any]) -> list[str]:
     """Flags that say the same as these fields, in the order of the dataclass."""
     args = []

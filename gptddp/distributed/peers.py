@@ -41,7 +41,8 @@ def blame(error: BaseException, world: World, waited_s: float) -> tuple[str, str
         # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other
         # words where it comes out of a bucket's future
         text = re.sub(r"^.*\[\S+\.cc:\d+\] ", "", text).split(". ")[0]
-        return f"{text} in {_place(error)}", _place(error)
+        place = _place(error)
+        return f"{text} in {place}", place
     here: set[int] = set()
     listener = threading.Thread(target=_listen, args=(here, world), daemon=True)
     listener.start()  # a thread, as nothing limits torch's waiting for a store that is stopped

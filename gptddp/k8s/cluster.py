@@ -76,13 +76,17 @@ class Cluster:
 
     def not_found(self, name: str) -> NotFoundError:
         """The error for a name without a job, with the names that may have been meant."""
-        try:
-            names = [str(job["metadata"]["name"]) for job in self.find(JOB)]
-        except ClusterError:  # they are only a help
-            names = []
-        near = difflib.get_close_matches(name, names, n=3) or names[:5]
+        near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")
+
+    def near(self, kind: str, meant: str) -> list[str]:
+        """The names of a kind that may have been meant, else some of them; they are only a help."""
+        try:
+            names = [str(it["metadata"]["name"]) for it in self.find(kind)]
+        except ClusterError:
+            return []
+        return difflib.get_close_matches(meant, names, n=3) or names[:5]
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """Objects of a kind by label selector, of this namespace or of all."""
@@ -239,10 +243,17 @@ def _segment(kind: str, name: str) -> str:
     return quote(name, safe="")
 
 
+def group_and_plural(kind: str) -> tuple[str, str]:
+    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
+    version, plural = _ROUTES[kind]
+    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
+    return "".join(group), plural
+
+
 def resource(kind: str, name: str) -> str:
     """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    _, *group = _ROUTES[kind][0].split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
-    return ".".join([kind.lower(), *group]) + f"/{name}"
+    group, _ = group_and_plural(kind)
+    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
 
 
 def connect(

@@ -195,10 +195,11 @@ class Recorder:
     def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
         """Its cause with the rank that was lost, where a survivor knew of a connection only."""
         with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
-            who = lives.lost(fault["life"], fault["pods"], self.world.came) if fault else ""
-            if fault and who and fault["closed"]:
+            if not fault or not (closed := fault["closed"]):
+                return fault
+            if who := lives.lost(fault["life"], fault["pods"], self.world.came):
                 after = str(fault["cause"]).partition(": ")[0]  # after step N
-                return {**fault, "cause": f"{after}: lost: {who}; noticed in {fault['closed']}"}
+                return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:

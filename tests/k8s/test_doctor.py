@@ -3,88 +3,31 @@
 import json
 
 import pytest
-from support import api_objects as objects
-from support.writable_api_server import WriteAPI, put_claims, submit
-
-from gptddp.k8s.act import share_probe
-
-SET = "/apis/apps/v1/daemonsets"
-NODES, QUOTAS = "/api/v1/nodes", "/api/v1/namespaces/default/resourcequotas"
-OPERATOR = "/apis/apps/v1/deployments"
-QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues"
-POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
-SIZE = {"cpu": "64", "memory": "640Gi", "pods": "110", "nvidia.com/gpu": "8"}
-IMAGE = "docker.io/library/gptddp:0.1.0"
-
-
-def items(*found):
-    return {"items": list(found)}
-
-
-def named(name, **rest):
-    return {"metadata": {"name": name, "namespace": "kubeflow", "labels": {}}, **rest}
-
-
-def node(name="n", taints=(), labels=None, images=(IMAGE,), **size):
-    made = named(name, spec={"taints": list(taints)})
-    made["metadata"]["labels"] = labels or {}
-    made["status"] = {"allocatable": SIZE | size, "images": [{"names": list(images)}]}
-    return made
-
-
-def daemon_set(name, *containers):
-    spec = {"template": {"spec": {"containers": [{"name": it} for it in containers]}}}
-    return named(name, spec=spec)
-
-
-def operator(ready=1):
-    image = {"image": "r.io/training-operator:v1-x"}
-    spec = {"template": {"spec": {"containers": [image]}}}
-    return named("training-operator", spec=spec, status={"availableReplicas": ready})
-
-
-def quota(hard, used, **spec):
-    return named("q", spec={"hard": hard, **spec}, status={"hard": hard, "used": used})
-
-
-def refuses_wrong_names(body):
-    """As the operator's webhook."""
-    spec = body.get("spec", {}).get("pytorchReplicaSpecs", {})
-    containers = [c for it in spec.values() for c in it["template"]["spec"]["containers"]]
-    return "" if all(c["name"] == "pytorch" for c in containers) else "none is named pytorch"
+from support.doctored import (
+    NODES,
+    OPERATOR,
+    POLICIES,
+    QUEUES,
+    QUOTAS,
+    SET,
+    daemon_set,
+    doctor,
+    healthy,
+    items,
+    named,
+    node,
+    operator,
+    quota,
+)
+from support.writable_api_server import submit
 
 
 @pytest.fixture
 def api(tmp_path):
     """A cluster that lacks nothing."""
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    server.webhook = refuses_wrong_names
-    server.paths = {
-        "/version": {"gitVersion": "v1.34.4"},
-        "/api/v1/namespaces/default": named("default"),
-        "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]},
-        OPERATOR: items(operator()),
-        NODES: items(node("a"), node("b")),
-        QUOTAS: items(quota({"requests.cpu": "100"}, {"requests.cpu": "90"})),
-        SET: items(daemon_set("calico-node")),
-        QUEUES: (404, "the server could not find the requested resource"),
-        POLICIES: items(),
-    }
+    server = healthy(tmp_path)
     yield server
     server.close()
-
-
-def doctor(api, *args):
-    """(exit code, {id: the worst check of it})."""
-    done = api.command_line("doctor", "--replicas", "4", "-o", "json", *args)
-    assert type(done.exception) in (SystemExit, type(None)), done.exception
-    found = sorted(
-        json.loads(done.stdout), key=lambda it: ["ok", "warn", "fail"].index(it["status"])
-    )
-    assert all(it["fix"] for it in found if it["status"] != "ok")
-    assert not api.writes
-    return done.exit_code, {it["id"]: it for it in found}
 
 
 def test_nothing_is_found_where_nothing_is_wrong(api):
@@ -100,7 +43,6 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
     assert text.stderr == "all is well\n"
 
 
-DIGEST = f"r.io/x@sha256:{64 * '0'}"
 ACTIVE = {"type": "Active", "status": "True"}
 DIGEST = "r.io/x@sha256:" + "0" * 64
 LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
@@ -286,71 +228,3 @@ def test_without_an_api_server_there_is_one_line(api):
     done = api.command_line("doctor")
     assert done.exit_code == 1 and done.stdout.startswith("fail  api")
     assert len(done.stdout.splitlines()) == 2 and "fix: " in done.stdout.splitlines()[1]
-
-
-# -- the probe -----------------------------------------------------------------------------------
-
-
-def ends(api, nodes, codes):
-    """The Job of the probe has two pods on these nodes that end with these codes."""
-
-    def run(job):
-        name, good = job["metadata"]["name"], codes == (0, 0)
-        job["status"] = {
-            "conditions": [{"type": "Complete" if good else "Failed", "status": "True"}]
-        }
-        for index, (node, code) in enumerate(zip(nodes, codes, strict=True)):
-            pod = objects.pod(index, objects.terminated(code), phase="Succeeded", node=node)
-            pod["metadata"] |= {"name": f"{name}-{index}"}
-            pod["metadata"]["labels"] = {"batch.kubernetes.io/job-name": name}
-            api.put(pod)
-
-    api.created["Job"] = run
-
-
-@pytest.mark.parametrize(
-    ("nodes", "codes", "status", "words"),
-    [
-        (("a", "b"), (0, 0), "ok", "pods on a and b share the claim runs"),
-        (("a", "a"), (0, 0), "warn", "but both were on a"),
-        (("a", "b"), (3, 3), "fail", "do not see each other's files"),
-        (("a", "b"), (1, 1), "fail", "cannot write to the claim runs"),
-    ],
-)
-def test_the_probe_says_whether_two_nodes_share_the_volume(api, nodes, codes, status, words):
-    """As its two pods have ended; the Job is deleted."""
-    ends(api, nodes, codes)
-    done = api.command_line("doctor", "--probe", "-o", "json")
-    (found,) = [it for it in json.loads(done.stdout) if it["id"] == "probe"]
-    assert found["status"] == status and words in found["text"]
-    assert api.writes == ["create Job", "delete Job"]
-    assert not [kind for kind, _ in api.objects if kind == "jobs"]
-
-
-def test_a_probe_that_does_not_start_says_why(api, monkeypatch):
-    """The cause is in its line, and the Job goes."""
-    monkeypatch.setattr(share_probe, "_LIMIT_S", 0.1)
-    done = api.command_line("doctor", "--probe", "-o", "json")
-    (found,) = [it for it in json.loads(done.stdout) if it["id"] == "probe"]
-    assert found["status"] == "fail" and "is not done after" in found["text"] and found["fix"]
-    assert api.writes[-1] == "delete Job" and done.exit_code == 1
-
-
-def test_the_pods_of_the_probe_are_like_those_of_the_job(api):
-    """Its image, its volume with its path, its placement; apart from each other if possible."""
-    made: list = []
-    flags = ["--image", "mine:1", "--toleration", "team:NoSchedule", "--node-selector", "zone=a"]
-    ends(api, ("a", "b"), (0, 0))
-    run = api.created["Job"]
-    api.created["Job"] = lambda job: (made.append(json.loads(json.dumps(job))), run(job))
-    api.command_line("doctor", "--probe", "--data", "runs/books", *flags)
-    spec = made[0]["spec"]["template"]["spec"]
-    container = spec["containers"][0]
-    assert container["image"] == "mine:1" and spec["nodeSelector"] == {"zone": "a"}
-    assert "team" in [it.get("key") for it in spec["tolerations"]]
-    claims = [it.get("persistentVolumeClaim", {}).get("claimName") for it in spec["volumes"]]
-    assert claims == ["runs", None]
-    assert {it["name"] for it in container["volumeMounts"]} == {
-        it["name"] for it in spec["volumes"]
-    }
-    assert "podAntiAffinity" in spec["affinity"]

@@ -41,7 +41,7 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
                 f"warning: the claim {claim} is ReadOnlyMany, and much storage mounts that only "
                 f"with {_READ_ONLY[volume]}: add it if the pods wait for the volume"
             )
-        elif count > 1 and "ReadWriteMany" not in _modes(found, volume):
+        elif count > 1 and not is_shared(found, volume):
             say(
                 f"warning: the claim {claim} is {'/'.join(found['spec']['accessModes'])}: pods on"
                 " other nodes than the first cannot mount it; use ReadWriteMany"
@@ -62,10 +62,10 @@ def _read_only(claim: Object) -> bool:
     return bool(claim["spec"].get("accessModes") == ["ReadOnlyMany"])
 
 
-def _modes(claim: Object, volume: str) -> list[str]:
-    """The claim's access modes; for the dataset, which is only read, ReadOnlyMany will do."""
-    modes = list(claim["spec"].get("accessModes") or [])
-    return ["ReadWriteMany"] if volume == "data" and "ReadOnlyMany" in modes else modes
+def is_shared(claim: Object, volume: str) -> bool:
+    """May pods on several nodes mount it? The dataset's, which is only read, also ReadOnlyMany."""
+    modes = claim["spec"].get("accessModes") or []
+    return "ReadWriteMany" in modes or (volume == "data" and "ReadOnlyMany" in modes)
 
 
 def _broken(claim: Object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from gptddp.errors import ClusterError
 from gptddp.k8s.act import doctor_nodes, doctor_place, plan, share_probe, submit
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
-from gptddp.k8s.cluster import INSTALL_OPERATOR
+from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, group_and_plural
 from gptddp.k8s.objects import worker_pod_spec
 from gptddp.k8s.observe.watcher import Say
 
@@ -142,20 +142,14 @@ def _webhook(patient: Patient) -> Iterator[Check]:
 
 # -- what this user may do -----------------------------------------------------------------------
 
-_JOBS = ("kubeflow.org", "pytorchjobs")
-_PLURALS = {  # of companions
-    "ServiceAccount": ("", "serviceaccounts"),
-    "NetworkPolicy": ("networking.k8s.io", "networkpolicies"),
-    "PodDisruptionBudget": ("policy", "poddisruptionbudgets"),
-    "ConfigMap": ("", "configmaps"),
-}
+_JOBS, _BATCH_JOBS = group_and_plural(JOB), group_and_plural("Job")
 _GONE = ("list", "delete")
 Right = tuple[str, str, str]  # verb, API group, resource
 
 
 def rights(patient: Patient) -> dict[str, list[Right]]:
     """What each command asks the API server for."""
-    beside = [_PLURALS[it["kind"]] for it in patient.helpers if it["kind"] in _PLURALS]
+    beside = [group_and_plural(it["kind"]) for it in patient.helpers]
     looks: list[Right] = [("get", *_JOBS), ("list", "", "pods"), ("list", "", "events")]
     return {
         "submit": [
@@ -172,10 +166,10 @@ def rights(patient: Patient) -> dict[str, list[Right]]:
         "scale, suspend, resume": [("get", *_JOBS), ("patch", *_JOBS)],
         "delete": [
             ("delete", *_JOBS),
-            *((verb, *kind) for kind in [*beside, ("batch", "jobs")] for verb in _GONE),
+            *((verb, *kind) for kind in [*beside, _BATCH_JOBS] for verb in _GONE),
         ],
         "prepare, sample": [
-            *((verb, "batch", "jobs") for verb in ("get", "create", "delete")),
+            *((verb, *_BATCH_JOBS) for verb in ("get", "create", "delete")),
             *looks[1:],
             ("get", "", "pods/log"),
         ],

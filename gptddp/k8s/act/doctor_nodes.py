@@ -50,10 +50,7 @@ def _lacks(patient: Patient, node: Object) -> list[str]:
     has = (node.get("status") or {}).get("allocatable") or {}
     devices_first = sorted(patient.requests.items(), key=lambda it: "/" not in it[0])
     for name, amount in devices_first:
-        there, wanted = (
-            quantity.parse(str(has.get(name, "0"))) or 0,
-            quantity.parse(str(amount)) or 0,
-        )
+        there, wanted = quantity.number(has.get(name)), quantity.number(amount)
         if there < wanted:
             found.append(f"{name} {has[name]}, not {amount}" if there else f"no {name}")
     return found
@@ -62,9 +59,9 @@ def _lacks(patient: Patient, node: Object) -> list[str]:
 def _room(patient: Patient, node: Object) -> int:
     has = (node.get("status") or {}).get("allocatable") or {}
     each = [
-        (quantity.parse(str(has.get(name, "0"))) or 0) // wanted
+        quantity.number(has.get(name)) // wanted
         for name, amount in {**patient.requests, "pods": "1"}.items()
-        if (wanted := quantity.parse(str(amount)))
+        if (wanted := quantity.number(amount))
     ]
     return int(min(each, default=0))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gptddp.errors import ClusterError
-from gptddp.k8s.act import networks
+from gptddp.k8s.act import claims, networks
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.objects import QUEUE, Object, holds, volume_claims
 from gptddp.k8s.render import quantity
@@ -15,25 +15,23 @@ def volumes(patient: Patient) -> Iterator[Check]:
     """Claims that all pods of the job can mount at once, on several nodes."""
     for volume, claim in volume_claims(patient.pod_spec):
         found = patient.cluster.get("PersistentVolumeClaim", claim)
-        option = f"--{volume}"
         if found is None:
-            fix = f"make one that is ReadWriteMany, or name another with {option}"
+            fix = f"make one that is ReadWriteMany, or name another with --{volume}"
             yield Check("volumes", FAIL, f"there is no claim {claim}", fix)
         else:
-            yield _claim(patient, claim, option, found)
+            yield _claim(patient, claim, volume, found)
 
 
-def _claim(patient: Patient, claim: str, option: str, found: Object) -> Check:
+def _claim(patient: Patient, claim: str, volume: str, found: Object) -> Check:
     phase = (found.get("status") or {}).get("phase")
     modes = list(found["spec"].get("accessModes") or [])
-    wanted = ["ReadWriteMany", *(["ReadOnlyMany"] if option == "--data" else [])]
-    another = f"or name another with {option}"
+    another = f"or name another with --{volume}"
     if phase == "Lost" or "deletionTimestamp" in found["metadata"]:
         word = "has lost its volume" if phase == "Lost" else "is being deleted"
         return Check("volumes", FAIL, f"the claim {claim} {word}", f"make it anew, {another}")
-    if patient.count > 1 and not set(modes) & set(wanted):
+    if patient.count > 1 and not claims.is_shared(found, volume):
         text = f"the claim {claim} is {'/'.join(modes)}: pods on other nodes cannot mount it"
-        return Check("volumes", FAIL, text, f"make it {wanted[0]}, {another}")
+        return Check("volumes", FAIL, text, f"make it ReadWriteMany, {another}")
     if phase == "Pending":
         fix = (
             f"`kubectl describe pvc {claim} -n {patient.cluster.namespace}` says what it waits for"
@@ -75,7 +73,7 @@ def quota(patient: Patient) -> Iterator[Check]:
         status = it.get("status") or {}
         for key, hard in (status.get("hard") or it["spec"].get("hard") or {}).items():
             used = (status.get("used") or {}).get(key, "0")
-            left = (quantity.parse(str(hard)) or 0) - (quantity.parse(str(used)) or 0)
+            left = quantity.number(hard) - quantity.number(used)
             if wanted.get(key, 0) > left:
                 name = it["metadata"]["name"]
                 short.append(
@@ -96,7 +94,7 @@ def _wanted(patient: Patient) -> dict[str, float]:
     resources = patient.pod_spec["containers"][0].get("resources") or {}
     for part in ("requests", "limits"):
         for name, amount in (resources.get(part) or {}).items():
-            found[f"{part}.{name}"] = count * (quantity.parse(str(amount)) or 0)
+            found[f"{part}.{name}"] = count * quantity.number(amount)
             if part == "requests" and name in ("cpu", "memory"):
                 found[name] = found[f"{part}.{name}"]
     return found

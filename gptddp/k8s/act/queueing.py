@@ -4,8 +4,6 @@ Kueue owns the suspension of such a job: what somebody else sets, it sets back. 
 at all is `spec.active` of its Workload.
 """
 
-import difflib
-
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name, suspended
@@ -72,11 +70,7 @@ def _seen(cluster: Cluster, kind: str, name: str) -> Object | None:
 
 def _names(cluster: Cluster, kind: str, meant: str) -> str:
     """The names of a kind that may have been meant."""
-    try:
-        names = [str(it["metadata"]["name"]) for it in cluster.find(kind)]
-    except ClusterError:
-        names = []
-    near = difflib.get_close_matches(meant, names, n=3) or names[:5]
+    near = cluster.near(kind, meant)
     return f"there are {', '.join(near)}" if near else "there is none; its administrator makes one"
 
 

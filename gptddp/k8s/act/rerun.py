@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp import config, flags
+from gptddp import flags
 from gptddp.errors import ConfigError
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cluster import JOB, Cluster
@@ -14,12 +14,11 @@ from gptddp.k8s.objects import Object, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render import companions, manifest, rules, validate
+from gptddp.k8s.render.difference import SERVER_SIDE
 from gptddp.k8s.render.manifest import SPEC_HASH
 from gptddp.launch import bundle
 
 _KEPT = ("name", "namespace", "labels", "annotations")  # of metadata
-# What the server fills in: without it the job has the hash of the same options.
-_DEFAULTS: dict[str, Any] = {"protocol": "TCP", "creationTimestamp": None}
 _RUN_DIR = flags.flag("run_dir")
 _NAMES = ("app.kubernetes.io/instance", companions.JOB_NAME, "serviceAccountName")
 
@@ -85,10 +84,8 @@ def container_args(job: Object, args: Sequence[str]) -> list[str]:
         if getattr(asked, field):
             fix = "--name begins another run" if field == "run_dir" else "submit takes --data"
             raise ConfigError(f"{flags.flag(field)} after --: the job decides where it lies; {fix}")
-    default = config.Config()
     made = flags.from_args([*own, *args], prog="gptddp-k8s rerun ... --")
-    values = {n: v for n in config.FIELDS if (v := getattr(made, n)) != getattr(default, n)}
-    return [*given[: len(given) - len(own)], *flags.to_args(values)]
+    return [*given[: len(given) - len(own)], *flags.to_args(flags.given(made))]
 
 
 # -- from a live object to one that can be created ------------------------------------------------
@@ -111,11 +108,12 @@ def _cleaned(live: Object) -> Object:
 
 
 def _without_defaults(value: Any) -> Any:
+    """Without what the server fills in: then the job has the hash of the same options."""
     if isinstance(value, dict):
         return {
             key: _without_defaults(item)
             for key, item in value.items()
-            if not (key in _DEFAULTS and _DEFAULTS[key] == item)
+            if not (key in SERVER_SIDE and SERVER_SIDE[key] == item)
         }
     return [_without_defaults(item) for item in value] if isinstance(value, list) else value
 

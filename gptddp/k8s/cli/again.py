@@ -10,8 +10,9 @@ from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
     cluster_options,
     name_argument,
-    refuse_timeout,
+    refuse_waits,
     train_arguments,
+    wait_options,
 )
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="format [what was done]"
 )
-@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
-@click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
-@click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
+@wait_options()
 @cluster_options
 @click.pass_context
 def rerun(
@@ -64,11 +63,7 @@ def rerun(
     from gptddp.k8s.act import rerun as act
     from gptddp.k8s.cli import on_cluster
 
-    refuse_timeout(timeout, wait or follow)
-    if dry_run != "none" and (wait or follow):
-        raise click.UsageError("--wait and --follow have no meaning here: --dry-run creates no job")
-    if follow and output:
-        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
+    refuse_waits(timeout, wait, follow, dry_run, output)
     replaced = new_name in (None, name)
     objects = act.objects(cluster, name, new_name or name, train_args, image)
     if replaced:

@@ -25,9 +25,7 @@ def status(name: str, output: str | None, cluster: Any) -> None:
     from gptddp.k8s.observe import facts, progress
     from gptddp.k8s.observe import status as job_status
 
-    found = facts.fetch(cluster, name)
-    if found is None:
-        raise cluster.not_found(name)
+    found = facts.of_job(cluster, name)
     answer = job_status.of(progress.with_log(cluster, found))
     if output in ("json", "yaml"):
         return formats.data(answer, output)

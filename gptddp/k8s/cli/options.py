@@ -174,6 +174,36 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
+def wait_options(
+    good: str = "succeeded", logs: str = "the logs of all pods"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--wait, --follow and --timeout; `good`: how what is waited for may end, `logs`: its own."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        until = f"until it has ended: exit code 0 {good}, 100 failed"
+        for option in (
+            click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124"),
+            click.option("--follow", is_flag=True, help=f"as --wait, with {logs}"),
+            click.option("--wait", is_flag=True, help=until),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def refuse_waits(
+    timeout_s: float | None, wait: bool, follow: bool, dry_run: str, output: str | None
+) -> None:
+    """Refuse what has no meaning beside each other where a job is created."""
+    refuse_timeout(timeout_s, wait or follow)
+    for name, given in (("wait", wait), ("follow", follow)):
+        if given and dry_run != "none":
+            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
+    if follow and output:
+        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
+
+
 def refuse_timeout(timeout_s: float | None, waits: bool) -> None:
     """Refuse a --timeout that nothing would look at."""
     if timeout_s is not None and not waits:

@@ -16,6 +16,7 @@ from gptddp.k8s.cli.options import (
     namespace_option,
     pod_options,
     refuse_timeout,
+    wait_options,
 )
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def _prepare_flags() -> list[str]:
 @namespace_option
 @context_options
 @click.option("--dry-run", is_flag=True, help="print the Job, and ask no cluster")
-@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 done, 100 failed")
-@click.option("--follow", is_flag=True, help="as --wait, with its log")
-@click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
+@wait_options(good="done", logs="its log")
 @pod_options
 @click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
 def prepare(

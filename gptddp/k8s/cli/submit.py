@@ -17,8 +17,9 @@ from gptddp.k8s.cli.options import (
     context_options,
     flag_of,
     pairs,
-    refuse_timeout,
+    refuse_waits,
     train_arguments,
+    wait_options,
 )
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
@@ -160,9 +161,7 @@ def _render_slurm(
 @click.option(
     "-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="format [what was done]"
 )
-@click.option("--wait", is_flag=True, help="until it has ended: exit code 0 succeeded, 100 failed")
-@click.option("--follow", is_flag=True, help="as --wait, with the logs of all pods")
-@click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124")
+@wait_options()
 @click.option("--local", is_flag=True, help="run the job on this machine, a process per pod")
 @click.option(
     "--local-dir",
@@ -270,12 +269,7 @@ def _refuse_options(ctx: click.Context, local: bool) -> None:
                 else "it is for --local"
             )
             raise click.UsageError(f"{spec.flag(name)} has no meaning here: {fix}")
-    refuse_timeout(ctx.params["timeout"], ctx.params["wait"] or ctx.params["follow"])
-    for name in ("wait", "follow"):
-        if ctx.params[name] and ctx.params["dry_run"] != "none":
-            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
-    if ctx.params["follow"] and ctx.params["output"]:
-        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
+    refuse_waits(*(ctx.params[it] for it in ("timeout", "wait", "follow", "dry_run", "output")))
 
 
 COMMANDS = (render, submit)

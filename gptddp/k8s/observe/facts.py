@@ -105,6 +105,14 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     return replace(found, events=events, queue=queued)
 
 
+def of_job(cluster: Cluster, name: str) -> Facts:
+    """As `fetch`; raises NotFoundError where there is no such job, ClusterError."""
+    found = fetch(cluster, name)
+    if found is None:
+        raise cluster.not_found(name)
+    return found
+
+
 def pods_of(cluster: Cluster, job: Object) -> list[Object]:
     """The job's pods by role and index; those of an older job of its name are left out."""
     uid = job["metadata"].get("uid")

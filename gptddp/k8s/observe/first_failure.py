@@ -46,9 +46,7 @@ def show_log(
 
     Raises NotFoundError and ClusterError.
     """
-    found = facts.fetch(cluster, name)
-    if found is None:
-        raise cluster.not_found(name)
+    found = facts.of_job(cluster, name)
     failure = find(found)
     if failure is None:
         reason = why.why(found)

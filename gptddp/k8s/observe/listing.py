@@ -8,6 +8,7 @@ from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, queue_name, replica_specs, suspended
 from gptddp.k8s.observe import status
+from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.queue import held_jobs
 from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.companions import JOB_NAME, OURS
@@ -39,7 +40,7 @@ def _more(job: Object, pods: list[Object]) -> Row:
     return {
         "queue": queue_name(job) or None,
         "nodes": sorted({n for pod in own if (n := pod.get("spec", {}).get("nodeName"))}),
-        "image": next((c.get("image") for c in containers if c.get("name") == "pytorch"), None),
+        "image": next((c.get("image") for c in containers if c.get("name") == CONTAINER), None),
     }
 
 

@@ -67,9 +67,7 @@ def show_job(
 
     Raises NotFoundError and ClusterError.
     """
-    found = facts.fetch(cluster, name)
-    if found is None:
-        raise cluster.not_found(name)
+    found = facts.of_job(cluster, name)
     pods = _of_index(found.pods, index)
     if not pods:
         state, reason = why.state(found.job, found.queue), why.why(found)

@@ -9,6 +9,7 @@ from gptddp.k8s.observe import container_causes, node_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.container_causes import ending_id, how_it_ended, limit_of
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_log import CONTAINER
 
 REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
 _EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
@@ -54,7 +55,7 @@ def exits(facts: Facts) -> Iterator[Exit]:
         if not exited or exited[2] == "0":
             continue
         name, terminated = exited[1], {"exitCode": exited[2]}
-        container = "pytorch"
+        container = CONTAINER
         for said, other in told:
             near = abs(event_time(other) - event_time(event)) < 5
             if near and said.group(1, 3) == exited.group(1, 2):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 _IDENTITY = ("name", "key", "mountPath", "containerPort")  # of the items of a list
 _DERIVED = ("spec.elasticPolicy.rdzvId",)  # from all the rest
 # What a server adds by itself: not a difference where the wanted job does not have it.
-_SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
+SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
 NONE = "(none)"
 
 
@@ -47,7 +47,7 @@ def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _server_side(path: str, before: Mapping[str, Any]) -> bool:
     field = path.rpartition(".")[2]
-    return field in _SERVER_SIDE and before[path] == _SERVER_SIDE[field]
+    return field in SERVER_SIDE and before[path] == SERVER_SIDE[field]
 
 
 def _text(leaves: Mapping[str, Any], path: str) -> str:

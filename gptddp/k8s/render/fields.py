@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.errors import ConfigError
+from gptddp.flags import flag as flag  # here for all who ask about a field
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
@@ -34,11 +35,6 @@ def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None 
     """A field of a dataclass with its kind, and with the help and metavar of its flag."""
     metadata = {"help": help, "kind": kind, "metavar": metavar}
     return field(default=default, metadata=metadata)
-
-
-def flag(name: str) -> str:
-    """The flag of a field: `nproc_per_node` is `--nproc-per-node`."""
-    return "--" + name.replace("_", "-")
 
 
 def kind(of: "Field[Any]") -> Kind:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gptddp import config, flags
+from gptddp import flags
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
@@ -67,8 +67,7 @@ def training_args(spec: JobSpec, *, data: str, run_dir: str, metrics_port: int) 
 
     `metrics_port`: where none is given; 0: none.
     """
-    default = config.Config()
-    given = {n: v for n in config.FIELDS if (v := getattr(spec.train, n)) != getattr(default, n)}
+    given = flags.given(spec.train)
     # The preset by name: the same manifest is to mean the same model wherever it runs.
     preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny"}
     port = {"metrics_port": metrics_port} if metrics_port else {}  # `given` wins, with 0 too

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gptddp.k8s.render import names, pod, quantity
-from gptddp.k8s.render.problem import Found, spec_rule
+from gptddp.k8s.render.problem import Found, label_problems, spec_rule
 from gptddp.k8s.render.spec import JobSpec, flag
 
 _SLICE = r"nvidia\.com/mig-.+"
@@ -55,12 +55,8 @@ def _key_value(spec: JobSpec) -> Iterator[Found]:
     """Labels, annotations and node labels have keys that the API takes, and labels such values."""
     for field in ("label", "annotation", "node_selector"):
         for key, value in getattr(spec.pod, field):
-            if not names.is_key(key):
-                fix = "use a name as in team or example.com/team"
-                yield f"{flag(field)} {key}", f"{key!r} is not a key", fix
-            if field != "annotation" and not names.is_value(value):
-                rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
-                yield f"{flag(field)} {key}", rule, "begin and end it with a letter or digit"
+            for rule, fix in label_problems(key, None if field == "annotation" else value):
+                yield f"{flag(field)} {key}", rule, fix
             if field != "node_selector" and re.fullmatch(_OURS, key):
                 rule = "gptddp-k8s or the operator sets it"
                 yield f"{flag(field)} {key}", rule, "use a key of your own"
@@ -126,10 +122,10 @@ def _disk(spec: JobSpec) -> Iterator[Found]:
         if text is not None and not quantity.parse(text):
             rule = f"{text!r} is not a positive Kubernetes quantity"
             yield flag(field), rule, "use one such as 20Gi"
-        elif text is not None and (quantity.parse(text) or 0) < _LEAST_DISK:
+        elif text is not None and quantity.number(text) < _LEAST_DISK:
             rule = f"{text} bytes are less than a pod's log" if text.isdigit() else "is below 1Mi"
             yield flag(field), rule, "add the unit, as in 20Gi"
-        elif text is not None and (quantity.parse(text) or 0) > _MOST_DISK:
+        elif text is not None and quantity.number(text) > _MOST_DISK:
             yield flag(field), f"{text} is more than any node has", "use one such as 20Gi"
         sizes.append(quantity.parse(text or ""))
     if sizes[0] and sizes[1] and sizes[1] > sizes[0]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gptddp.k8s.objects import Object
+from gptddp.k8s.render import names
 
 if TYPE_CHECKING:  # a manifest is judged without all that makes one
     from gptddp.k8s.render.spec import JobSpec
@@ -28,6 +29,15 @@ SpecRule = Callable[["JobSpec"], Iterator[Found]]
 JobRule = Callable[[Object], Iterator[Found]]
 SPEC_RULES: dict[str, SpecRule] = {}
 JOB_RULES: dict[str, JobRule] = {}
+
+
+def label_problems(key: str, value: str | None) -> Iterator[tuple[str, str]]:
+    """(rule, fix) for what the API does not take in a label; `value`: None of an annotation."""
+    if not names.is_key(key):
+        yield f"{key!r} is not a key", "use a name as in team or example.com/team"
+    if value is not None and not names.is_value(value):
+        rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
+        yield rule, "begin and end it with a letter or digit"
 
 
 def spec_rule(function: SpecRule) -> SpecRule:

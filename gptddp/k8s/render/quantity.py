@@ -20,6 +20,11 @@ def parse(text: str) -> float | None:
     return float(number + (exponent or "")) * _SUFFIX[suffix or ""]
 
 
+def number(text: object) -> float:
+    """The number that a quantity stands for; 0 where it is none."""
+    return parse(str(text)) or 0.0
+
+
 def gibibytes(size_bytes: int, *, whole: bool = False) -> str:
     """A size rounded up: to 256Mi below 1Gi (unless `whole`), to Gi from there on."""
     if size_bytes < 2**30 and not whole:

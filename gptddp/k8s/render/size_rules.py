@@ -89,8 +89,7 @@ def _quantity(spec: JobSpec) -> Iterator[Found]:
         *amount("--shm", spec.shm or ""),
     ]
     yield from found
-    memory, shm = (quantity.parse(text or "") or 0 for text in (spec.memory, spec.shm))
-    if not found and shm >= memory:
+    if not found and quantity.number(spec.shm) >= quantity.number(spec.memory):
         yield (
             "--memory",
             f"{spec.memory} is not more than --shm {spec.shm}",
@@ -154,4 +153,4 @@ def warnings(spec: JobSpec) -> list[str]:
 
 
 def _less(given: str | None, wanted: str) -> bool:
-    return (quantity.parse(given or "") or 0) < (quantity.parse(wanted) or 0)
+    return quantity.number(given) < quantity.number(wanted)

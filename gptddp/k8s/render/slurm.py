@@ -83,7 +83,7 @@ def _cpus(spec: JobSpec, place: Place) -> int:
 def _directives(spec: JobSpec, place: Place) -> list[str]:
     """The options for sbatch: `sbatch OPTION job.sbatch` overrides each of them."""
     few = f"{place.min}-" if place.min is not None and place.min < spec.replicas else ""
-    mib = math.ceil((quantity.parse(spec.memory or "") or 0) / 2**20)
+    mib = math.ceil(quantity.number(spec.memory) / 2**20)
     return [
         f"--job-name={spec.name}",
         "--output=%x-%j.out",

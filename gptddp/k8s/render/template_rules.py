@@ -9,7 +9,7 @@ from typing import Any
 
 from gptddp.k8s.objects import Object, replica_specs
 from gptddp.k8s.render import names, quantity
-from gptddp.k8s.render.problem import REPLICAS, Found, job_rule
+from gptddp.k8s.render.problem import REPLICAS, Found, job_rule, label_problems
 
 _PULL = ("Always", "IfNotPresent", "Never")
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -121,7 +121,7 @@ def _amount(field: str, name: str, amount: Any, limits: Object | None) -> Iterat
         yield field, f"{amount} is not a whole number of devices", "use 1 or more"
     if limits is None or (name not in limits and not device):
         return
-    limit = quantity.parse(str(limits.get(name, "0"))) or 0
+    limit = quantity.number(limits.get(name))
     if size > limit or (device and size != limit):
         there = f"the limit is {limits[name]}" if name in limits else "there is no limit"
         fix = f"set the limit to {amount}, or leave out the request: it is then the limit"
@@ -162,11 +162,8 @@ def _labels(where: str, meta: Object, node: bool = False) -> Iterator[Found]:
     for field in ("labels", "annotations"):
         for key, value in (meta.get(field) or {}).items():
             at = f"{where}[{key}]" if node else f"{where}.{field}[{key}]"
-            if not names.is_key(key):
-                yield at, f"{key!r} is not a key", "use a name as in team or example.com/team"
-            if field == "labels" and not names.is_value(str(value or "")):
-                rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
-                yield at, rule, "begin and end it with a letter or digit"
+            for problem in label_problems(key, str(value or "") if field == "labels" else None):
+                yield (at, *problem)
 
 
 @job_rule
