@@ -81,10 +81,16 @@ def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
 
 
 def test_another_size_names_scale(api, k8s):
-    """Who submits with another number of replicas wants to scale."""
+    """Who submits with another number of replicas wants to scale, where the job's bounds let him:
+    the command that is named works."""
     submit(k8s)
-    result = k8s("submit", "--name", "demo", "--replicas", "2")
-    assert result.exit_code == 2 and "gptddp-k8s scale demo" in result.stderr
+    for count, named in (("1", False), ("2", True), ("5", False)):
+        result = k8s("submit", "--name", "demo", "--replicas", count)
+        assert result.exit_code == 2, count
+        assert ("`gptddp-k8s scale demo " in result.stderr) is named, count
+        assert (f" --replicas {count}` changes the number" in result.stderr) is named, count
+        command = k8s("scale", "demo", "--replicas", count)
+        assert (command.exit_code == 0) is named, count
 
 
 @pytest.mark.parametrize(("kind", "code"), [("Succeeded", 0), ("Failed", 100)])

@@ -9,7 +9,7 @@ from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, queue_name, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import secret
-from gptddp.k8s.render.difference import NONE, Difference, compare
+from gptddp.k8s.render.difference import NONE, Difference, compare, scales_to
 
 CREATE, CHANGE = "create", "change"
 _SUSPEND = "spec.runPolicy.suspend"  # a state, of which no option is
@@ -74,17 +74,16 @@ def advice(cluster: Cluster, found: Sequence[Change]) -> list[str]:
     if job is None:
         return []
     name, at = job.name, cluster.flags
-    paths = [it.path for it in job.fields]
-    if all(path.endswith(".replicas") for path in paths):
+    if count := scales_to(job.fields):
         return [
-            f"`gptddp-k8s scale {name}{at} --replicas N` changes the number of pods; submit leaves"
-            " it as it is"
+            f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods; submit"
+            " leaves it as it is"
         ]
     told = [
         f"submit changes no job that exists: `gptddp-k8s delete {name}{at}` and the same submit go"
         " on from its newest checkpoint"
     ]
-    if any(path.startswith(_LATER) for path in paths):
+    if any(it.path.startswith(_LATER) for it in job.fields):
         told.append(
             "applied to the job as it is, a change of its template takes effect on pods that are"
             " created later: those that run stay as they are"

@@ -27,7 +27,7 @@ from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.watcher import Say, transient
-from gptddp.k8s.render.difference import compare
+from gptddp.k8s.render.difference import compare, scales_to
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
@@ -189,12 +189,13 @@ def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> Non
         )
     if hashes[0] == hashes[1]:
         return
-    found = [str(it) for it in code.differences(cluster, live, objects, compare(live, job))]
-    lines = [f"  {line}" for line in found[:_MOST_LINES]]
+    found = code.differences(cluster, live, objects, compare(live, job))
+    lines = [f"  {it}" for it in found[:_MOST_LINES]]
     lines += [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     at = cluster.flags
-    size = found and all(line.partition(":")[0].lower().endswith("replicas") for line in found)
-    scale = f"`gptddp-k8s scale {name}{at}` changes the number of pods; " if size else ""
+    scale = ""
+    if count := scales_to(found):
+        scale = f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods; "
     head = (
         f"the job {name} exists, is {why.state(live)} and has another spec; {scale}"
         f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run;"

@@ -40,6 +40,20 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     ]
 
 
+def scales_to(found: Sequence[Difference]) -> str:
+    """The number of pods that is wanted, where `scale` can give it to the old job; "" else.
+
+    It changes neither bound, and stays within the old ones.
+    """
+    size = {it.path.rpartition(".")[2]: it for it in found if it.path.lower().endswith("replicas")}
+    wanted = size.get("replicas")
+    if wanted is None or len(size) < len(found):
+        return ""
+    count = wanted.new
+    low, high = (size[it].old if it in size else count for it in ("minReplicas", "maxReplicas"))
+    return count if NONE not in (low, high) and int(low) <= int(count) <= int(high) else ""
+
+
 def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
     rest = {key: job[key] for key in job if key not in ("apiVersion", "kind", "status")}
     return {**rest, "metadata": {"labels": job["metadata"].get("labels") or {}}}
