@@ -159,14 +159,16 @@ def change(job, path, value):
         job[last] = value
 
 
-WORKER = "spec.pytorchReplicaSpecs.Worker"
+WORKER, MASTER = (f"spec.pytorchReplicaSpecs.{role}" for role in ("Worker", "Master"))
+TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}
 BROKEN_JOBS = [
     ("name", "metadata.name", "3x"),
     ("name", "metadata.name", "Upper"),
     ("name", "metadata.name", "a.b"),
     ("name", "metadata.name", "x" * 55),
-    ("replica-types", "spec.pytorchReplicaSpecs.Launcher", {"template": {"spec": {}}}),
+    ("replica-types", "spec.pytorchReplicaSpecs.Launcher", {"template": TEMPLATE}),
     ("replica-types", "spec.elasticPolicy", None),
+    ("replica-types", MASTER, {"replicas": 2, "template": TEMPLATE}),
     ("replica-count", f"{WORKER}.replicas", 0),
     ("replica-count", f"{WORKER}.replicas", 9),
     ("replica-count", "spec.elasticPolicy.minReplicas", 5),
@@ -204,11 +206,7 @@ BROKEN_JOBS = [
 def test_what_the_operator_refuses_or_should_is_caught(id, path, value):
     """Every admission rule, and those that admission lacks, on a manifest from any hand."""
     job = render_job({"replicas": 4})
-    if path.endswith("Launcher"):
-        job["spec"]["pytorchReplicaSpecs"]["Launcher"] = {
-            "template": {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}
-        }
-    elif path.endswith("ports.0"):
+    if path.endswith("ports.0"):
         container(job)["ports"][0] = value
     else:
         change(job, path, value)
@@ -216,6 +214,24 @@ def test_what_the_operator_refuses_or_should_is_caught(id, path, value):
     assert all(map(catalogued, problems))
     assert {p.id for p in problems} == {id}
     assert all(p.field and p.rule and p.fix for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("roles", "fields"),
+    [
+        ({}, ["spec.elasticPolicy", "spec.pytorchReplicaSpecs"]),
+        (("Master",), ["spec.elasticPolicy"]),
+    ],
+)
+def test_pods_are_of_some_role_and_elastic_ones_are_workers(roles, fields):
+    """A job of no pods would count as one that has succeeded."""
+    job = render_job({"replicas": 4})
+    specs = job["spec"]["pytorchReplicaSpecs"]
+    job["spec"]["pytorchReplicaSpecs"] = {
+        role: {**specs["Worker"], "replicas": 1} for role in roles
+    }
+    found = [it for it in admission.check_job(job) if it.id == "replica-types"]
+    assert [it.field for it in found] == fields and all(it.fix.endswith("Worker") for it in found)
 
 
 def test_the_rules_have_no_complaint_about_what_we_render():

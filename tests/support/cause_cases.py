@@ -41,6 +41,14 @@ def ended(code, message="", reason="Error"):
     return Facts(job("Running"), [pod(0, terminated(code, message, reason))], (), NOW)
 
 
+def key_of_a_mount(kind, source):
+    """A volume of a Secret or ConfigMap that lacks a key which the volume names."""
+    said = f'MountVolume.SetUp failed for volume "d" : references non-existent {kind} key: token'
+    facts = held(HELD, "", ("FailedMount", said))
+    facts.pods[0]["spec"]["volumes"] = [{"name": "e"}, {"name": "d", **source}]
+    return facts
+
+
 def by_node(reason, message):
     made = pod(0, {"waiting": {}}, phase="Failed", reason=reason, message=message)
     made["status"]["containerStatuses"] = []
@@ -112,6 +120,19 @@ def init():
     state = {"name": "init-pytorch", "ready": False, "state": {"running": {}}}
     made["status"]["initContainerStatuses"] = [state]
     return Facts(job("Created", replicas=1), [made], (), NOW)
+
+
+def init_failed():
+    facts = init()
+    facts.pods[0]["status"]["initContainerStatuses"][0]["state"] = terminated(3, "no such host")
+    return facts
+
+
+def taken_before():
+    """It waits for room since a pod of a higher priority has taken its predecessor's."""
+    facts = placed("3 Insufficient cpu.", **ASKS)
+    took = event(pod(0, uid="old"), "Preempted", "Preempted by pod u7 on node n1", 50)
+    return Facts(facts.job, facts.pods, [took], NOW)
 
 
 def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label="gptddp"):
@@ -260,6 +281,8 @@ CASES = [
      "failed liveness probe"),
     ("probe", lost(("Unhealthy", "Liveness probe failed: ")), "Liveness probe failed: (spec"),
     ("crash", other_crashed(), "its container istio-proxy exited with 1 (an error): no token"),
+    ("key-missing", key_of_a_mount("secret", {"secret": {"secretName": "hub"}}), "key: token"),
+    ("init", init_failed(), "its init container init-pytorch exited with 3"),
     ("init", init(), "init-pytorch has not ended (it waits for the Master)"),
     ("sidecar", with_sidecar(), "has ended with 0, and istio-proxy keeps the pod alive"),
     ("rejected", by_node("UnexpectedAdmissionError", "Allocate failed due to no healthy devices"),
@@ -271,6 +294,13 @@ CASES = [
     ("drained", disrupted("EvictionByEvictionAPI"), "evicted through the API"),
     ("tainted", disrupted("DeletionByTaintManager"), "spec.tolerations"),
     ("tainted", lost(("TaintManagerEviction", "Marking for deletion")), "spec.tolerations"),
+    ("preempted", taken_before(),
+     "preempted by pod u7 on node n1, of a higher priority (spec.priorityClassName), and since"),
+    ("preempted", by_node("Preempting", "Preempted in order to admit critical pod"),
+     "node gptddp-worker needed its place for a critical pod"),
+    ("node-silent", by_node("NodeLost", "Node x which was running pod y is unresponsive"),
+     "has not been heard from (NodeLost: Node x"),
+    ("evicted-storage", lost(("Evicted", STORAGE)), "raise resources.limits[ephemeral-storage]"),
     ("preempted", disrupted("PreemptionByScheduler"), "spec.priorityClassName"),
     ("preempted", lost(("Preempted", "Preempted by pod u7 on node n1"), code=143),
      "it was preempted by pod u7 on node n1"),
