@@ -17,13 +17,14 @@ from support.cause_cases import (
     refused,
     unready,
 )
+from support.odd_cause_cases import ODD_CASES, WELL
 from support.queue_cases import QUEUE_CASES
 
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.known_causes import KNOWN
 
-CASES = [*CASES, *QUEUE_CASES]
+CASES = [*CASES, *ODD_CASES, *QUEUE_CASES]
 ROOT = Path(__file__).parents[2]
 COMMANDS = {  # of those that name more than the job
     "quota": "kubectl describe resourcequota small",
@@ -98,6 +99,7 @@ def test_a_name_that_a_shell_would_read_is_quoted():
         held(HELD, "", PULL, second=55),  # a pull that has only begun
         queue_cases.facts(made_job=queue_cases.queued_job(suspend=False), now=queue_cases.LATE),
         unready(ready=True),  # by now
+        *WELL,
     ],
 )
 def test_what_is_still_well_is_no_cause(facts):

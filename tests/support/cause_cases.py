@@ -279,7 +279,7 @@ CASES = [
     ("probe", unready(), "its readiness probe fails (spec.containers[].readinessProbe): HTTP"),
     ("probe", lost(("Killing", "Container pytorch failed liveness probe, will be killed")),
      "failed liveness probe"),
-    ("probe", lost(("Unhealthy", "Liveness probe failed: ")), "Liveness probe failed: (spec"),
+    ("probe", lost(("Unhealthy", "Liveness probe failed: ")), "Liveness probe failed (spec"),
     ("crash", other_crashed(), "its container istio-proxy exited with 1 (an error): no token"),
     ("key-missing", key_of_a_mount("secret", {"secret": {"secretName": "hub"}}), "key: token"),
     ("init", init_failed(), "its init container init-pytorch exited with 3"),

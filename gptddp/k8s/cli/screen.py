@@ -67,7 +67,7 @@ class _View:
 
     def _take(self, found: Facts) -> None:
         found = progress.with_log(self._cluster, found)
-        logged = progress.progress(line for _, line in found.log)
+        logged = progress.progress(line for _, line in found.log or ())
         self._history = self._losses.add(logged["losses"])
         self._shown = status.of(found)
         self.state = self._shown["state"]

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gptddp.k8s import exit_codes
-from gptddp.k8s.objects import Object, container_statuses, event_time, seconds
+from gptddp.k8s.objects import Object, condition, container_statuses, event_time, seconds
+from gptddp.k8s.observe import node_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -40,6 +41,7 @@ _CREATE = (
         "key-missing",
     ),
     _Said(r"runAsNonRoot and image|non-numeric user|run as root", "run-as-root"),
+    _Said(r"missing value for|subPath|container init: mkdir|chdir to cwd", "container"),
     _Said(r"executable file not found|no such file or directory.*unknown|exec: ", "command"),
 )
 _CRASH = (
@@ -60,10 +62,17 @@ _HINTS = {  # the field that has to change
     "permission": "set securityContext.fsGroup or runAsUser to the volume's owner",
     "disk-full": "make room, or raise the volume's or the emptyDir's size",
 }
+_FIELDS = (  # of what the message is about
+    (r"missing value for|subPath", "mend spec.containers[].volumeMounts[], its subPath"),
+    (r"container init: mkdir|chdir to cwd", "mend spec.containers[].workingDir"),
+)
 
 
 def hinted(id: str, text: str) -> str:
-    return f"{text}; {_HINTS[id]}" if id in _HINTS else text
+    """The sentence with the field that has to change."""
+    about = (hint for pattern, hint in _FIELDS if id == "container" and re.search(pattern, text))
+    hint = _HINTS.get(id) or next(about, "")
+    return f"{text}; {hint}" if hint else text
 
 
 def _match(table: tuple[_Said, ...], text: str) -> tuple[str, dict[str, str]] | None:
@@ -89,10 +98,9 @@ def waiting(facts: Facts) -> Iterator[Cause]:
             elif reason == "CrashLoopBackOff" or reason.startswith("Init:"):
                 last = (status.get("lastState") or {}).get("terminated") or {}
                 count = status.get("restartCount", 0)
-                ending = how_it_ended(limit_of(pod, status["name"]), last)
-                id, failed = ending_id(last, "crash-loop"), _failed_probe(facts, pod)
-                text = f"crashed {count} times and waits to start again: {failed or ending}"
-                yield _of(facts, pod, status["name"], "probe" if failed else id, text)
+                id, ending = ended(facts, pod, status["name"], last, "crash-loop")
+                text = f"crashed {count} times and waits to start again: {ending}"
+                yield _of(facts, pod, status["name"], id, text)
 
 
 def _image(facts: Facts, pod: Object, status: Object, reason: str, message: str) -> Cause:
@@ -144,9 +152,9 @@ def initialising(facts: Facts) -> Iterator[Cause]:
         sidecars = {c["name"] for c in init if c.get("restartPolicy") == "Always"}
         for status in (pod.get("status") or {}).get("initContainerStatuses") or []:
             state, name = status.get("state") or {}, status["name"]
-            ended = state.get("terminated") or {}
-            if ended.get("exitCode"):
-                text = f"its init container {name} {how_it_ended('', ended)}"
+            over = state.get("terminated") or {}
+            if over.get("exitCode"):
+                text = f"its init container {name} {how_it_ended(pod, name, over)}"
                 yield cause(facts, "init", text, pod=pod, named={"container": name})
             elif "running" in state and name not in sidecars:
                 what = " (it waits for the Master)" if name == "init-pytorch" else ""
@@ -164,11 +172,10 @@ def crashed(facts: Facts) -> Iterator[Cause]:
         if status.get("phase") == "Failed" and status.get("reason"):
             continue  # the node ended it: see node_causes
         for container in status.get("containerStatuses") or []:
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if ended.get("exitCode"):
-                id, name = ending_id(ended, "crash"), container["name"]
-                text = how_it_ended(limit_of(pod, name), ended)
-                yield _of(facts, pod, name, id, text)
+            over = (container.get("state") or {}).get("terminated") or {}
+            if over.get("exitCode"):
+                id, text = ended(facts, pod, container["name"], over, "crash")
+                yield _of(facts, pod, container["name"], id, text)
 
 
 def _of(facts: Facts, pod: Object, container: str, id: str, text: str) -> Cause:
@@ -182,10 +189,10 @@ def sidecar(facts: Facts) -> Iterator[Cause]:
     for pod in facts.pods:
         statuses = (pod.get("status") or {}).get("containerStatuses") or []
         main = [c for c in statuses if c["name"] == CONTAINER]
-        ended = ((main[0].get("state") or {}).get("terminated") or {}) if main else {}
+        over = ((main[0].get("state") or {}).get("terminated") or {}) if main else {}
         others = [c["name"] for c in statuses if "running" in (c.get("state") or {})]
-        if ended and others and CONTAINER not in others:
-            code = exit_codes.meaning(int(ended.get("exitCode", 0)))
+        if over and others and CONTAINER not in others:
+            code = exit_codes.meaning(int(over.get("exitCode", 0)))
             text = (
                 f"its container {CONTAINER} has ended with {code}, and {', '.join(others)} keeps "
                 "the pod alive: make it a native sidecar (spec.initContainers with restartPolicy "
@@ -208,16 +215,46 @@ def _failed_probe(facts: Facts, pod: Object) -> str:
     for event in reversed(facts.about(pod, "Unhealthy", "ProbeError")):
         if found := _PROBE.search(str(event.get("message", ""))):
             field = f"spec.containers[].{found[1].lower()}Probe"
-            return f"its {found[1].lower()} probe fails ({field}): {found[2].strip()[:300]}"
+            said = found[2].strip()[:300] or "it says no more"
+            return f"its {found[1].lower()} probe fails ({field}): {said}"
     return ""
+
+
+def gated(facts: Facts) -> Iterator[Cause]:
+    """A pod whose containers are ready, and who has to say so has not."""
+    for pod in facts.pods:
+        ready = condition(pod, "Ready") or {}
+        if ready.get("reason") == "ReadinessGatesNotReady":
+            text = (
+                "it is not ready, so that the other pods do not find its name: a readiness gate "
+                f"(spec.readinessGates) is not met: {ready.get('message', '')}"
+            )
+            yield cause(facts, "readiness-gate", text, pod=pod)
 
 
 # -- how a container ended -----------------------------------------------------------------------
 
 
-def limit_of(pod: Object, container: str) -> str:
+def ended(
+    facts: Facts, pod: Object, container: str, terminated: Object, other: str
+) -> tuple[str, str]:
+    """The cause and the sentence of a bad end; `other`: the cause if it is none in particular.
+
+    The exit code of a container that was killed does not say by whom: events do, for an hour.
+    """
+    killed = int(terminated.get("exitCode") or 0) >= exit_codes.FIRST_RETRYABLE
+    at = seconds(terminated.get("finishedAt"))
+    by_limit = terminated.get("reason") == "OOMKilled"
+    name = str(pod["metadata"]["name"])
+    if killed and at and not by_limit and (outside := node_causes.before(facts, name, at)):
+        return outside
+    return ending_id(terminated, other), how_it_ended(pod, container, terminated)
+
+
+def _limit_of(pod: Object, container: str) -> str:
     """The memory limit of a pod's container; empty if it has none."""
-    for it in pod.get("spec", {}).get("containers", []):
+    spec = pod.get("spec") or {}
+    for it in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
         if it["name"] == container:
             return str(((it.get("resources") or {}).get("limits") or {}).get("memory") or "")
     return ""
@@ -247,13 +284,14 @@ def ending_order(terminated: Object) -> tuple[bool, bool, float]:
     return killed, not by_rank, seconds(terminated.get("finishedAt")) or 0.0
 
 
-def how_it_ended(limit: str, terminated: Object) -> str:
-    """How a container ended, with the reason among its last words; `limit`: its memory."""
+def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
+    """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
     if terminated.get("reason") == "OOMKilled":
-        of = f" of {limit}" if limit else ""
+        of = f" of {limit}" if (limit := _limit_of(pod, container)) else ""
+        how = " with --memory" if container == CONTAINER else ""
         return (
-            f"killed for using more than its memory{of} (resources.limits.memory): give it more "
-            "with --memory"
+            f"killed for using more than its memory{of} (resources.limits.memory): give it more"
+            f"{how}"
         )
     said = exit_codes.reason(str(terminated.get("message") or ""))
     code = exit_codes.meaning(int(terminated.get("exitCode", 0)))

@@ -16,6 +16,7 @@ from gptddp.k8s.objects import (
     replica_count,
     replica_specs,
     role_and_index,
+    seconds,
     suspended,
 )
 from gptddp.k8s.observe import queue
@@ -30,8 +31,8 @@ _NEW_S = 60.0  # a pod's age in which the events of the one before it are news
 class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
-    `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines.
-    `queue`: of Kueue's jobs, what it knows of them.
+    `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
+    where it was not read. `queue`: of Kueue's jobs, what it knows of them.
     """
 
     job: Object
@@ -39,7 +40,7 @@ class Facts:
     events: Sequence[Object] = ()
     now: float = field(default_factory=time.time)
     flags: str = ""
-    log: Sequence[tuple[datetime | None, str]] = ()
+    log: Sequence[tuple[datetime | None, str]] | None = None
     queue: Queue | None = None
 
     @property
@@ -74,13 +75,26 @@ class Facts:
         ]
 
     def ever_about(self, name: str, *reasons: str) -> list[Object]:
-        """Events about any pod of this name, those that are gone too, oldest first."""
+        """Events about any pod of this name that the job has had, oldest first.
+
+        Not of an earlier job's pods, nor of a pod's endpoints, or another job, of the same name.
+        """
+        begin = seconds(self.job["metadata"].get("creationTimestamp")) or 0.0
         return [
             event
             for event in sorted(self.events, key=event_time)
             if (not reasons or event.get("reason") in reasons)
             and event.get("involvedObject", {}).get("name") == name
+            and event["involvedObject"].get("kind", "Pod") == "Pod"
+            and event_time(event) >= begin
         ]
+
+    def unsolved(self, pod: Object, *reasons: str) -> Object | None:
+        """The newest event of these reasons about a pod, if no container was begun since then."""
+        begun = self.about(pod, "Pulling", "Pulled", "Created", "Started")
+        last = max(map(event_time, begun), default=0.0)
+        told = [event for event in self.about(pod, *reasons) if event_time(event) > last]
+        return told[-1] if told else None
 
 
 def fetch(cluster: Cluster, name: str) -> Facts | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, container_statuses
 from gptddp.k8s.observe import facts, why
-from gptddp.k8s.observe.container_causes import ending_order, how_it_ended, limit_of
+from gptddp.k8s.observe.container_causes import ending_order, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.logs import Write, show
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -55,6 +55,6 @@ def show_log(
         return
     pod, ended, previous = failure
     at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
-    how = how_it_ended(limit_of(pod, CONTAINER), ended)
+    how = how_it_ended(pod, CONTAINER, ended)
     say(f"pod {pod['metadata']['name']} failed first{at}: {how}")
     show(cluster, [pod], write, say, prefix=False, previous=previous, tail=tail, since_s=since_s)

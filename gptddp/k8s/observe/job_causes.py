@@ -14,14 +14,9 @@ from gptddp.k8s.objects import (
     wanted_pods,
 )
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import (
-    ending_id,
-    ending_order,
-    hinted,
-    how_it_ended,
-    limit_of,
-)
+from gptddp.k8s.observe.container_causes import ended, ending_order, hinted
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.progress import progress
 from gptddp.k8s.observe.replaced_causes import exits
 from gptddp.k8s.render.companions import OURS
@@ -145,7 +140,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
     label, _, ours = OURS.partition("=")
     is_ours = (facts.job["metadata"].get("labels") or {}).get(label) == ours
-    if not facts.log or not running or not is_ours or facts.local:
+    if facts.log is None or not running or not is_ours or facts.local:
         return
     steps = [at.timestamp() for at, line in facts.log if at and progress([line])["progress"]]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
@@ -157,17 +152,22 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     ready = sum(map(is_ready, facts.pods))
     text = (
         f"{ready} of {wanted_pods(facts.job)} pods run, and {since} was logged for "
-        f"{quiet_s:.0f} s; the log's last line: {last[:200]}"
+        f"{quiet_s:.0f} s; "
+        + (f"the log's last line: {last[:200]}" if last else "the log is empty")
     )
     yield cause(facts, "no-step", text)
+
+
+_BEGINNING = ("ContainerCreating", "PodInitializing")
 
 
 def starting(facts: Facts) -> Iterator[Cause]:
     """Nothing is wrong: pods are being created or started."""
     for pod in facts.pods:
         waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
-        if any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting):
-            node = pod.get("spec", {}).get("nodeName")
+        waiting = waiting or [{"reason": "ContainerCreating"}]  # its kubelet has not said so yet
+        node = pod.get("spec", {}).get("nodeName")
+        if node and any(w.get("reason") in _BEGINNING for w in waiting):
             yield cause(facts, "starting", f"on its way on node {node}", pod=pod)
     if not facts.pods:
         yield cause(facts, "starting", "its pods have not been created yet")
@@ -184,9 +184,18 @@ def suspended(facts: Facts) -> Iterator[Cause]:
         yield cause(facts, "suspended", "it is suspended (spec.runPolicy.suspend)")
 
 
+_OF_KUBERNETES = ("foregroundDeletion", "orphan")  # finalizers that its own controllers take off
+
+
 def deleting(facts: Facts) -> Iterator[Cause]:
     left = f"; {len(facts.pods)} pods are still stopping" if facts.pods else ""
-    yield cause(facts, "deleting", f"it is being deleted{left}")
+    held = facts.job["metadata"].get("finalizers") or []
+    if by := [it for it in held if it not in _OF_KUBERNETES]:
+        named = {"kind": "pytorchjob", "object": facts.name}
+        text = f"it is being deleted, and metadata.finalizers hold it: {', '.join(by)}"
+        yield cause(facts, "finalizers", text, named=named)
+    else:
+        yield cause(facts, "deleting", f"it is being deleted{left}")
 
 
 def failed(facts: Facts) -> Cause:
@@ -200,8 +209,12 @@ def failed(facts: Facts) -> Cause:
         return cause(facts, "limit", f"{message} (spec.runPolicy){before}")
     if ends := _ends(facts.pods):
         *_, pod, container, terminated = min(ends, key=lambda end: end[:3])
-        text = how_it_ended(limit_of(pod, container), terminated)
-        return cause(facts, "failed", hinted(ending_id(terminated, ""), text), pod=pod)
+        id, text = ended(facts, pod, container, terminated, "")
+        if container != CONTAINER:
+            text = f"its container {container} {text}"
+            named = {"container": container}
+            return cause(facts, "failed-container", hinted(id, text), pod=pod, named=named)
+        return cause(facts, "failed", hinted(id, text), pod=pod)
     for it in exits(facts):
         text = f"{it.text} (the pod and its log are gone)"
         return cause(facts, "failed", text, name=it.pod_name)

@@ -90,6 +90,10 @@ _JOB = {
         "kubectl get pods -l training.kubeflow.org/job-name=$job",
     ),
     "failed": Known("a pod's exit code has failed the job", "gptddp-k8s logs $job"),
+    "failed-container": Known(
+        "another container than that of the training has failed the job",
+        "kubectl logs $pod -c $container",
+    ),
     "limit": Known(
         "`runPolicy.backoffLimit` or `runPolicy.activeDeadlineSeconds` is reached",
         "kubectl get pytorchjob $job -o 'jsonpath={.spec.runPolicy}'",
@@ -206,6 +210,8 @@ _CONTAINERS = {
     ),
     "crash": Known("a container has ended badly", "kubectl logs $pod -c $container"),
     "probe": Known("a probe of a container fails", _POD),
+    "hook": Known("a container's postStart hook fails, which ends the container", _POD),
+    "readiness-gate": Known("a readiness gate of the pod is not met", _POD),
     "init": Known(
         "an init container has not ended, or has failed", "kubectl logs $pod -c $container"
     ),
@@ -237,6 +243,11 @@ _NODES_AND_VOLUMES = {
     "pod-deadline": Known("the pod's own `activeDeadlineSeconds` is over", _TEMPLATE),
     "node-lost": Known(
         "a pod is to be gone, and its node does not answer", "kubectl describe node $node"
+    ),
+    "not-taken-up": Known("the pod has a node, and no kubelet there has taken it up", _NODES),
+    "finalizers": Known(
+        "finalizers keep a pod, or the job, that is to be gone",
+        "kubectl get $kind $object -o 'jsonpath={.metadata.finalizers}'",
     ),
     "node-silent": Known("the pod's node has not been heard from", "kubectl describe node $node"),
     "addresses": Known("the node or its network has no free address for a pod", _POD),

@@ -3,11 +3,20 @@
 import re
 from collections.abc import Iterator
 
-from gptddp.k8s.objects import Object, condition, container_statuses, event_time, has_ended, seconds
+from gptddp.k8s.objects import (
+    Object,
+    age_s,
+    condition,
+    container_statuses,
+    event_time,
+    has_ended,
+    seconds,
+)
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.scheduling_causes import preemption
 
+UNATTENDED_S = 20.0  # a kubelet that runs reports a pod within a second
 GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
 _BY_NODE = "Pod was rejected"
 _OWN_STORAGE = re.compile(r"emptydir|ephemeral (local )?storage (usage|limit)", re.I)
@@ -19,6 +28,7 @@ _NO_ADDRESS = re.compile(
 AROUND_S = 90.0  # between the end of a pod and its events
 EVICTED_S = 300.0  # after which Kubernetes ends the pods of a node that is silent
 _PROBE = re.compile(r"([Ll]iveness|[Ss]tartup) probe")  # those that end a container
+_HOOK = "spec.containers[].lifecycle.postStart"
 _TAKEN = {  # reasons of a pod's condition DisruptionTarget
     "PreemptionByScheduler": "preempted",
     "DeletionByTaintManager": "tainted",
@@ -83,8 +93,9 @@ def before(facts: Facts, pod_name: str, at: float) -> tuple[str, str] | None:
         if -AROUND_S < at - event_time(event) < EVICTED_S + AROUND_S:
             text = "its node was not heard from any more (NodeNotReady): a spot node that is gone?"
             return "node-silent", text
-    reasons = ("Preempted", "TaintManagerEviction", "Evicted", "Terminated", "NodeShutdown")
-    for event in reversed(facts.ever_about(pod_name, *reasons, "Killing", "Unhealthy")):
+    own = ("Evicted", "Terminated", "NodeShutdown", "DeadlineExceeded")
+    others = ("Preempted", "TaintManagerEviction", "Killing", "Unhealthy", "FailedPostStartHook")
+    for event in reversed(facts.ever_about(pod_name, *own, *others)):
         if abs(event_time(event) - at) > AROUND_S:
             continue
         reason, message = event["reason"], str(event.get("message", ""))
@@ -93,9 +104,16 @@ def before(facts: Facts, pod_name: str, at: float) -> tuple[str, str] | None:
             return "preempted", preemption(event)
         if reason == "TaintManagerEviction":
             return "tainted", f"its node got a taint that spec.tolerations has not: {message}"
-        if reason in ("Killing", "Unhealthy") and _PROBE.search(message):
-            return "probe", f"ended by its node {node}: {message.strip()} (spec.containers[])"
-        if reason in ("Evicted", "Terminated", "NodeShutdown"):
+        if reason in ("Killing", "Unhealthy") and (probe := _PROBE.search(message)):
+            field = f"spec.containers[].{probe[1].lower()}Probe"
+            said = message.strip().rstrip(": ")
+            return "probe", f"ended by its node {node}: {said} ({field})"
+        if reason == "FailedPostStartHook":
+            return (
+                "hook",
+                f"ended by its node {node}: its postStart hook failed ({_HOOK}): {message}",
+            )
+        if reason in own:
             return _ending(reason, message, node)
     return None
 
@@ -124,11 +142,40 @@ def node_lost(facts: Facts) -> Iterator[Cause]:
 
 
 def _silent(pod: Object) -> bool:
-    """The pod is not ready though its containers are: the node controller has set that."""
+    """The pod is not ready though its containers are: the node controller has set that.
+
+    It gives no reason; a kubelet does, as for a pod that it is ending.
+    """
     own = (pod.get("status") or {}).get("containerStatuses") or []
-    not_ready = (condition(pod, "Ready") or {}).get("status") == "False"
-    gates = pod.get("spec", {}).get("readinessGates")
-    return not_ready and not gates and bool(own) and all(c.get("ready") for c in own)
+    ready = condition(pod, "Ready") or {}
+    not_ready = ready.get("status") == "False" and not ready.get("reason")
+    return not_ready and bool(own) and all(c.get("ready") for c in own)
+
+
+def unattended(facts: Facts) -> Iterator[Cause]:
+    """A pod that has a node, and of which no kubelet has said anything."""
+    for pod in facts.pods:
+        node, status = pod.get("spec", {}).get("nodeName"), pod.get("status") or {}
+        age = age_s(pod, facts.now)
+        over = "deletionTimestamp" in pod["metadata"] or has_ended(pod) or facts.local
+        seen = over or "startTime" in status or any(container_statuses(pod))
+        if node and not seen and age > UNATTENDED_S:
+            text = (
+                f"its node {node} has not taken it up for {age:.0f} s (spec.nodeName): is there "
+                "such a node, and is it Ready?"
+            )
+            yield cause(facts, "not-taken-up", text, pod=pod)
+
+
+def not_let_go(facts: Facts) -> Iterator[Cause]:
+    """A pod that has ended and is deleted, and stays: nothing takes its place until it is gone."""
+    for pod in facts.pods:
+        held = pod["metadata"].get("finalizers")
+        if held and has_ended(pod) and "deletionTimestamp" in pod["metadata"]:
+            by = ", ".join(held)
+            text = f"it has ended, and cannot be replaced: metadata.finalizers hold it: {by}"
+            named = {"kind": "pod", "object": str(pod["metadata"]["name"])}
+            yield cause(facts, "finalizers", text, pod=pod, named=named)
 
 
 def sandbox(facts: Facts) -> Iterator[Cause]:
@@ -136,9 +183,15 @@ def sandbox(facts: Facts) -> Iterator[Cause]:
     for pod in facts.pods:
         if not any("waiting" in (c.get("state") or {}) for c in container_statuses(pod)):
             continue
-        for event in facts.about(pod, "FailedCreatePodSandBox")[-1:]:
+        if event := facts.unsolved(pod, "FailedCreatePodSandBox"):
             message, node = str(event.get("message", "")), pod.get("spec", {}).get("nodeName")
-            if _NO_ADDRESS.search(message):
+            if "OOM-killed" in message:
+                text = (
+                    "its container's memory is too little to start with "
+                    f"(resources.limits.memory): {message}"
+                )
+                yield cause(facts, "out-of-memory", text, pod=pod)
+            elif _NO_ADDRESS.search(message):
                 text = f"its node {node} has no free address for a pod: {message}"
                 yield cause(facts, "addresses", text, pod=pod)
             else:

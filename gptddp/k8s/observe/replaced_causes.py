@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gptddp.k8s.objects import Object, event_time, is_ready
 from gptddp.k8s.observe import container_causes, node_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import ending_id, how_it_ended, limit_of
+from gptddp.k8s.observe.container_causes import ending_id, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
@@ -65,7 +65,7 @@ def exits(facts: Facts) -> Iterator[Exit]:
         if outside and terminated.get("reason") != "OOMKilled":
             yield Exit(event, name, *outside)
         else:
-            text = how_it_ended(limit_of(_template(facts.job, name), container), terminated)
+            text = how_it_ended(_template(facts.job, name), container, terminated)
             yield Exit(event, name, ending_id(terminated, "replaced"), text)
 
 
@@ -105,6 +105,8 @@ def vain(facts: Facts) -> Vain | None:
             if not said and name in waiting:
                 only = replace(facts, pods=[waiting[name]])
                 said = [it.text for it in container_causes.initialising(only)]
+            if not said and (init := [it for e in told if (it := _init_container(e))]):
+                said = [f"its init container {init[-1]} (spec.initContainers) ends badly"]
             span_s = facts.now - event_time(told[0])
             return Vain(name, len(uids), span_s, (said or ["its events say no more"])[-1])
     return None
@@ -114,6 +116,13 @@ def _has_started(event: Object) -> bool:
     """Is it the start of a container that is none of those before the training?"""
     about = str(event["involvedObject"].get("fieldPath", ""))
     return event.get("reason") == "Started" and "initContainers" not in about
+
+
+def _init_container(event: Object) -> str:
+    """The init container that this event is the start of, or ""."""
+    about = str(event["involvedObject"].get("fieldPath", ""))
+    found = re.match(r"spec\.initContainers\{(.+)\}", about)
+    return found[1] if found and event.get("reason") == "Started" else ""
 
 
 def in_vain(facts: Facts) -> Iterator[Cause]:

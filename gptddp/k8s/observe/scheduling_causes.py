@@ -20,10 +20,12 @@ _SAID = (
     (r"free ports", "host-port", "spec.containers[].ports[].hostPort"),
     (r"Too many pods", "too-many-pods", ""),
     (r"Insufficient (?P<resource>\S+)", "no-room", ""),
+    (r"ReadWriteOncePod", "volume-in-use", "spec.volumes"),
     (r"volume node affinity|volume zone|exceed max volume", "claim-elsewhere", "spec.volumes"),
     (r"topology spread", "pod-affinity", "spec.topologySpreadConstraints"),
     (r"(anti-)?affinity rules", "pod-affinity", "spec.affinity"),
 )
+_REASON = re.compile(r"(?:^|: |, )(\d+ .+?)(?=, \d+ |$)", re.S)  # of so many nodes
 _TAINT = re.compile(r"untolerated taint \{([^:}]+)")  # Kubernetes 1.34 names it no more
 
 
@@ -82,8 +84,10 @@ def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
     """What the nodes lack that were nearest to taking the pod; the fields of all that they lack."""
     text = f"no node takes it: {message or 'no reason given'}"
     found = [(id, field, it) for p, id, field in _SAID if (it := re.search(p, message))]
-    if not found:
-        return cause(facts, "unschedulable", text, pod=pod)
+    unknown = [it for it in _REASON.findall(message) if not any(re.search(p[0], it) for p in _SAID)]
+    if not found or unknown:  # the filters of plug-ins come last
+        named = "".join(f"; {field}" for id, field, _ in found if field and id != "taints")
+        return cause(facts, "unschedulable", text + named, pod=pod)
     id, asked = (
         found[-1][0],
         str([c.get("resources") for c in pod.get("spec", {}).get("containers", [])]),

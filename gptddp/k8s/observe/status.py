@@ -20,7 +20,7 @@ from gptddp.k8s.observe.facts import Facts
 
 def of(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
-    found_in_log = progress.progress(line for _, line in facts.log)
+    found_in_log = progress.progress(line for _, line in facts.log or ())
     del found_in_log["losses"]  # of those that `top` keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found = why.causes(facts)

@@ -17,7 +17,7 @@ def volume(facts: Facts) -> Iterator[Cause]:
     for pod in facts.pods:
         if not any("waiting" in (c.get("state") or {}) for c in container_statuses(pod)):
             continue
-        for event in facts.about(pod, "FailedMount", "FailedAttachVolume")[-1:]:
+        if event := facts.unsolved(pod, "FailedMount", "FailedAttachVolume"):
             message = str(event.get("message", ""))
             text = f"its volumes do not mount (spec.volumes): {message}"
             where = re.search(r'volume "([^"]+)"', message)

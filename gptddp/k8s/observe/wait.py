@@ -69,7 +69,7 @@ class _Log:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._next_s = cluster, 0.0  # monotonic
-        self._log: Sequence[tuple[datetime | None, str]] = ()
+        self._log: Sequence[tuple[datetime | None, str]] | None = None
 
     def of(self, facts: Facts) -> Facts:
         """The same facts, with the log of a job that runs."""

@@ -51,7 +51,8 @@ def causes(facts: Facts) -> list[Cause]:
     if now == SUCCEEDED:
         return []
     if now == DELETING:
-        return [*node_causes.node_lost(facts), *job_causes.deleting(facts)]
+        stay = [*node_causes.node_lost(facts), *node_causes.not_let_go(facts)]
+        return [*stay, *job_causes.deleting(facts)]
     if now == FAILED:
         return [job_causes.failed(facts)]
     if now == SUSPENDED:
@@ -75,15 +76,18 @@ _CHECKS: tuple[Check, ...] = (  # in the order of importance
     job_causes.refused,
     replaced_causes.in_vain,
     scheduling_causes.unschedulable,
+    node_causes.not_let_go,
     container_causes.waiting,
     node_causes.ended_by_node,
     container_causes.sidecar,
     container_causes.crashed,
     node_causes.taken_away,
     node_causes.node_lost,
+    node_causes.unattended,
     volume_causes.volume,
     node_causes.sandbox,
     container_causes.probes,
+    container_causes.gated,
     container_causes.pulling,
     container_causes.initialising,
     replaced_causes.replaced,
