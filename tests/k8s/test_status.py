@@ -69,6 +69,13 @@ def test_status_says_how_a_job_does(k8s, api, running):
     assert result.stderr == f"next: gptddp-k8s logs -f demo --kubeconfig {api.kubeconfig}\n"
 
 
+def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
+    """A Worker behind the operator's init container is Running, and Completed when it has ended."""
+    done = {"name": "init", "state": terminated(0, reason="Completed")}
+    assert status.pod_status(pod(0, initContainerStatuses=[done])) == "Running"
+    assert status.pod_status(pod(0, done["state"], phase="Succeeded")) == "Completed"
+
+
 def test_status_as_json_has_everything(k8s, running):
     """The same facts under names, and nothing else on stdout."""
     result = k8s("status", "demo", "-o", "json")

@@ -69,7 +69,8 @@ def pod_status(pod: Object) -> str:
         waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason"):
             word = str(waiting["reason"])
-        elif terminated:
+        elif terminated.get("exitCode") or (terminated and status.get("phase") == "Succeeded"):
+            # one that is done, as init containers are, says nothing of a pod that goes on
             word = str(terminated.get("reason") or f"ExitCode:{terminated.get('exitCode')}")
             if terminated.get("exitCode"):
                 word += f" {exit_codes.meaning(int(terminated['exitCode']))}"
