@@ -10,7 +10,7 @@ from support.paths import ROOT
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import admission, catalogue
-from gptddp.k8s.render.problem import SPEC_RULES
+from gptddp.k8s.render.spec_rule import SPEC_RULES
 
 
 def rules(*args):

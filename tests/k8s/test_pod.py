@@ -7,7 +7,7 @@ import yaml
 from support.manifests import container, pod_spec, render, render_job, worker
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import admission, manifest, pod, rules, spec
+from gptddp.k8s.render import admission, fields, manifest, pod, rules, spec
 
 EVERY = {  # every option of pods, with what it becomes in the pod or its container
     "service_account": "trainer",
@@ -228,6 +228,13 @@ def test_a_file_in_a_file_lies_beside_it(tmp_path, monkeypatch):
     assert "&" not in yaml.safe_dump(job["affinity"])  # no part is in two places
 
 
+def test_a_yaml_file_is_read_as_kubectl_reads_it(tmp_path):
+    """A time of day is a text, `1e3` and `0o17` are numbers, and a mark of the encoding is none."""
+    (tmp_path / "it.yaml").write_text("\ufeffa: [12:30, 1e3, 0o17, 2026-01-01, y]\n")
+    found = fields.from_file("--patch", tmp_path / "it.yaml")
+    assert found == {"a": ["12:30", 1000, 15, "2026-01-01", True]}
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [
@@ -240,8 +247,9 @@ def test_a_file_in_a_file_lies_beside_it(tmp_path, monkeypatch):
         ("affinity = 3", "a table, or the name of a YAML file"),
         ("affinity = {a = 2026-01-01}", "JSON does not know .*put dates"),
         ('affinity = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
-        ('affinity = "bad.yaml"', r"bad\.yaml is not YAML: line 1"),
+        ('affinity = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
         ('affinity = "list.yaml"', "has no table"),
+        ('affinity = "twice.yaml"', "line 2: a stands in line 1 and again in line 2; remove"),
         ('affinity = "two.yaml"', "has 2 objects"),
     ],
 )
@@ -250,6 +258,7 @@ def test_a_wrong_value_in_a_file_is_refused_by_key(tmp_path, key, message):
     (tmp_path / "job.toml").write_text(f"[job]\n{key}\n")
     (tmp_path / "bad.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("- a\n")
+    (tmp_path / "twice.yaml").write_text("a: 1\na: 2\n")
     (tmp_path / "two.yaml").write_text("a: 1\n---\nb: 2\n")
     with pytest.raises(ConfigError, match=message):
         spec.load(tmp_path / "job.toml", {}, [])

@@ -164,7 +164,10 @@ def test_json_has_every_object_and_its_problems():
         ("a:\n\tb: 1\n", "stdin:2: document: found character that cannot start any token; indent"),
         ("a: {{ .Values.x }}\n  b\n", "it looks like a template: render it first"),
         ("a: &a [*a]", "its aliases repeat too much"),
-        ("a: " + "[" * 3000 + "]" * 3000, "document: "),
+        ("a: " + "[" * 100_000, "document: it is nested too deep"),
+        ("- " * 100_000, "document: it is nested too deep"),
+        ('{"a":' * 100_000, "document: it is nested too deep"),
+        ("a: " + "9" * 6000, "document: a number of 6000 digits"),
         ("- a", "is no object with apiVersion and kind"),
         ("spec: {}", "kind: is missing; write kind: PyTorchJob, or what it is"),
         ("kind: PyTorchJob", "apiVersion: is missing; write apiVersion: kubeflow.org/v1"),
@@ -214,6 +217,15 @@ def test_a_date_or_an_octal_number_is_no_text():
     """What PyYAML would read otherwise than kubectl."""
     (read,) = documents.parse("{a: 2026-01-01, b: 12:30, c: 1e3, d: 010, e: y}", "x")
     assert read.value == {"a": "2026-01-01", "b": "12:30", "c": 1000.0, "d": 8, "e": True}
+
+
+def test_json_is_read_as_kubectl_reads_it():
+    """Objects that follow one another, halves of a character, escaped slashes, and YAML after."""
+    text = '{"a": "\\ud83d\\ude00 \\\\ud83d\\\\ude00 b\\/c"}\n{\n\t"d": 1\n}\n---\ne: 2\n'
+    one, two, three = documents.parse(text, "x")
+    assert one.value == {"a": "\U0001f600 \\ud83d\\ude00 b/c"}
+    assert (two.value, two.line("d")) == ({"d": 1}, 3)
+    assert (three.value, three.line("e")) == ({"e": 2}, 6)
 
 
 def test_it_asks_no_cluster():

@@ -6,7 +6,7 @@ The rule itself is the docstring of its function. A message says more: which val
 from dataclasses import dataclass
 
 from gptddp.k8s.render import admission as _registered_too  # noqa: F401
-from gptddp.k8s.render import problem
+from gptddp.k8s.render import problem, spec_rule
 from gptddp.k8s.render import rules as _registered  # noqa: F401
 
 OPTIONS, MANIFEST = "options", "manifest"
@@ -157,7 +157,7 @@ def rules() -> list[Rule]:
     """All rules, those of options first, in the order in which they judge."""
     found = [
         Rule(id, of, FIXES[id][0], " ".join(str(function.__doc__).split()), FIXES[id][1])
-        for of, table in ((OPTIONS, problem.SPEC_RULES), (MANIFEST, problem.JOB_RULES))
+        for of, table in ((OPTIONS, spec_rule.SPEC_RULES), (MANIFEST, problem.JOB_RULES))
         for id, function in table.items()
     ]
     return found + [Rule(id, MANIFEST, *row) for id, row in STRUCTURE.items()]

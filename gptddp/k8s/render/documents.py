@@ -1,9 +1,6 @@
-"""The objects of YAML and JSON files, each with its lines, read as kubectl reads them.
+"""The objects of YAML and JSON files, each with its lines, read as kubectl reads them."""
 
-PyYAML takes `12:30` for a number, a date for a date, `1e3` for a text, and the last of two equal
-keys; kubectl does not.
-"""
-
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,11 +10,14 @@ from typing import Any
 import yaml
 
 from gptddp.errors import ConfigError
+from gptddp.k8s.render.kubectl_yaml import Loader
 from gptddp.k8s.render.problem import Problem
 
 SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "-"
 _MOST_NODES = 200_000  # with what is repeated by aliases: a manifest has some hundreds
+_DEEPEST = 200  # PyYAML's C library makes the process crash where it is nested too deep
+_SURROGATES = r"\\\\|\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)"  # JSON's 😀; YAML knows no halves
 
 
 class Document:
@@ -37,44 +37,6 @@ class Document:
                 break
             line = mark.start_mark.line + 1
         return line
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Plain words become what Go's reader makes of them."""
-
-
-# Of PyYAML's own words those that mean the same to kubectl, and numbers as Go writes them.
-_Loader.yaml_implicit_resolvers = {
-    first: [it for it in found if it[0].rpartition(":")[2] in ("bool", "null", "merge")]
-    for first, found in _Loader.yaml_implicit_resolvers.items()
-}
-for _tag, _pattern, _first in (
-    ("bool", "[yYnN]", "yYnN"),
-    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
-    ("float", r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-     "-+0123456789."),
-):  # fmt: skip
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first)
-    )
-
-
-def _number(loader: Any, node: Any) -> int | float:
-    text = str(node.value).replace("_", "").lower().removeprefix("+")
-    if re.fullmatch(r"-?0o?[0-7]+", text):
-        return int(text.replace("o", ""), 8)
-    return int(text, 0) if re.fullmatch(r"-?(\d+|0[bx][0-9a-f]+)", text) else float(text)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _number)
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: _float(node.value))
-_Loader.add_constructor(
-    "tag:yaml.org,2002:bool", lambda loader, node: node.value.lower() in ("y", "yes", "true", "on")
-)
-
-
-def _float(text: str) -> float:
-    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
 def files(path: Path, recursive: bool = False) -> list[Path]:
@@ -107,7 +69,40 @@ def read_text(path: Path) -> str:
 
 def parse(text: str, file: str) -> Iterator[Document]:
     """The objects of a text, those of a List one by one; the last may be what cannot be read."""
-    loader = _Loader(text)
+    for part in _parts(text):
+        yield from _parse(part, file)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The objects of JSON that a text begins with, one after the other, and then YAML.
+
+    Each part begins with as many lines as stand before it.
+    """
+    end, decode = 0, json.JSONDecoder().raw_decode
+    while (begin := re.compile(r"\s*").match(text, end).end()) < len(text):  # type: ignore[union-attr]
+        try:
+            after = decode(text, begin)[1] if text[begin] == "{" else 0
+        except (ValueError, RecursionError):
+            after = 0
+        if not after:
+            break
+        yield "\n" * text.count("\n", 0, begin) + re.sub(_SURROGATES, _joined, text[begin:after])
+        end = after
+    yield "\n" * text.count("\n", 0, end) + text[end:]
+
+
+def _joined(match: re.Match[str]) -> str:
+    high, low = match.groups()
+    if not high:
+        return match[0]
+    return f"\\U{0x10000 + (int(high, 16) - 0xD800) * 0x400 + int(low, 16) - 0xDC00:08x}"
+
+
+def _parse(text: str, file: str) -> Iterator[Document]:
+    if _is_deep(text):
+        yield _unreadable(file, 1, "it is nested too deep", "is this a manifest?")
+        return
+    loader = Loader(text)
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -119,10 +114,21 @@ def parse(text: str, file: str) -> Iterator[Document]:
         yield _unreadable(file, 1, " ".join(str(error).split()), "write plain text, as UTF-8")
     except ValueError as error:  # `!!int x`
         yield _unreadable(file, 1, str(error), _hint(text))
-    except RecursionError:
-        yield _unreadable(file, 1, "it is nested too deep", "is this a manifest?")
     finally:
         loader.dispose()
+
+
+def _is_deep(text: str) -> bool:
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                return True
+    except yaml.YAMLError:
+        pass  # it is said where it is read
+    return False
 
 
 def _objects(loader: Any, node: Any, file: str) -> Iterator[Document]:

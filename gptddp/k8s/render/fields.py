@@ -74,22 +74,26 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
 
 def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
     """The one object of a YAML or JSON file. Raises ConfigError that names the option `where`."""
-    import yaml
+    from gptddp.k8s.render import documents
 
     path = Path(file)
     try:
-        documents = [it for it in yaml.safe_load_all(path.read_text("utf-8")) if it is not None]
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"{where}: cannot read the file {path}: {reason}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
-        raise ConfigError(f"{where}: {path} is not YAML: {' '.join(at.split())}") from None
-    if len(documents) != 1 or not isinstance(documents[0], dict):
-        what = f"{len(documents)} objects" if len(documents) != 1 else "no table"
+    found = list(documents.parse(text, str(path)))
+    for document in found:
+        for it in document.problems:
+            line = document.line(it.field)
+            if it.id == "yaml":
+                raise ConfigError(f"{where}: {path} is not YAML: line {line}: {it.rule}; {it.fix}")
+            raise ConfigError(f"{where}: {path}, line {line}: {it.field} {it.rule}; {it.fix}")
+    values = [it.value for it in found]
+    if len(values) != 1 or not isinstance(values[0], dict):
+        what = f"{len(values)} objects" if len(values) != 1 else "no table"
         raise ConfigError(f"{where}: {path} has {what}: it must have one, with keys and values")
-    return plain(f"{where}: {path}", documents[0])
+    return plain(f"{where}: {path}", values[0])
 
 
 def from_folder(where: str, folder: Path | str) -> "Code":

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gptddp.k8s.render import names, pod, quantity
-from gptddp.k8s.render.problem import Found, label_problems, spec_rule
+from gptddp.k8s.render.problem import Found, label_problems
 from gptddp.k8s.render.spec import JobSpec, flag
+from gptddp.k8s.render.spec_rule import spec_rule
 
 _SLICE = r"nvidia\.com/mig-.+"
 _GPU = r".+/gpu|nvidia\.com/mig-.+"

@@ -1,13 +1,10 @@
-"""A broken rule of a job; the rules that judge what its user gave, and those of any PyTorchJob."""
+"""A broken rule of a job, and the rules of any PyTorchJob."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import names
-
-if TYPE_CHECKING:  # a manifest is judged without all that makes one
-    from gptddp.k8s.render.spec import JobSpec
 
 REPLICAS = "spec.pytorchReplicaSpecs"
 
@@ -25,9 +22,7 @@ class Problem(NamedTuple):
 
 
 Found = tuple[str, str, str]  # field, rule, fix
-SpecRule = Callable[["JobSpec"], Iterator[Found]]
 JobRule = Callable[[Object], Iterator[Found]]
-SPEC_RULES: dict[str, SpecRule] = {}
 JOB_RULES: dict[str, JobRule] = {}
 
 
@@ -38,12 +33,6 @@ def label_problems(key: str, value: str | None) -> Iterator[tuple[str, str]]:
     if value is not None and not names.is_value(value):
         rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
         yield rule, "begin and end it with a letter or digit"
-
-
-def spec_rule(function: SpecRule) -> SpecRule:
-    """Register a rule; its id is the function's name with dashes."""
-    SPEC_RULES[function.__name__.strip("_").replace("_", "-")] = function
-    return function
 
 
 def job_rule(function: JobRule) -> JobRule:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, replica_specs
 from gptddp.k8s.render import names
-from gptddp.k8s.render.problem import REPLICAS, Found, job_rule, spec_rule
+from gptddp.k8s.render.problem import REPLICAS, Found, job_rule
 from gptddp.k8s.render.queueing import TOPOLOGY, UNCONSTRAINED, topology
+from gptddp.k8s.render.spec_rule import spec_rule
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.spec import JobSpec

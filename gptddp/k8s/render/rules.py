@@ -13,8 +13,9 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.render import names, pod, size_rules
 from gptddp.k8s.render import pod_rules as _registered  # noqa: F401
 from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
-from gptddp.k8s.render.problem import SPEC_RULES, Found, Problem, spec_rule
+from gptddp.k8s.render.problem import Found, Problem
 from gptddp.k8s.render.spec import JobSpec, flag
+from gptddp.k8s.render.spec_rule import SPEC_RULES, spec_rule
 
 
 def check_spec(spec: JobSpec) -> list[Problem]:

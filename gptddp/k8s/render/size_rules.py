@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from gptddp import config
 from gptddp.k8s.render import names, quantity
-from gptddp.k8s.render.problem import Found, spec_rule
+from gptddp.k8s.render.problem import Found
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec, flag, sizes
+from gptddp.k8s.render.spec_rule import spec_rule
 
 _MOST_CPUS = 1024
 _MEMORY = (2**26, 2**60)  # bytes of a pod; less is a unit forgotten, more no machine has
