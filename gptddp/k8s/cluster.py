@@ -230,9 +230,10 @@ class Cluster:
 
     def _unreachable(self, error: OSError) -> ClusterError:
         cause = " ".join(str(error.strerror or error).split())[:300]
+        by = self._transport.by if self._transport else ""
         return ClusterError(
-            f"cannot reach the cluster at {self._server}: {cause}; is it running, and is this the "
-            "right --context (see kubectl config get-contexts)?"
+            f"cannot reach the cluster at {self._server}{by}: {cause}; is it running, and is this "
+            "the right --context (see kubectl config get-contexts)?"
         )
 
 

@@ -36,6 +36,7 @@ class Transport:
         self._url = _address(self.server, f"the {access.cluster.what}: server", tuple(_PORTS))
         self._lock = threading.Lock()
         self._client: tuple[bytes, Any] | None = None  # the certificate that it shows, and itself
+        self.by = ""  # " by the proxy ..." once one is known to be between, for messages
 
     def request(
         self,
@@ -77,7 +78,9 @@ class Transport:
         with self._lock:
             if self._client is None or self._client[0] != login.certificate:
                 proxy = self._proxy(self._url.hostname or "")
-                if not proxy:
+                if proxy:
+                    self.by = f" by the proxy {proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"
+                else:
                     port = self._url.port or _PORTS[self._url.scheme]
                     socket.create_connection((self._url.hostname, port), timeout_s).close()
                 self._client = login.certificate, self._new_client(login, proxy)

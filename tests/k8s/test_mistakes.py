@@ -55,6 +55,27 @@ def test_a_name_that_nothing_can_have_is_refused(k8s, command, name):
         refused(k8s(command, "--local", name), "cannot name a job")
 
 
+def test_a_name_is_taken_as_o_name_prints_it(k8s):
+    """`-o name` is for other commands: they take it, of kubectl too; no other kind."""
+    for kind in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob"):
+        assert types.JOB.convert(f"{kind}/demo", None, None) == "demo"
+    for name in ("pod/demo", "pytorchjob/", "pytorchjob/a/b", "pytorchjob/../b"):
+        refused(k8s("delete", *AT, name), "cannot name a job")
+
+
+def test_a_name_that_no_job_can_have_is_said_once(k8s):
+    """By its own rule, and not by those of the labels that would have it too."""
+    result = k8s("render", "--name", "demo?x=1")
+    refused(result, "metadata.name: 'demo?x=1' is not a DNS-1035 label")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("word", "said"), [("rendr", "did you mean 'render'?"), ("get", "list, ")])
+def test_a_command_that_is_none_is_told_which_there_are(k8s, word, said):
+    """The one that it is near to, else all."""
+    refused(k8s(word), f"no command '{word}'", said)
+
+
 @pytest.mark.parametrize("command", ["status", "delete", "list", "submit", "prepare"])
 def test_a_namespace_that_nothing_can_be_is_refused(k8s, command):
     """In every command, those with a specification by its rule."""
@@ -150,6 +171,23 @@ def test_a_full_disk_behind_stderr_loses_nothing_else():
     result = shell('"$@" 2>/dev/full', "render")
     assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
     assert shell('"$@" 2>/dev/full', "render", "--replicas", "0").returncode == 2
+
+
+@pytest.mark.parametrize("args", ["validate -f -", "render -f -", "diff -f -", "prepare -f -"])
+def test_a_closed_stdin_is_an_error_where_it_is_read(args):
+    """Not the default job, and no traceback; elsewhere nobody notices."""
+    args = args.split() + ["--source=a/b"] * args.startswith("prepare")
+    result = shell('"$@" <&-', *args)
+    assert result.returncode == 2 and result.stdout == ""
+    assert "Bad file descriptor" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_closed_stdout_is_an_error_and_a_closed_stderr_is_none():
+    """What was asked for is not there; what would be said beside it is left out."""
+    result = shell('"$@" >&-', "rules", "name")
+    assert result.returncode == 1 and "cannot write the output: Bad file" in result.stderr
+    result = shell('"$@" 2>&- <&-', "render")
+    assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.cli.main import cli
+from gptddp.k8s.objects import QUEUE
 from gptddp.k8s.render import companions
 
 
@@ -67,6 +68,39 @@ def test_a_companion_that_was_changed_or_deleted_differs(api):
     assert found["NetworkPolicy"]["action"] == "create"
     fields = [{"path": "spec.maxUnavailable", "old": "3", "new": "1"}]
     assert found["PodDisruptionBudget"]["fields"] == fields
+
+
+def test_what_a_submit_would_take_from_a_companion_is_a_difference(api):
+    """A rule that somebody has added to the NetworkPolicy, were it `{}`: lists are set whole."""
+    submit(api.command_line)
+    api.objects["networkpolicies", "demo"]["spec"]["ingress"].append({})
+    assert "  spec.ingress[2]: {} -> (none)" in diff(api, "--replicas", "4").stdout.splitlines()
+    assert "demo configured" in submit(api.command_line, "--dry-run=server").stdout
+
+
+def test_labels_that_others_have_put_on_a_job_are_no_difference(api):
+    """Neither those nor annotations; one of ours is, lost or without its option."""
+    submit(api.command_line, "--label", "team=a")
+    meta = job(api)["metadata"]
+    meta["labels"]["audited"] = meta["annotations"]["audited"] = "yes"
+    assert diff(api, "--replicas", "4", "--label", "team=a").exit_code == 0
+    meta["labels"][QUEUE] = meta["labels"].pop("app.kubernetes.io/part-of")
+    lines = diff(api, "--replicas", "4").stdout.splitlines()
+    for key in ("app.kubernetes.io/part-of", "team", QUEUE):
+        assert any(f"metadata.labels.{key}: " in line for line in lines), key
+    assert not any("audited" in line for line in lines)
+
+
+def test_the_same_submit_says_what_others_have_changed_in_the_job(api):
+    """The job is not called the very same when it is not; one that was scaled is."""
+    submit(api.command_line)
+    job(api)["spec"]["runPolicy"]["backoffLimit"] = 5
+    told = submit(api.command_line)
+    assert told.exit_code == 0 and "this very spec" not in told.stderr
+    assert "  spec.runPolicy.backoffLimit: submitted with (none), is 5\n" in told.stderr
+    del job(api)["spec"]["runPolicy"]["backoffLimit"]
+    api.command_line("scale", "demo", "--replicas", "2")
+    assert "this very spec" in submit(api.command_line).stderr
 
 
 def test_a_job_that_is_not_there_would_be_created(api):

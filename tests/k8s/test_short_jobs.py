@@ -196,6 +196,15 @@ def test_a_sample_whose_job_cannot_be_deleted_is_not_lost(api, k8s):
     assert f"`kubectl delete job {left} -n default`" in result.stderr
 
 
+def test_a_sample_of_a_name_that_no_job_has_names_those_that_there_are(api, k8s):
+    """A run may outlive its job; where there is none either, `status` has nothing to say."""
+    api.put(render_job({"name": "demo2"}))
+    run_pods(api, message="/runs/demo is not a run directory", exitCode=4)
+    result = k8s("sample", "demo")
+    assert result.exit_code == 100 and "is not a run directory; and no PyTorchJob" in result.stderr
+    assert "there are demo2" in result.stderr and "status demo" not in result.stderr
+
+
 def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(api, k8s):
     """But --data, which is a claim here: what is given, and else the same default as there."""
     made = []
@@ -257,6 +266,7 @@ def test_sample_runs_on_the_code_of_the_job(api, k8s, tmp_path):
 
 def test_sample_without_a_checkpoint_says_so(api, k8s):
     """Exit code 100 with gptddp's own words, and no Job left."""
+    api.put(render_job({"name": "demo"}))
     run_pods(api, message="Error: /runs/demo has no checkpoint yet", exitCode=4)
     result = k8s("sample", "demo")
     assert result.exit_code == 100 and "has no checkpoint yet" in result.stderr

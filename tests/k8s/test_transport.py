@@ -255,6 +255,9 @@ def test_a_proxy_is_used_where_one_is_named(api, proxy, tmp_path, monkeypatch):
     proxy.refuses = True
     with pytest.raises(ClusterError, match="answered 407 Proxy Authentication Required"):
         connect(None, kubeconfig(tmp_path, server)).get("Pod", "demo")
+    gone = server | {"proxy-url": "http://me:secret@127.0.0.1:1"}
+    with pytest.raises(ClusterError, match=r"api.test:81 by the proxy http://127.0.0.1:1: .*refus"):
+        connect(None, kubeconfig(tmp_path, gone)).get("Pod", "demo")
     monkeypatch.setenv("no_proxy", "api.test")
     with pytest.raises(ClusterError, match="cannot reach the cluster at http://api.test:81: [^p]"):
         connect(None, kubeconfig(tmp_path, server)).get("Pod", "demo")

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from gptddp.errors import ClusterError
 from gptddp.k8s.act import code, companion, queueing, submit
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, queue_name, worker_pod_spec, worker_spec
+from gptddp.k8s.objects import (
+    PRIORITY,
+    QUEUE,
+    Object,
+    queue_name,
+    worker_pod_spec,
+    worker_spec,
+)
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import secret
 from gptddp.k8s.render.difference import NONE, Difference, compare, scales_to
@@ -57,15 +64,31 @@ def _change(
     name = wanted["metadata"]["name"]
     if live is None:
         return Change(kind, name, CREATE)
-    found = compare(companion.changeable(live), companion.changeable(wanted))
-    found = [it for it in found if it.path != _SUSPEND]
     if kind == JOB:
-        found = code.differences(cluster, live, objects, found)
-        if queue_name(live):
-            found = [it for it in found if it.new != NONE or not queueing.set_by_kueue(it.path)]
-    else:  # what others have added to a companion stays
-        found = [it for it in found if it.new != NONE]
+        found = edits(cluster, objects, live)
+    elif companion.contains(live, companion.changeable(wanted)):
+        found = []
+    else:  # what others have added to a companion stays, but in a list: that is set as a whole
+        found = compare(companion.changeable(live), companion.changeable(wanted))
+        found = [it for it in found if it.new != NONE or "[" in it.path]
     return Change(kind, name, CHANGE, found) if found else None
+
+
+def edits(cluster: Cluster, objects: Sequence[Object], live: Object) -> list[Difference]:
+    """What of a live job is not as in the last of these objects, which a submit would create.
+
+    What others have added is none: a suspension, labels of the job alone, what Kueue has set.
+    """
+    found = code.differences(cluster, live, objects, compare(live, objects[-1]))
+    of_pods = (worker_spec(live)["template"].get("metadata") or {}).get("labels") or {}
+    ours = {f"metadata.labels.{key}" for key in (*of_pods, QUEUE, PRIORITY)}
+    return [
+        it
+        for it in found
+        if it.path != _SUSPEND
+        and (it.new != NONE or it.path in ours or not it.path.startswith("metadata.labels."))
+        and (it.new != NONE or not queue_name(live) or not queueing.set_by_kueue(it.path))
+    ]
 
 
 def advice(cluster: Cluster, found: Sequence[Change]) -> list[str]:

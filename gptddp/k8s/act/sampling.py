@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from gptddp.errors import ClusterError, ConfigError, JobFailed
+from gptddp.errors import ClusterError, ConfigError, JobFailed, NotFoundError
 from gptddp.k8s.act import claims, references, short_job
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec, worker_spec
@@ -59,8 +59,8 @@ def run(cluster: Cluster, name: str, job: Object, say: Say, timeout_s: float) ->
         ended = short_job.watch(cluster, created, say, timeout_s=timeout_s)
         words = short_job.last_words(cluster, created)
         if ended == short_job.FAILED:
-            hint = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
-            raise JobFailed(f"{words or short_job.reason(cluster, created)}; {hint}")
+            words = words or short_job.reason(cluster, created)
+            raise JobFailed(f"{words}; {_hint(cluster, name)}")
         pod = short_job.pods(cluster, created)[-1]["metadata"]["name"]
         text = "".join(line.partition(" ")[2] + "\n" for line in cluster.log(pod))
         say(words)  # the step and the seed
@@ -71,3 +71,14 @@ def run(cluster: Cluster, name: str, job: Object, say: Say, timeout_s: float) ->
         except ClusterError as error:  # neither the text nor why there is none must be lost
             command = f"kubectl delete job {created} -n {cluster.namespace}"
             say(f"warning: the Job {created} is left, and `{command}` removes it: {error}")
+
+
+def _hint(cluster: Cluster, name: str) -> str:
+    """What to look at where there is no sample."""
+    try:
+        cluster.job(name)
+    except NotFoundError as error:  # the name of a run may stay when the job is gone
+        return f"and {error}"
+    except ClusterError:
+        pass
+    return f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"

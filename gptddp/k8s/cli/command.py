@@ -72,6 +72,19 @@ class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.known)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's, which cannot know what a wrong name is near to."""
+        word = args[0]
+        if word not in self.known and not word.startswith("-") and not ctx.resilient_parsing:
+            from gptddp.flags import did_you_mean
+
+            raise click.UsageError(
+                f"no command {word!r}{did_you_mean(word, sorted(self.known))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.known:
             return None
@@ -87,6 +100,7 @@ class Group(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
         options["standalone_mode"] = False
+        _open_what_is_closed()
         completes = os.environ.get(COMPLETE, "").endswith("_complete")
         if completes:  # nothing but completions may come into a line that somebody is typing
             for stream, mode in ((0, os.O_RDONLY), (2, os.O_WRONLY)):  # a plug-in may ask, or say
@@ -167,6 +181,15 @@ def _forget(stream: Any) -> None:
     """What could not be written there is dropped; Python would try once more at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_what_is_closed() -> None:
+    """Using a stream that the caller has closed is an error, and no file gets its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            other_way = os.O_WRONLY if mode == "r" else os.O_RDONLY
+            os.dup2(os.open(os.devnull, other_way), number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def note(text: str) -> None:

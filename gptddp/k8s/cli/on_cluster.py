@@ -17,6 +17,8 @@ from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.render.manifest import DATA
 
+_MOST_LINES = 12  # in a message
+
 
 def submit(
     cluster: Cluster,
@@ -38,7 +40,7 @@ def submit(
         file.unlink(missing_ok=True)
     say_created([(job, "created" if created else "unchanged")], "none", output)
     if not created:
-        _say_state(cluster, job)
+        _say_state(cluster, objects, job)
     if lifecycle.finished(job):
         failed = why.state(job) == why.FAILED
         return exit_codes.FAILED if failed else exit_codes.SUCCEEDED
@@ -75,10 +77,18 @@ def say_created(answers: Sequence[tuple[Object, str]], dry_run: str, output: str
         click.echo(f"{resource(it['kind'], it['metadata']['name'])} {done}{suffix}")
 
 
-def _say_state(cluster: Cluster, job: Object) -> None:
-    """What became of a job that exists already."""
+def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None:
+    """What became of a job that exists already, from the same options."""
+    from gptddp.k8s.act import plan
+
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
-    note(f"the job exists with this very spec and is {state}")
+    edits = [it for it in plan.edits(cluster, objects, job) if not it.path.endswith(".replicas")]
+    spec = "these options, changed by others," if edits else "this very spec"
+    note(f"the job exists with {spec} and is {state}")
+    for it in edits[:_MOST_LINES]:
+        note(f"  {it.path}: submitted with {it.new}, is {it.old}")
+    if edits[_MOST_LINES:]:
+        note(f"  ... and {len(edits) - _MOST_LINES} more: `gptddp-k8s diff` shows all")
     if state == why.SUCCEEDED:
         note(
             f"another --name starts a new run; `gptddp-k8s delete {name}{at}` and a submit with"

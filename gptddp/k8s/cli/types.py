@@ -27,15 +27,16 @@ class _Name(click.ParamType[str]):
 
     name = "name"
 
-    def __init__(self, what: str, most: int, dots: bool) -> None:
-        self._what, self._most, self._dots = what, most, dots
+    def __init__(self, what: str, most: int, dots: bool, prefix: str = "") -> None:
+        """prefix: pattern of what may stand before it and is not of the name."""
+        self._what, self._most, self._dots, self._prefix = what, most, dots, prefix
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         import re
 
         part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
         pattern = rf"{part}(\.{part})*" if self._dots else part
-        text = str(value)
+        text = re.sub(rf"\A(?:{self._prefix})", "", str(value))
         if not (re.fullmatch(pattern, text) and len(text) <= self._most):
             letters = (
                 "lower case letters, digits, '-' and '.'"
@@ -107,7 +108,8 @@ class _File(click.Path):
         return super().convert(WORD.convert(value, *rest), *rest)
 
 
-JOB = _Name("a job", 253, dots=True)  # a job that we did not create may have dots
+# A job that we did not create may have dots; `-o name` says what it is as well, as kubectl does.
+JOB = _Name("a job", 253, dots=True, prefix=r"pytorchjobs?(\.kubeflow\.org)?/")
 NAMESPACE = _Name("a namespace", 63, dots=False)
 SECONDS = _Number(
     "seconds",

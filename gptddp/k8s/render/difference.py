@@ -76,6 +76,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list) and value:
         items = _flags(value) if path.endswith(".args") else _items(value)
         for key, item in items:
+            if item in ({}, []):  # it counts: a NetworkPolicy's rule `{}` allows all
+                yield f"{path}[{key}]", item
             yield from _leaves(item, f"{path}[{key}]")
     elif value not in ({}, []) or path.endswith("emptyDir"):
         yield path, value

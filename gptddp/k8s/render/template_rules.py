@@ -11,6 +11,7 @@ from gptddp.k8s.objects import Object, replica_specs
 from gptddp.k8s.render import names, quantity
 from gptddp.k8s.render.problem import REPLICAS, Found, job_rule, label_problems
 
+_INSTANCE = "app.kubernetes.io/instance"  # of what gptddp-k8s makes, the name of the job
 _PULL = ("Always", "IfNotPresent", "Never")
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 _DNS = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
@@ -154,8 +155,11 @@ def _pod_labels(job: Object) -> Iterator[Found]:
         metas.append((f"{REPLICAS}.{role}.template.metadata", template.get("metadata") or {}))
         labels = {"labels": (template["spec"].get("nodeSelector") or {})}
         yield from _labels(f"{REPLICAS}.{role}.template.spec.nodeSelector", labels, node=True)
+    name = str(job["metadata"].get("name"))
     for where, meta in metas:
-        yield from _labels(where, meta)
+        own = {} if names.is_label(name) else {_INSTANCE: name}  # the rule `name` says it
+        labels = {k: v for k, v in (meta.get("labels") or {}).items() if own.get(k) != v}
+        yield from _labels(where, {**meta, "labels": labels})
 
 
 def _labels(where: str, meta: Object, node: bool = False) -> Iterator[Found]:
