@@ -20,7 +20,9 @@ from gptddp.k8s.transport import Answer, Transport
 
 JOB = "PyTorchJob"
 _CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
-_KUEUE = "apis/kueue.x-k8s.io/v1beta1"
+_KUEUE = "apis/kueue.x-k8s.io/v1beta2"
+# In a path of Kueue, in both of its groups: 0.14 serves the older version only, 0.20 the newer.
+_NEWER, _OLDER = "kueue.x-k8s.io/v1beta2/", "kueue.x-k8s.io/v1beta1/"
 _ROUTES = {  # kind: (API group and version, plural)
     JOB: (_ELASTIC, "pytorchjobs"),
     "Job": ("apis/batch/v1", "jobs"),
@@ -38,7 +40,7 @@ _ROUTES = {  # kind: (API group and version, plural)
     "ClusterQueue": (_KUEUE, "clusterqueues"),
     "WorkloadPriorityClass": (_KUEUE, "workloadpriorityclasses"),
     # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
-    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
+    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
 }
 _CLUSTER_WIDE = ("ClusterQueue", "WorkloadPriorityClass")
 FIELD_MANAGER = "gptddp-k8s"
@@ -56,6 +58,7 @@ class Cluster:
         self._transport = transport
         self.namespace = namespace
         self.flags = flags  # the options that name it, for a command to type next
+        self._older: set[str] = set()  # how paths begin that this cluster's Kueue has in _OLDER
 
     def get(self, kind: str, name: str, part: str = "") -> Object | None:
         """The object of this name, or a part of it (a subresource); None if there is none."""
@@ -171,7 +174,16 @@ class Cluster:
     def _json(
         self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> Object:
-        answer = self._request(method, path, query or {}, body)
+        group, newer, rest = path.partition(_NEWER)
+        if newer and group in self._older:
+            path, newer = group + _OLDER + rest, ""
+        try:
+            answer = self._request(method, path, query or {}, body)
+        except ClusterError as error:
+            if not newer or error.status != 404 or "not found" in str(error):
+                raise
+            self._older.add(group)
+            return self._json(method, path, query, body)
         try:
             value = json.loads(answer.read())
         except OSError as error:

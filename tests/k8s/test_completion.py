@@ -24,7 +24,7 @@ def api(tmp_path):
     put_claims(server)
     server.put(objects.job("Created"), objects.job("Created", name="dune"))
     server.put({**objects.job("Created", name="else"), "metadata": {"name": "else"}})  # not ours
-    queues = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/localqueues"
+    queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/localqueues"
     server.paths[queues] = {"items": [{"metadata": {"name": "gpus"}}]}
     server.paths["/api/v1/namespaces"] = {"items": [{"metadata": {"name": "team"}}]}
     yield server

@@ -14,7 +14,7 @@ from gptddp.k8s.observe import wait
 
 WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
 NO_RIGHT = 'workloads.kueue.x-k8s.io is forbidden: User "u" cannot list resource "workloads"'
-WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 
 
 @pytest.fixture
@@ -48,6 +48,13 @@ def put_job(api, made=None, *, suspend=True):
     worker(found)["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 60}}
     api.put(found, made or workload(WAITS))
     return found
+
+
+def put_place(api, before):
+    """So many jobs are before it."""
+    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": before}
+    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
+    api.objects["team", "pendingworkloads"] = summary
 
 
 def live(api):
@@ -95,16 +102,27 @@ def test_a_kueue_that_does_not_hold_pytorchjobs_is_told_before_the_job_runs(api,
 
 def test_a_cluster_without_kueue_is_told_before_the_job_runs(api, k8s):
     """The API of queues is not there."""
-    path = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/team"
-    api.paths[path] = (404, "the server could not find the requested resource")
+    api.unserved = ("kueue.x-k8s.io/",)
     result = submit(k8s, "--queue", "team")
     assert result.exit_code == 2 and "the cluster has no Kueue" in result.stderr
     assert api.writes == []
 
 
+@pytest.mark.parametrize("missing", ["v1beta1", "v1beta2"])
+def test_either_version_of_kueues_api_will_do(api, k8s, missing):
+    """Kueue 0.14 serves the older one alone, 0.20 the newer one."""
+    api.unserved = (f"kueue.x-k8s.io/{missing}/",)
+    assert "no LocalQueue tema" in submit(k8s, "--queue", "tema").stderr
+    assert submit(k8s, "--queue", "team").exit_code == 0
+    put_job(api)
+    put_place(api, 3)
+    assert "with 3 jobs before it: insufficient" in k8s("status", "demo").stdout
+    assert k8s("suspend", "demo").exit_code == 0 and live(api)["spec"]["active"] is False
+
+
 def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
     """No right to read queues is no reason to refuse; a stopped one is a warning."""
-    path = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/hidden"
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/hidden"
     api.paths[path] = (403, 'localqueues is forbidden: User "u" cannot get it')
     assert submit(k8s, "--queue", "hidden").exit_code == 0
     del api.objects["pytorchjobs", "demo"]
@@ -140,9 +158,7 @@ def test_a_webhook_that_is_down_is_blamed_by_its_address(api, k8s, service, name
 def test_status_says_what_a_job_waits_for_and_who_is_before_it(api, k8s):
     """Queued is no suspension, and `resume` is no advice."""
     put_job(api)
-    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": 3}
-    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
-    api.objects["team", "pendingworkloads"] = summary
+    put_place(api, 3)
     result = k8s("status", "demo")
     assert "state:      Queued" in result.stdout and "resume" not in result.output
     assert "it waits in the queue team with 3 jobs before it: insufficient" in result.stdout
@@ -173,9 +189,17 @@ def test_a_job_without_a_queue_that_kueue_has_taken_is_queued(api, k8s):
     """Where Kueue manages all jobs: it is suspended, and has a Workload."""
     found = put_job(api)
     del found["metadata"]["labels"][QUEUE]
-    assert "Queued" in k8s("status", "demo").stdout
+    assert "Queued" in k8s("status", "demo").stdout and "Queued" in k8s("list").stdout
     del api.objects["workloads", "pytorchjob-demo-1a2b3"]
-    assert "Suspended" in k8s("status", "demo").stdout
+    assert "Suspended" in k8s("status", "demo").stdout and "Suspended" in k8s("list").stdout
+
+
+def test_a_queue_of_a_cluster_without_kueue_is_no_queue(api, k8s):
+    """Nothing would start the job: `list` says what `status` says."""
+    put_job(api)
+    api.unserved = ("kueue.x-k8s.io/",)
+    assert "the cluster has no Kueue" in k8s("status", "demo").stdout
+    assert "Suspended" in k8s("list").stdout and k8s("wait", "demo").exit_code == 103
 
 
 def test_wait_goes_on_for_a_queued_job(api, monkeypatch, capsys):

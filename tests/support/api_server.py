@@ -43,6 +43,7 @@ class FakeAPI:
         self.down = False
         self.asked = []  # every path with its query
         self.paths = {}  # path -> what to answer, or (status, message); before all objects
+        self.unserved = ()  # parts of paths that this server has not, as versions of a group
         handler = type("Handler", (self.handler or _Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.handle_error = lambda *_: None  # a client that goes away in mid-answer
@@ -91,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(found, tuple):
                 return self._status(*found)
             return self._json(200, {"kind": "Any"} | found)
+        if any(part in url.path for part in self.api.unserved):
+            return self._status(404, "the server could not find the requested resource")
         parts = url.path.strip("/").split("/")
         if parts[-1] == "log":
             return self._log(parts[-2], query)

@@ -7,7 +7,7 @@ from support.writable_api_server import WriteAPI, put_claims
 SET = "/apis/apps/v1/daemonsets"
 NODES, QUOTAS = "/api/v1/nodes", "/api/v1/namespaces/default/resourcequotas"
 OPERATOR = "/apis/apps/v1/deployments"
-QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues"
+QUEUES = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 SIZE = {"cpu": "64", "memory": "640Gi", "pods": "110", "nvidia.com/gpu": "8"}
 IMAGE = "docker.io/library/gptddp:0.1.0"
@@ -63,9 +63,9 @@ def healthy(folder):
         NODES: items(node("a"), node("b")),
         QUOTAS: items(quota({"requests.cpu": "100"}, {"requests.cpu": "90"})),
         SET: items(daemon_set("calico-node")),
-        QUEUES: (404, "the server could not find the requested resource"),
         POLICIES: items(),
     }
+    server.unserved = ("kueue.x-k8s.io/",)
     return server
 
 

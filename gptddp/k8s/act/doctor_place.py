@@ -102,14 +102,12 @@ def _wanted(patient: Patient) -> dict[str, float]:
 
 # -- queue ---------------------------------------------------------------------------------------
 
-_KUEUE = "apis/kueue.x-k8s.io/v1beta1"
-
 
 def queue(patient: Patient) -> Iterator[Check]:
     """The job's LocalQueue and that it admits jobs; or whether the namespace has one to use."""
     name = (patient.job["metadata"].get("labels") or {}).get(QUEUE)
     try:
-        found = patient.here(_KUEUE, "localqueues")
+        found = patient.cluster.find("LocalQueue")
     except ClusterError as error:
         if error.status != 404 and (name or error.status != 403):
             raise

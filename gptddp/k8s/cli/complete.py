@@ -44,10 +44,7 @@ def namespaces(ctx: click.Context, param: click.Parameter | None, start: str) ->
 
 def queues(ctx: click.Context, param: click.Parameter | None, start: str) -> list[str]:
     """The namespace's queues of Kueue."""
-    path = "/apis/kueue.x-k8s.io/v1beta1/namespaces/{}/localqueues"
-    return _names(
-        ctx, start, lambda cluster: _of(cluster.ask(path.format(cluster.namespace))["items"])
-    )
+    return _names(ctx, start, lambda cluster: _of(cluster.find("LocalQueue")))
 
 
 def claims(ctx: click.Context, param: click.Parameter | None, start: str) -> list[str]:

@@ -6,10 +6,9 @@ from typing import Any
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, queue_name, replica_specs, suspended
-from gptddp.k8s.observe import status
+from gptddp.k8s.objects import Object, queue_name, replica_specs
+from gptddp.k8s.observe import queue, status
 from gptddp.k8s.observe.pod_log import CONTAINER
-from gptddp.k8s.observe.queue import held_jobs
 from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.companions import JOB_NAME, OURS
 
@@ -24,9 +23,7 @@ def rows(cluster: Cluster, everywhere: bool = False) -> list[Row]:
     jobs = cluster.find(JOB, OURS, everywhere=everywhere)
     pods = cluster.find("Pod", OURS, everywhere=everywhere)
     by_name = {(it["metadata"].get("namespace", ""), it["metadata"]["name"]): it for it in jobs}
-    queued = any(suspended(job) and queue_name(job) for job in jobs)
-    held = held_jobs(cluster, everywhere) if queued else set()
-    found = status.rows(jobs, pods, time.time(), held)
+    found = status.rows(jobs, pods, time.time(), queue.of_jobs(cluster, jobs, everywhere))
     return [row | _more(by_name[row["namespace"], row["name"]], pods) for row in found]
 
 

@@ -1,6 +1,7 @@
 """What Kueue knows of a job: its Workload, the queue that it waits in, and its place there."""
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,19 @@ def workload_of(cluster: Cluster, job: Object) -> Object | None:
     return max(found, key=lambda w: str(w["metadata"].get("creationTimestamp")), default=None)
 
 
-def held_jobs(cluster: Cluster, everywhere: bool = False) -> set[str]:
-    """The uids of jobs that were taken out of their queues; none where that may not be seen."""
-    with contextlib.suppress(ClusterError):
+def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) -> dict[str, Queue]:
+    """The queues of those of these jobs that are suspended, by uid, as far as may be seen."""
+    waiting = [job for job in jobs if suspended(job)]
+    if not waiting:
+        return {}
+    try:
         found = cluster.find("Workload", _JOB_UID, everywhere=everywhere)
-        return {w["metadata"]["labels"][_JOB_UID] for w in found if Queue("", workload=w).held}
-    return set()
+    except ClusterError as error:
+        kueue = error.status != 404
+        named = [job for job in waiting if queue_name(job)]
+        return {str(job["metadata"].get("uid")): Queue(queue_name(job), kueue) for job in named}
+    newest = sorted(found, key=lambda w: str(w["metadata"].get("creationTimestamp")))
+    return {w["metadata"]["labels"][_JOB_UID]: Queue("", workload=w) for w in newest}
 
 
 def _waiting(cluster: Cluster, name: str, workload: Object) -> dict[str, Any]:

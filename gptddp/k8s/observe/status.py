@@ -1,6 +1,6 @@
 """What `status` and `list` show of a job: one dict, and the same as text."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptddp.k8s import exit_codes
@@ -16,6 +16,7 @@ from gptddp.k8s.objects import (
 from gptddp.k8s.observe import progress, why
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.queue import Queue
 
 
 def of(facts: Facts) -> dict[str, Any]:
@@ -181,11 +182,11 @@ def next_command(status: dict[str, Any], local: bool = False) -> str:
 
 
 def rows(
-    jobs: Sequence[Object], pods: Sequence[Object], now: float, held: Collection[str] = ()
+    jobs: Sequence[Object], pods: Sequence[Object], now: float, queues: Mapping[str, Queue]
 ) -> list[dict[str, Any]]:
     """A line of `list` for each job, by namespace and name; `pods` of all of them.
 
-    `held`: the uids of those that were taken out of their queues.
+    `queues`: by the uid of a job that is suspended, what Kueue knows of it.
     """
     found = []
     for job in jobs:
@@ -195,7 +196,7 @@ def rows(
             {
                 "namespace": meta.get("namespace", ""),
                 "name": meta["name"],
-                "state": why.SUSPENDED if uid in held else why.state(job),
+                "state": why.state(job, queues.get(uid)),
                 "ready": sum(map(is_ready, own)),
                 "desired": wanted_pods(job),
                 "age_s": round(age_s(job, now)),
