@@ -18,7 +18,9 @@ from support.doctored import (
     node,
     operator,
     quota,
+    refuses_wrong_names,
 )
+from support.queue_cases import local_queue
 from support.writable_api_server import submit
 
 
@@ -43,7 +45,6 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
     assert text.stderr == "all is well\n"
 
 
-ACTIVE = {"type": "Active", "status": "True"}
 DIGEST = "r.io/x@sha256:" + "0" * 64
 LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
@@ -99,7 +100,6 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         (POLICIES, items(SHUT), [], "network", "fail", "add --egress own"),
         (QUEUES, NONE, ["--queue", "team"], "queue", "fail", "the cluster has no Kueue"),
         (QUEUES, items(named("other")), ["--queue", "team"], "queue", "fail", "one of other"),
-        (QUEUES, items(named("team")), ["--queue", "team"], "queue", "fail", "does not admit"),
         (QUEUES, items(named("team")), [], "queue", "warn", "add --queue"),
         ("claim", None, [], "volumes", "fail", "there is no claim runs"),
         ("claim", claim(["ReadWriteOnce"]), [], "volumes", "fail", "make it ReadWriteMany"),
@@ -139,7 +139,6 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
         (POLICIES, items(SHUT), ["--egress", "own"]),
-        (QUEUES, items(named("team", status={"conditions": [ACTIVE]})), ["--queue", "team"]),
     ],
 )  # fmt: skip
 def test_what_will_do_is_no_complaint(api, path, answer, args):
@@ -147,6 +146,42 @@ def test_what_will_do_is_no_complaint(api, path, answer, args):
     api.paths[path] = answer
     code, found = doctor(api, *args)
     assert code == 0 and {it["status"] for it in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "args", "held", "status", "words"),
+    [
+        (local_queue(), [], True, "ok", "the LocalQueue team admits jobs"),
+        (local_queue("Hold"), [], True, "fail", "is stopped (spec.stopPolicy: Hold)"),
+        (local_queue(active="False"), [], True, "fail", "the ClusterQueue gpus of the queue team"),
+        (local_queue(), ["--priority", "high"], True, "fail", "no WorkloadPriorityClass high"),
+        (local_queue(), [], False, "fail", "Kueue does not hold PyTorchJobs here"),
+    ],
+)
+def test_a_queue_is_looked_at_as_submit_does(api, queue, args, held, status, words):
+    """What submit would refuse or warn of fails here; so does a queue that starts no job."""
+    api.unserved = ()
+    api.put(queue)
+
+    def webhook(body):
+        if body["kind"] == "PyTorchJob" and held:
+            body["spec"]["runPolicy"]["suspend"] = True
+        return refuses_wrong_names(body)
+
+    api.webhook = webhook
+    _, found = doctor(api, "--queue", "team", *args)
+    assert found["queue"]["status"] == status
+    assert words in f"{found['queue']['text']}; {found['queue']['fix']}"
+
+
+def test_a_job_in_a_queue_needs_rights_to_its_workload(api):
+    """Only who may patch it can suspend the job; a job of no queue needs none."""
+    api.unserved = ()
+    api.put(local_queue())
+    api.no_right = {"patch workloads", "list workloads"}
+    _, found = doctor(api, "--queue", "team")
+    assert "patch workloads.kueue.x-k8s.io" in found["rights"]["text"]
+    assert doctor(api)[1]["rights"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

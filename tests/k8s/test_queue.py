@@ -130,6 +130,11 @@ def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
     result = submit(k8s, "--queue", "team")
     assert result.exit_code == 0
     assert "warning: the queue team is stopped (spec.stopPolicy: Hold)" in result.stderr
+    del api.objects["pytorchjobs", "demo"]
+    api.put(local_queue(active="False", reason="ClusterQueueIsInactive"))
+    assert (
+        "ClusterQueue gpus of the queue team takes no jobs" in submit(k8s, "--queue", "team").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,9 +194,28 @@ def test_a_job_without_a_queue_that_kueue_has_taken_is_queued(api, k8s):
     """Where Kueue manages all jobs: it is suspended, and has a Workload."""
     found = put_job(api)
     del found["metadata"]["labels"][QUEUE]
+    del live(api)["spec"]["queueName"]
     assert "Queued" in k8s("status", "demo").stdout and "Queued" in k8s("list").stdout
+    assert "it names no queue" in k8s("status", "demo").stdout
     del api.objects["workloads", "pytorchjob-demo-1a2b3"]
     assert "Suspended" in k8s("status", "demo").stdout and "Suspended" in k8s("list").stdout
+
+
+def test_a_job_whose_queue_was_taken_from_it_is_suspended(api, k8s):
+    """Kueue looks at it no more, though it has its Workload still: `resume` starts it."""
+    found = put_job(api)
+    del found["metadata"]["labels"][QUEUE]
+    assert "Suspended" in k8s("status", "demo").stdout and "Suspended" in k8s("list").stdout
+    assert k8s("resume", "demo").exit_code == 0
+    assert api.objects["pytorchjobs", "demo"]["spec"]["runPolicy"]["suspend"] is False
+
+
+def test_a_job_that_kueue_could_not_start_is_not_waited_for(api, k8s):
+    """It tries no more, and `resume` cannot change that."""
+    put_job(api, workload(*queue_cases.ADMITTED, queue_cases.CONFLICT))
+    assert "Suspended" in k8s("status", "demo").stdout and k8s("wait", "demo").exit_code == 103
+    result = k8s("resume", "demo")
+    assert result.exit_code == 2 and "gptddp-k8s delete demo" in result.stderr
 
 
 def test_a_queue_of_a_cluster_without_kueue_is_no_queue(api, k8s):
@@ -265,6 +289,7 @@ def test_who_may_not_change_workloads_is_told_who_can(api, k8s):
     assert result.exit_code == 1 and "the job was not changed" in result.stderr
     patch = """--type merge -p '{"spec": {"active": false}}'`"""
     assert f"`kubectl patch workload pytorchjob-demo-1a2b3 -n default {patch}" in result.stderr
+    assert "You can delete the job" in result.stderr
     api.paths[WORKLOADS] = (403, NO_RIGHT)
     for command in (("suspend", "demo"), ("resume", "demo"), ("scale", "demo", "--replicas", "2")):
         result = k8s(*command)
@@ -318,3 +343,31 @@ def test_what_kueue_adds_to_an_admitted_job_is_no_difference(api, k8s):
     result = k8s("diff", *job_flags, "--grace-s", "90")
     assert result.exit_code == 1 and "kueue" not in result.stdout
     assert "terminationGracePeriodSeconds: 60 -> 90" in result.stdout
+
+
+# -- rerun ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_rerun_has_nothing_of_kueues(api, k8s, seen):
+    """What it has put into the template when it admitted the job, it cannot put in again."""
+    wish = ("--topology", "required=rack", "--toleration", "own")
+    submit(k8s, "--queue", "team", *wish)
+    template = worker(job(api))["template"]
+    before = copy.deepcopy(template)
+    template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "worker"
+    template["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = "pytorchjob-demo-1a2b3"
+    template["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
+    job(api)["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    if seen:
+        template["spec"]["nodeSelector"] = {"pool": "h100"}
+        template["spec"]["tolerations"] += [{"key": "gpu", "operator": "Exists"}]
+        made = workload(*queue_cases.ADMITTED)
+        made["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] = job(api)["metadata"]["uid"]
+        made["spec"]["podSets"] = [{"name": "worker", "template": before}]
+        api.put(made)
+    else:
+        api.paths[WORKLOADS] = (403, NO_RIGHT)
+    result = k8s("rerun", "demo")
+    assert result.exit_code == 0, result.stderr
+    assert worker(job(api))["template"] == before

@@ -71,6 +71,13 @@ DEACTIVATED = (
     "The workload is deactivated due to exceeding the maximum execution time",
 )  # fmt: skip
 MISSING_FLAVOR = "Can't admit new workloads: references missing ResourceFlavor(s): h100."
+CONFLICT = (
+    "Finished", "True", "FailedToStart",
+    "invalid admission check PodSetUpdate: conflict for annotations: conflict for key=k",
+)  # fmt: skip
+ENDING = "Can't admit new workloads; clusterQueue is terminating"
+SPOT = "insufficient quota for cpu in flavor spot, request > maximum capacity (2 > 1)"
+TAINT = "untolerated taint {spot true NoSchedule <nil>} in flavor spot"
 GATE = [
     {"name": "prov", "state": "Pending", "message": "no nodes yet", "lastTransitionTime": at(3)}
 ]
@@ -82,6 +89,11 @@ QUEUE_CASES = [
     ("queued", seen(pending(POD_SET + MORE), ahead=1), "with 1 job before it"),
     ("queued", seen(pending(POD_SET + MORE), ahead=0), "team and is the next"),
     ("queued", facts(workload()), "it waits in the queue team"),
+    # of two flavors one would do, and is full
+    ("queued", seen(pending(f"{POD_SET}{SPOT}, {MORE}")), f"queue team: {SPOT}, {MORE}"),
+    ("queued", seen(pending(f"{POD_SET}{MORE}, {TAINT}")), f"queue team: {MORE}, {TAINT}"),
+    ("quota-too-small", seen(pending(f"{POD_SET}{SPOT}, {WHOLE}")), "and will never start"),
+    ("quota-too-small", seen(pending(f"{POD_SET}{MORE}, {WHOLE}")), "and will never start"),
     ("queued", facts(workload(*ADMITTED)), "about to start"),
     ("queued", facts(now=LATE), "on its way into the queue team"),
     ("queued", facts(pods=[pod(0)]), "when its pods have ended"),
@@ -89,6 +101,9 @@ QUEUE_CASES = [
      "for what is not to be seen: no right"),
     ("queue-preempted", seen(workload(("QuotaReserved", "False", "Pending", MORE), EVICTED)),
      "it was preempted, and it waits in the queue team: Preempted to accommodate"),
+    # its pods still commit a checkpoint
+    ("queue-preempted", seen(workload(*ADMITTED, EVICTED), pods=[pod(0)]),
+     "and it goes back into the queue team when its pods have ended: Preempted to"),
     (
         "queue-evicted",
         seen(workload(("QuotaReserved", "False", "Pending", MORE), TIMEOUT,
@@ -104,6 +119,8 @@ QUEUE_CASES = [
      "no quota at all for a resource of its pods: resource nvidia.com/gpu unavailable"),
     ("queue-closed", seen(pending("Workload namespace doesn't match ClusterQueue selector")),
      "spec.namespaceSelector"),
+    ("limit-range", seen(pending("resources didn't satisfy LimitRange constraints: cpu is above")),
+     "a LimitRange of its namespace keeps it from the ClusterQueue gpus: resources didn't"),
     ("queue-topology", seen(pending(f'{POD_SET}topology "racks" allows to fit only 1 out of 2')),
      "allows to fit only 1 out of 2"),
     ("queue-topology", seen(pending(f'{POD_SET}Flavor "any" does not support '
@@ -124,13 +141,22 @@ QUEUE_CASES = [
      "takes no jobs: it references missing ResourceFlavor(s): h100"),
     ("cluster-queue-inactive",
      facts(pending(""), local_queue=local_queue("None", "False", "ClusterQueueIsInactive")),
-     "the ClusterQueue gpus of the queue team takes no jobs"),
+     "takes no jobs; why, is for those to see who may read ClusterQueues"),
+    ("cluster-queue-inactive", seen(pending(""), cluster_queue=cluster_queue("False", ENDING)),
+     "takes no jobs: clusterQueue is terminating"),
     ("queue-priority-missing", facts(priority_missing="high"),
      "no WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])"),
+    ("queue-given-up", facts(workload(*ADMITTED, CONFLICT)),
+     "tries no more: invalid admission check PodSetUpdate: conflict for annotations"),
+    ("local-queue-missing", Facts(job("Created", suspend=True), [], (), NOW,
+                                  queue=Queue("", workload=pending("LocalQueue  doesn't exist"))),
+     "it names no queue, and Kueue starts no job without one here"),
     ("held", facts(workload(active=False)),
      "taken out of the queue team (spec.active of its Workload)"),
     ("held", facts(workload(DEACTIVATED, active=False)), "for exceeding the maximum execution"),
     ("no-workload", facts(), "it has no Workload; is Kueue running"),
+    ("no-workload", facts(made_job=queued_job(**{PRIORITY: "high"})),  # which may not be seen
+     "Is there a WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])?"),
     ("no-kueue", Facts(queued_job(), [], (), NOW, queue=Queue("team", kueue=False)),
      "the cluster has no Kueue"),
     ("not-queued", facts(made_job=queued_job(suspend=False), pods=[pod(n) for n in range(4)]),

@@ -15,7 +15,7 @@ from gptddp.errors import ClusterError
 from gptddp.k8s.act import doctor_nodes, doctor_place, plan, share_probe, submit
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, group_and_plural
-from gptddp.k8s.objects import worker_pod_spec
+from gptddp.k8s.objects import QUEUE, worker_pod_spec
 from gptddp.k8s.observe.watcher import Say
 
 _OLDEST_MINOR = 27  # of Kubernetes 1: of a PodDisruptionBudget's unhealthyPodEvictionPolicy
@@ -150,6 +150,8 @@ Right = tuple[str, str, str]  # verb, API group, resource
 def rights(patient: Patient) -> dict[str, list[Right]]:
     """What each command asks the API server for."""
     beside = [group_and_plural(it["kind"]) for it in patient.helpers]
+    queue = QUEUE in (patient.job["metadata"].get("labels") or {})
+    workloads = group_and_plural("Workload")
     looks: list[Right] = [("get", *_JOBS), ("list", "", "pods"), ("list", "", "events")]
     return {
         "submit": [
@@ -161,9 +163,13 @@ def rights(patient: Patient) -> dict[str, list[Right]]:
         ],
         "a signed rendezvous": [(verb, "", "secrets") for verb in ("get", "create", "patch")],
         "status, wait, top": looks,
+        **({"why a job is queued": [("list", *workloads)]} if queue else {}),
         "list": [("list", *_JOBS), ("list", "", "pods")],
         "logs": [*looks, ("get", "", "pods"), ("get", "", "pods/log")],
-        "scale, suspend, resume": [("get", *_JOBS), ("patch", *_JOBS)],
+        "scale, suspend, resume": [
+            *(("get", *_JOBS), ("patch", *_JOBS)),
+            *([("list", *workloads), ("patch", *workloads)] if queue else []),
+        ],
         "delete": [
             ("delete", *_JOBS),
             *((verb, *kind) for kind in [*beside, _BATCH_JOBS] for verb in _GONE),

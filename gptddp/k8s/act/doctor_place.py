@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gptddp.errors import ClusterError
-from gptddp.k8s.act import claims, networks
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.act import claims, networks, queueing
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
-from gptddp.k8s.objects import QUEUE, Object, holds, volume_claims
+from gptddp.k8s.objects import QUEUE, Object, volume_claims
 from gptddp.k8s.render import quantity
 
 # -- volumes -------------------------------------------------------------------------------------
@@ -121,13 +121,28 @@ def queue(patient: Patient) -> Iterator[Check]:
         fix = f"use --queue with one of {names}" if names else "ask for a LocalQueue here"
         yield Check("queue", FAIL, f"there is no LocalQueue {name} in the namespace", fix)
     elif mine is not None:
-        active = holds(mine, "Active")
-        text = f"the LocalQueue {name} {'admits' if active else 'does not admit'} jobs"
-        fix = "" if active else f"`kubectl describe localqueue {name}` says why"
-        yield Check("queue", OK if active else FAIL, text, fix)
+        yield _queue(patient, mine)
     elif names:
         text = f"the namespace has queues ({names}), and the job is in none"
         yield Check("queue", WARN, text, "add --queue, unless jobs may run outside of queues")
+
+
+def _queue(patient: Patient, found: Object) -> Check:
+    """Does the queue admit jobs, and this one too? As `submit` asks."""
+    cluster, name = patient.cluster, found["metadata"]["name"]
+    if trouble := queueing.closed(found):
+        fix = f"`kubectl describe localqueue {name} -n {cluster.namespace}` and who administers it"
+        return Check("queue", FAIL, trouble, f"{fix} say more")
+    try:
+        answer = cluster.create(patient.job, dry_run=True)
+    except ClusterError:
+        answer = patient.job  # said by the webhook, or by the rights; or the job exists
+    try:
+        queueing.check(cluster, patient.job, answer, lambda line: None)
+    except ConfigError as error:
+        what, _, fix = str(error).partition("; ")
+        return Check("queue", FAIL, what, fix or "leave it out, or use another")
+    return Check("queue", OK, f"the LocalQueue {name} admits jobs")
 
 
 # -- network -------------------------------------------------------------------------------------

@@ -267,6 +267,11 @@ def _set_held(cluster: Cluster, job: Object, queue: Queue, wanted: bool, say: Sa
     name, at = job["metadata"]["name"], cluster.flags
     runs = not suspended(job)
     if queue.held == wanted:
+        if not wanted and queue.given_up:
+            raise ConfigError(
+                f"Kueue could not start the job {name}, and tries no more: {queue.given_up};"
+                f" `gptddp-k8s delete {name}{at}` it, and submit it anew: its run goes on"
+            )
         if not wanted and not runs:
             raise ConfigError(
                 f"the job {name} is not suspended: it waits in the queue {queue.name}, and Kueue"

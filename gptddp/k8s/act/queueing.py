@@ -4,13 +4,31 @@ Kueue owns the suspension of such a job: what somebody else sets, it sets back. 
 at all is `spec.active` of its Workload.
 """
 
+import contextlib
+import copy
+
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name, suspended
-from gptddp.k8s.observe.queue import Queue, fetch
+from gptddp.k8s.objects import (
+    PRIORITY,
+    QUEUE,
+    Object,
+    condition,
+    queue_name,
+    replica_specs,
+    suspended,
+)
+from gptddp.k8s.observe.queue import Queue, fetch, workload_of
 from gptddp.k8s.observe.watcher import Say
 
 # What Kueue adds to a template while a job is admitted: where its quota is, and whose it is.
+_TEMPLATE = (
+    ("metadata", "annotations"),
+    ("metadata", "labels"),
+    ("spec", "nodeSelector"),
+    ("spec", "tolerations"),
+    ("spec", "schedulingGates"),
+)
 _ADMITTED = (
     "metadata.annotations.kueue.x-k8s.io/",
     "metadata.labels.kueue.x-k8s.io/",
@@ -45,12 +63,22 @@ def check(cluster: Cluster, job: Object, answer: Object, say: Say) -> None:
     if priority and _seen(cluster, "WorkloadPriorityClass", priority) == {}:
         there = _names(cluster, "WorkloadPriorityClass", priority)
         raise ConfigError(f"no WorkloadPriorityClass {priority} (--priority): {there}")
-    policy = ((queue or {}).get("spec") or {}).get("stopPolicy") or "None"
+    if queue and (trouble := closed(queue)):
+        say(f"warning: {trouble}: the job waits until that is mended")
+
+
+def closed(queue: Object) -> str:
+    """Why a LocalQueue lets no job start; empty for one that does, as far as it says."""
+    name, of = queue["metadata"]["name"], queue["spec"].get("clusterQueue")
+    policy = queue["spec"].get("stopPolicy") or "None"
     if policy != "None":
-        say(
-            f"warning: the queue {name} is stopped (spec.stopPolicy: {policy}): the job waits"
-            " until it is started again"
-        )
+        return f"the queue {name} is stopped (spec.stopPolicy: {policy})"
+    active = condition(queue, "Active") or {}
+    if active.get("status") != "False":
+        return ""
+    if active.get("reason") == "ClusterQueueDoesNotExist":
+        return f"there is no ClusterQueue {of}, which the queue {name} names (spec.clusterQueue)"
+    return f"the ClusterQueue {of} of the queue {name} takes no jobs"
 
 
 def _seen(cluster: Cluster, kind: str, name: str) -> Object | None:
@@ -78,6 +106,43 @@ def set_by_kueue(path: str) -> bool:
     """May a field of a job be there because Kueue has admitted it, and put pods on nodes?"""
     _, in_template, field = path.partition(".Worker.template.")
     return bool(in_template) and field.startswith(_ADMITTED)
+
+
+def as_submitted(cluster: Cluster, job: Object) -> Object:
+    """A copy of the job without what Kueue has put into its templates when it admitted it.
+
+    Its Workload has them as they were; for who may not see it, the flavor's nodes stay.
+    """
+    job, workload = copy.deepcopy(job), None
+    with contextlib.suppress(ClusterError):
+        workload = workload_of(cluster, job) if queue_name(job) else None
+    before = {
+        it["name"]: it["template"] for it in ((workload or {}).get("spec", {})).get("podSets", [])
+    }
+    for role, replica in replica_specs(job).items():
+        template = replica["template"]
+        was = before.get(role.lower()) or _without_kueues(template)
+        for part, field in _TEMPLATE:
+            template.setdefault(part, {}).pop(field, None)
+            if value := (was.get(part) or {}).get(field):
+                template[part][field] = value
+    return job
+
+
+def _without_kueues(template: Object) -> Object:
+    """A template without the keys and gates that are Kueue's own by their names."""
+    meta, spec = template.get("metadata") or {}, template["spec"]
+    own = {
+        field: {k: v for k, v in (meta.get(field) or {}).items() if not _set_by_kueue(k)}
+        for field in ("annotations", "labels")
+    }
+    gates = [it for it in spec.get("schedulingGates") or [] if not _set_by_kueue(it["name"])]
+    return {"metadata": own, "spec": {**spec, "schedulingGates": gates}}
+
+
+def _set_by_kueue(key: str) -> bool:
+    """A user sets those of a pod set, as for its topology."""
+    return key.startswith("kueue.x-k8s.io/") and not key.startswith("kueue.x-k8s.io/podset-")
 
 
 def of(cluster: Cluster, job: Object) -> Queue | None:
@@ -121,7 +186,8 @@ def set_active(cluster: Cluster, queue: Queue, active: bool) -> None:
             patch = f'{{"spec": {{"active": {str(active).lower()}}}}}'
             by_hand = (
                 f"`kubectl patch workload {name} -n {cluster.namespace} --type merge -p '{patch}'`"
-                " by somebody who may does it"
+                " by somebody who may does it. You can delete the job, whose pods commit a"
+                " checkpoint, and submit it again: it is queued anew, and its run goes on"
             )
             error.args = (f"{error}; {by_hand}",)
         raise

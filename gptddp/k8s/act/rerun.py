@@ -9,9 +9,10 @@ from typing import Any
 from gptddp import flags
 from gptddp.errors import ConfigError
 from gptddp.k8s.act import lifecycle
+from gptddp.k8s.act.queueing import as_submitted
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, worker_pod_spec
-from gptddp.k8s.observe import why
+from gptddp.k8s.observe import queue, why
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render import companions, manifest, rules, validate
 from gptddp.k8s.render.difference import SERVER_SIDE
@@ -37,7 +38,7 @@ def objects(
             f"the PyTorchJob {name} was not made by gptddp-k8s: `kubectl get pytorchjob {name} -n "
             f"{cluster.namespace} -o yaml` prints it, to be changed and created again"
         )
-    found = [_cleaned(it) for it in [*_beside(cluster, live), live]]
+    found = [_cleaned(it) for it in [*_beside(cluster, live), as_submitted(cluster, live)]]
     job = found[-1]
     changed = bool(args or image or new_name != name)
     (container, *_), settings = worker_pod_spec(job)["containers"], container_args(job, args)
@@ -146,7 +147,10 @@ def _is_code(name: Any, job: str) -> bool:
 def check_ended(cluster: Cluster, name: str, args: Sequence[str]) -> None:
     """Raise ConfigError for a job that cannot make room: it has not ended, or has no more to do."""
     job, at = cluster.job(name), cluster.flags
-    state, another = why.state(job), "`--name NEW` begins a run of its own with the same settings"
+    state, another = (
+        why.state(job, queue.fetch(cluster, job)),
+        "`--name NEW` begins a run of its own with the same settings",
+    )
     if state == why.SUSPENDED:
         raise ConfigError(f"the job {name} is suspended: `gptddp-k8s resume {name}{at}`; {another}")
     if state not in why.FINAL:

@@ -299,7 +299,8 @@ _QUEUES = {
         "the pods do not tolerate, or do not select, the nodes of the ClusterQueue", _WORKLOAD
     ),
     "local-queue-missing": Known(
-        "the LocalQueue that the job names does not exist", "kubectl get localqueues"
+        "the LocalQueue that the job names does not exist, or it has to name one",
+        "kubectl get localqueues",
     ),
     "local-queue-stopped": Known(
         "the LocalQueue is stopped",
@@ -320,6 +321,10 @@ _QUEUES = {
         "the job was taken out of its queue: by `suspend`, or by Kueue for good",
         "gptddp-k8s resume $job",
         mends=True,
+    ),
+    "queue-given-up": Known(
+        "Kueue cannot set labels, annotations or nodes of the pods, as the job has others there",
+        "kubectl get pytorchjob $job -o 'jsonpath={..template.metadata} {..nodeSelector}'",
     ),
     "no-workload": Known(
         "Kueue has not put the job into its queue",

@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.objects import PRIORITY, Object, holds, queue_name, suspended
+from gptddp.k8s.objects import PRIORITY, Object, condition, holds, queue_name, suspended
 
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 
@@ -35,9 +35,21 @@ class Queue:
         return self.workload is not None and self.workload["spec"].get("active") is False
 
     @property
+    def admitted(self) -> bool:
+        """Has it its quota, and is it not about to lose it?"""
+        has = self.workload is not None and holds(self.workload, "QuotaReserved")
+        return has and not holds(self.workload or {}, "Evicted")
+
+    @property
+    def given_up(self) -> str:
+        """Why Kueue could not start it, though it was its turn, and tries no more; else empty."""
+        finished = condition(self.workload or {}, "Finished") or {}
+        return str(finished.get("message")) if finished.get("reason") == "FailedToStart" else ""
+
+    @property
     def gone(self) -> bool:
         """Will no queue start it: is it out of its own, or the cluster without a Kueue?"""
-        return self.held or not self.kueue
+        return self.held or bool(self.given_up) or not self.kueue
 
     @property
     def cluster_queue_name(self) -> str:
@@ -62,12 +74,15 @@ def fetch(cluster: Cluster, job: Object) -> Queue | None:
             raise
         unseen = str(error) if error.status == 403 else ""
         return Queue(name, kueue=error.status != 404, unseen=unseen) if name else None
-    if workload is None:
+    if workload is None or _is_left(job, workload):
         return Queue(name, priority_missing=_missing_priority(cluster, job)) if name else None
-    name = name or str(workload["spec"].get("queueName") or "")
-    if holds(workload, "QuotaReserved"):
-        return Queue(name, workload=workload)
-    return Queue(name, workload=workload, **_waiting(cluster, name, workload))
+    found = Queue(name, workload=workload)
+    return found if found.admitted else replace(found, **_waiting(cluster, name, workload))
+
+
+def _is_left(job: Object, workload: Object) -> bool:
+    """Was the label removed from a job in a queue? Kueue looks no more at either of them."""
+    return not queue_name(job) and bool(workload["spec"].get("queueName"))
 
 
 def workload_of(cluster: Cluster, job: Object) -> Object | None:
@@ -88,12 +103,20 @@ def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) 
         named = [job for job in waiting if queue_name(job)]
         return {str(job["metadata"].get("uid")): Queue(queue_name(job), kueue) for job in named}
     newest = sorted(found, key=lambda w: str(w["metadata"].get("creationTimestamp")))
-    return {w["metadata"]["labels"][_JOB_UID]: Queue("", workload=w) for w in newest}
+    of = {w["metadata"]["labels"][_JOB_UID]: w for w in newest}
+    pairs = [(str(job["metadata"].get("uid")), job) for job in waiting]
+    return {
+        uid: Queue(queue_name(job), workload=of[uid])
+        for uid, job in pairs
+        if uid in of and not _is_left(job, of[uid])
+    }
 
 
 def _waiting(cluster: Cluster, name: str, workload: Object) -> dict[str, Any]:
-    """What is known of a queue in which a Workload waits."""
+    """What is known of a queue in which a Workload waits; of none by name, nothing."""
     known: dict[str, Any] = {}
+    if not name:
+        return known
     with contextlib.suppress(ClusterError):  # what may not be seen, the Workload tells in words
         known["local_queue"] = cluster.get("LocalQueue", name) or {}
     if of := ((known.get("local_queue") or {}).get("spec") or {}).get("clusterQueue"):

@@ -42,6 +42,11 @@ _SAID = (
         "the ClusterQueue {of} takes no jobs of this namespace (spec.namespaceSelector)",
     ),
     (
+        r"LimitRange constraints",
+        "limit-range",
+        "a LimitRange of its namespace keeps it from the ClusterQueue {of}",
+    ),
+    (
         r"topology .* (allow|fit)|TopologyAwareScheduling|requested level",
         "queue-topology",
         "no nodes of the ClusterQueue {of} fit the topology that it asks for",
@@ -51,6 +56,14 @@ _SAID = (
         "queue-flavor",
         "its pods may not run on the nodes of the ClusterQueue {of}",
     ),
+)
+
+# What keeps a job from one flavor for good; another one may do.
+_NOT_OF = (
+    r"in flavor ([\w.-]+), request > maximum",
+    r"untolerated taint .*? in flavor ([\w.-]+)",
+    r"flavor ([\w.-]+) (?:doesn't match node affinity|not found)",
+    r'Flavor "([\w.-]+)"',
 )
 
 
@@ -65,7 +78,7 @@ def queued(facts: Facts) -> Iterator[Cause]:
         yield _cause(facts, queue, "queued", text)
     elif queue.workload is None:
         yield _unmade(facts, queue)
-    elif holds(queue.workload, "QuotaReserved"):
+    elif queue.admitted:
         yield from _admitted(facts, queue, queue.workload)
     else:
         yield _broken(facts, queue) or _waiting(facts, queue, queue.workload)
@@ -79,6 +92,9 @@ def taken_out(facts: Facts) -> Iterator[Cause]:
         why = re.search(r" due to (.*)", said)
         text = f"it was taken out of the queue {queue.name}{f' for {why[1]}' if why else ''}"
         yield _cause(facts, queue, "held", f"{text} (spec.active of its Workload)")
+    elif queue and queue.given_up:
+        text = f"Kueue could not start it when it was its turn, and tries no more: {queue.given_up}"
+        yield _cause(facts, queue, "queue-given-up", text)
     elif queue and not queue.kueue:
         text = f"it is to wait in the queue {queue.name}, and the cluster has no Kueue ({_LABEL})"
         yield _cause(facts, queue, "no-kueue", text)
@@ -112,9 +128,11 @@ def _unmade(facts: Facts, queue: Queue) -> Cause:
         return _cause(facts, queue, "queued", text)
     if age_s(facts.job, facts.now) < NO_WORKLOAD_S:
         return _cause(facts, queue, "queued", f"it is on its way into the queue {queue.name}")
+    named = (facts.job["metadata"].get("labels") or {}).get(PRIORITY)
+    priority = f" Is there a WorkloadPriorityClass {named} (metadata.labels[{PRIORITY}])?"
     text = (
         f"Kueue has not put it into the queue {queue.name}: it has no Workload; is Kueue running,"
-        " and is its integration kubeflow.org/pytorchjob on?"
+        f" and is its integration kubeflow.org/pytorchjob on?{priority if named else ''}"
     )
     return _cause(facts, queue, "no-workload", text)
 
@@ -122,21 +140,26 @@ def _unmade(facts: Facts, queue: Queue) -> Cause:
 def _admitted(facts: Facts, queue: Queue, workload: Object) -> Iterator[Cause]:
     """A job that has its quota."""
     of = queue.cluster_queue_name
-    for check in (workload.get("status") or {}).get("admissionChecks") or []:
-        if check.get("state") != "Ready" and not holds(workload, "Admitted"):
-            said = f": {check['message']}" if check.get("message") else ""
-            text = (
-                f"it has its quota in the ClusterQueue {of}, and the admission check "
-                f"{check['name']} is {check.get('state', 'Pending')}{said}"
-            )
-            yield _cause(facts, queue, "admission-check", text)
-    text = f"it is admitted to the ClusterQueue {of}, and about to start"
-    yield _cause(facts, queue, "queued", text)
+    checks = (workload.get("status") or {}).get("admissionChecks") or []
+    open_ = [] if holds(workload, "Admitted") else [it for it in checks if it["state"] != "Ready"]
+    for check in open_:
+        said = f": {check['message']}" if check.get("message") else ""
+        text = (
+            f"it has its quota in the ClusterQueue {of}, and the admission check "
+            f"{check['name']} is {check['state']}{said}"
+        )
+        yield _cause(facts, queue, "admission-check", text)
+    if not open_:
+        text = f"it is admitted to the ClusterQueue {of}, and about to start"
+        yield _cause(facts, queue, "queued", text)
 
 
 def _broken(facts: Facts, queue: Queue) -> Cause | None:
     """What is wrong with the queue itself, as far as it may be seen."""
     local, of = queue.local_queue, queue.cluster_queue_name
+    if not queue.name:
+        text = f"it names no queue, and Kueue starts no job without one here (set {_LABEL})"
+        return _cause(facts, queue, "local-queue-missing", text)
     if local is None:
         return None
     if not local:
@@ -150,10 +173,12 @@ def _broken(facts: Facts, queue: Queue) -> Cause | None:
     if queue.cluster_queue == {} or active.get("reason") == "ClusterQueueDoesNotExist":
         text = f"there is no ClusterQueue {of}, which the LocalQueue {queue.name} names"
         return _cause(facts, queue, "cluster-queue-missing", f"{text} (spec.clusterQueue)")
-    shown = condition(queue.cluster_queue or {}, "Active") or active
-    if shown.get("status") == "False":
-        said = re.sub(r"^Can't [^:]*: ", "", str(shown.get("message", ""))).rstrip(".")
-        text = f"the ClusterQueue {of} of the queue {queue.name} takes no jobs: it {said}"
+    seen = condition(queue.cluster_queue or {}, "Active")
+    if (seen or active).get("status") == "False":
+        said = re.sub(r"^Can't [^:;]*[:;] ", "", str((seen or {}).get("message", ""))).rstrip(".")
+        said = re.sub(r"^(?=is |references )", "it ", said)
+        why = f": {said}" if said else "; why, is for those to see who may read ClusterQueues"
+        text = f"the ClusterQueue {of} of the queue {queue.name} takes no jobs{why}"
         return _cause(facts, queue, "cluster-queue-inactive", text)
     return None
 
@@ -162,7 +187,7 @@ def _waiting(facts: Facts, queue: Queue, workload: Object) -> Cause:
     """A job that waits for its turn, or for others to end."""
     told = condition(workload, "QuotaReserved") or {}
     said = _PREFIX.sub("", str(told.get("message", ""))).rstrip(".")
-    for pattern, id, text in _SAID:
+    for pattern, id, text in () if _only_full(said) else _SAID:
         if re.search(pattern, said):
             sentence = text.format(of=queue.cluster_queue_name or f"of {queue.name}")
             return _cause(facts, queue, id, f"{sentence}: {said}")
@@ -171,10 +196,21 @@ def _waiting(facts: Facts, queue: Queue, workload: Object) -> Cause:
     if evicted.get("status") == "True":
         preempted = evicted.get("reason") == "Preempted"
         how = "preempted" if preempted else f"stopped by Kueue ({evicted.get('reason')})"
-        again = str(evicted.get("message", "")).rstrip(".")
-        text = f"it was {how}, and {place}{_later(facts, workload)}: {again}"
+        by = str(evicted.get("message", "")).rstrip(".")
+        if holds(workload, "QuotaReserved"):  # until its pods have committed a checkpoint
+            place = f"it goes back into the queue {queue.name} when its pods have ended"
+            said = ""
+        place += _later(facts, workload)
+        text = f"it was {how}, and {place}: {by}"
+        text += f"; now {said}" if said not in ("", by) else ""
         return _cause(facts, queue, "queue-preempted" if preempted else "queue-evicted", text)
     return _cause(facts, queue, "queued", f"{place}: {said}" if said else place)
+
+
+def _only_full(said: str) -> bool:
+    """Is there a flavor with all that the job asks for, were it not for others that run there?"""
+    full = set(re.findall(r"insufficient unused quota for \S+ in flavor ([\w.-]+)", said))
+    return bool(full.difference(*(re.findall(pattern, said) for pattern in _NOT_OF)))
 
 
 def _place(queue: Queue) -> str:
