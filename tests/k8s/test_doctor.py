@@ -188,12 +188,15 @@ def test_a_job_in_a_queue_needs_rights_to_its_workload(api):
     ("right", "command", "status"),
     [
         ("create pytorchjobs", "submit", "fail"),
-        ("patch networkpolicies", "submit", "fail"),
+        ("get networkpolicies", "submit", "fail"),
+        ("patch networkpolicies", "what goes with a job that others delete", "warn"),
+        ("list events", "why a job does not run", "warn"),
         ("list pods", "status, wait, top", "fail"),
         ("create secrets", "a signed rendezvous", "warn"),
         ("get pods/log", "logs", "warn"),
         ("patch pytorchjobs", "scale, suspend, resume", "warn"),
         ("delete poddisruptionbudgets", "delete", "warn"),
+        ("list jobs", "delete", "warn"),
         ("create jobs", "prepare, sample", "warn"),
     ],
 )

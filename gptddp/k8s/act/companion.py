@@ -18,12 +18,35 @@ def check(cluster: Cluster, wanted: Object) -> None:
 
     Raises ConfigError for one of somebody else, ClusterError.
     """
-    if live_one(cluster, wanted) is None:
-        try:
+    try:
+        if live_one(cluster, wanted) is None:
             cluster.create(wanted, dry_run=True)
-        except ClusterError as error:
-            if error.status != 409:  # created meanwhile
-                raise
+    except ClusterError as error:
+        if error.status == 403 and wanted["kind"] in companions.KINDS:
+            without = f"or leave it out: --without {wanted['kind'].lower()}"
+            raise ClusterError(f"{error}; {without}", error.status) from None
+        if error.status != 409:  # created meanwhile
+            raise
+
+
+def own(cluster: Cluster, wanted: Object, owner: Object, say: Say) -> None:
+    """Make the job the owner of a companion, which then goes with it; created if it is not there.
+
+    Who may not change it is told what that means: the job runs all the same. Raises ConfigError for
+    one of somebody else, ClusterError.
+    """
+    try:
+        ensure(cluster, wanted, owner)
+    except ClusterError as error:
+        live = live_one(cluster, wanted) if error.status == 403 else None
+        if live is None or not contains(live, changeable(wanted)):
+            raise
+        by_hand = lifecycle.by_hand(cluster, [(wanted["kind"], wanted)])
+        what = resource(wanted["kind"], wanted["metadata"]["name"])
+        say(
+            f"warning: the {what} does not go with the job: {error}. `gptddp-k8s delete` deletes it"
+            f" too; after any other, {by_hand}"
+        )
 
 
 def ensure(

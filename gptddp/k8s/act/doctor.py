@@ -152,18 +152,20 @@ def rights(patient: Patient) -> dict[str, list[Right]]:
     beside = [group_and_plural(it["kind"]) for it in patient.helpers]
     queue = QUEUE in (patient.job["metadata"].get("labels") or {})
     workloads = group_and_plural("Workload")
-    looks: list[Right] = [("get", *_JOBS), ("list", "", "pods"), ("list", "", "events")]
+    looks: list[Right] = [("get", *_JOBS), ("list", "", "pods")]
+    gone: list[Right] = [("list", "", "pods"), ("list", "", "services")]
     return {
         "submit": [
             *((verb, *_JOBS) for verb in ("get", "create")),
-            *((verb, *kind) for kind in beside for verb in ("get", "create", "patch")),
+            *((verb, *kind) for kind in beside for verb in ("get", "create")),
             ("get", "", "persistentvolumeclaims"),
-            ("list", "", "pods"),
-            ("list", "", "services"),
+            *gone,
         ],
+        "what goes with a job that others delete": [("patch", *kind) for kind in beside],
         "a signed rendezvous": [(verb, "", "secrets") for verb in ("get", "create", "patch")],
         "status, wait, top": looks,
         **({"why a job is queued": [("list", *workloads)]} if queue else {}),
+        "why a job does not run": [("list", "", "events")],
         "list": [("list", *_JOBS), ("list", "", "pods")],
         "logs": [*looks, ("get", "", "pods"), ("get", "", "pods/log")],
         "scale, suspend, resume": [
@@ -171,12 +173,13 @@ def rights(patient: Patient) -> dict[str, list[Right]]:
             *([("list", *workloads), ("patch", *workloads)] if queue else []),
         ],
         "delete": [
-            ("delete", *_JOBS),
+            *((verb, *_JOBS) for verb in ("get", "delete")),
             *((verb, *kind) for kind in [*beside, _BATCH_JOBS] for verb in _GONE),
+            *gone,
         ],
         "prepare, sample": [
             *((verb, *_BATCH_JOBS) for verb in ("get", "create", "delete")),
-            *looks[1:],
+            *looks,
             ("get", "", "pods/log"),
         ],
     }  # fmt: skip

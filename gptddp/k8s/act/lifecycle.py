@@ -132,10 +132,21 @@ def _found(cluster: Cluster, kind: str, name: str, say: Say) -> list[Object]:
     except ClusterError as error:
         if error.status != 403:
             raise
+        live, unseen = _by_name(cluster, kind, name)
         # Who may not see these could not make them, and those of a job go with the job.
-        if kind not in ("Secret", "ConfigMap"):
+        if kind == "Job" or (unseen and kind not in ("Secret", "ConfigMap")):
             say(f"warning: whether there is a {kind} beside the job cannot be seen: {error}")
-        return []
+        return [live] if live is not None and is_ours(live, name) else []
+
+
+def _by_name(cluster: Cluster, kind: str, name: str) -> tuple[Object | None, bool]:
+    """What is not to be listed may be read, and most has the job's name; and whether it may not."""
+    try:
+        return cluster.get(kind, name), False
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return None, True
 
 
 def remains(cluster: Cluster, name: str, short_jobs: bool = True) -> list[Object]:

@@ -10,7 +10,7 @@ from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
 from gptddp.k8s.observe import container_causes, node_causes, scheduling_causes, volume_causes
-from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.facts import Facts, events_about
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import differences
 from gptddp.k8s.render.manifest import SPEC_HASH
@@ -163,7 +163,8 @@ _CHECKS = (
 
 def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
-    facts = Facts(job, [pod], cluster.events(pod["metadata"]["name"]), flags=cluster.flags)
+    events, _ = events_about(cluster, [pod["metadata"]["name"]])
+    facts = Facts(job, [pod], events, flags=cluster.flags)
     for check in _CHECKS:
         for cause in check(facts):
             if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
@@ -174,7 +175,10 @@ def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
 
 def _refusal(cluster: Cluster, name: str) -> str:
     """Why a Job has no pod: a refusal by quota, Pod Security and the like is in events only."""
-    failed = [event for event in cluster.events(name) if event.get("reason") == "FailedCreate"]
+    events, unseen = events_about(cluster, [name])
+    failed = [event for event in events if event.get("reason") == "FailedCreate"]
+    if unseen:
+        return f"it has no pod yet; for what is not to be seen: {unseen}"
     return str(failed[-1].get("message", "")) if failed else ""
 
 

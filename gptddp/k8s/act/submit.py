@@ -65,7 +65,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Objec
         now = "was created" if created else "exists"
         with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
             for helper in helpers:
-                companion.ensure(cluster, helper, live)
+                companion.own(cluster, helper, live, say)
             if keyed:
                 rendezvous_key.own(cluster, job, live, say)
             elif not created:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import (
     Object,
@@ -32,7 +33,8 @@ class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
     `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
-    where it was not read. `queue`: of Kueue's jobs, what it knows of them.
+    where it was not read. `queue`: of Kueue's jobs, what it knows of them. `unseen`: the server's
+    words, where events may not be read.
     """
 
     job: Object
@@ -42,6 +44,7 @@ class Facts:
     flags: str = ""
     log: Sequence[tuple[datetime | None, str]] | None = None
     queue: Queue | None = None
+    unseen: str = ""
 
     @property
     def name(self) -> str:
@@ -100,7 +103,7 @@ class Facts:
 def fetch(cluster: Cluster, name: str) -> Facts | None:
     """The job, its pods, and the events about it and some of its pods: not ready, new or missing.
 
-    None if there is no such job. Raises ClusterError.
+    None if there is no such job. Who may not read events gets the rest. Raises ClusterError.
     """
     job = cluster.get(JOB, name)
     if job is None:
@@ -115,8 +118,21 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     ended = holds(job, "Failed") or found.local or "deletionTimestamp" in job["metadata"]
     queued = None if ended else queue.fetch(cluster, job)
     abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
-    events = [event for about in abouts for event in cluster.events(about)]
-    return replace(found, events=events, queue=queued)
+    events, unseen = events_about(cluster, abouts)
+    return replace(found, events=events, queue=queued, unseen=unseen)
+
+
+def events_about(cluster: Cluster, names: Sequence[str]) -> tuple[list[Object], str]:
+    """The events about these objects, and the server's words where they may not be read.
+
+    Raises ClusterError for anything else.
+    """
+    try:
+        return [event for name in names for event in cluster.events(name)], ""
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return [], str(error)
 
 
 def of_job(cluster: Cluster, name: str) -> Facts:

@@ -162,15 +162,16 @@ _BEGINNING = ("ContainerCreating", "PodInitializing")
 
 
 def starting(facts: Facts) -> Iterator[Cause]:
-    """Nothing is wrong: pods are being created or started."""
+    """Nothing is wrong, as far as is seen: pods are being created or started."""
+    unseen = f"; for what is not to be seen: {facts.unseen}" if facts.unseen else ""
     for pod in facts.pods:
         waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
         waiting = waiting or [{"reason": "ContainerCreating"}]  # its kubelet has not said so yet
         node = pod.get("spec", {}).get("nodeName")
         if node and any(w.get("reason") in _BEGINNING for w in waiting):
-            yield cause(facts, "starting", f"on its way on node {node}", pod=pod)
+            yield cause(facts, "starting", f"on its way on node {node}{unseen}", pod=pod)
     if not facts.pods:
-        yield cause(facts, "starting", "its pods have not been created yet")
+        yield cause(facts, "starting", f"its pods have not been created yet{unseen}")
 
 
 # -- states that are their own cause -------------------------------------------------------------

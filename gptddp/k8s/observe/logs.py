@@ -32,7 +32,7 @@ def show(
     """Write what the pods have logged until now, in the order of time.
 
     `tail` is of each pod; `since_s`: lines that are not older. `say` is told of a pod whose log
-    cannot be read.
+    cannot be read. Raises ClusterError for who may not read logs.
     """
 
     def lines(pod: Object) -> Iterator[tuple[datetime, int, str]]:
@@ -46,6 +46,8 @@ def show(
                 at = found or at
                 yield at, index, opening + text
         except ClusterError as error:
+            if error.status == 403:  # it is the same of all of them
+                raise
             say(f"pod {name}: {error}")
 
     for _, _, line in heapq.merge(*map(lines, pods), key=lambda entry: entry[:2]):

@@ -1,0 +1,85 @@
+"""A user who lacks one right of a namespace: the rest is done, and what is not done is said."""
+
+import pytest
+from support.writable_api_server import job, submit
+
+WITHOUT = ("serviceaccount", "networkpolicy", "poddisruptionbudget")
+PLURALS = ("serviceaccounts", "networkpolicies", "poddisruptionbudgets")
+COMPANIONS = dict(zip(PLURALS, WITHOUT, strict=True))
+POD = {
+    "kind": "Pod",
+    "metadata": {
+        "name": "demo-worker-0",
+        "labels": {"training.kubeflow.org/job-name": "demo"},
+    },
+    "spec": {"containers": []},
+    "status": {"phase": "Running"},
+}
+
+
+@pytest.mark.parametrize("plural", COMPANIONS)
+@pytest.mark.parametrize("verb", ["GET", "POST"])
+def test_what_may_not_be_made_beside_a_job_can_be_left_out(api, k8s, verb, plural):
+    """Nothing is created, and the error names the option that does without."""
+    api.forbidden = {f"{verb} {plural}"}
+    result = submit(k8s)
+    option = f"--without {COMPANIONS[plural]}"
+    assert result.exit_code == 1 and option in result.stderr and api.all() == []
+    assert "nothing was created" in result.stderr
+    assert submit(k8s, *option.split()).exit_code == 0
+
+
+@pytest.mark.parametrize("plural", COMPANIONS)
+def test_what_may_not_be_given_to_the_job_is_named_and_the_rest_goes_with_it(api, k8s, plural):
+    """The job runs, as often as it is submitted; a delete takes all, a collector all others."""
+    api.forbidden = {f"PATCH {plural}"}
+    for _ in range(2):
+        result = submit(k8s)
+        (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
+        assert result.exit_code == 0 and "does not go with the job" in warning
+        assert f"kubectl delete {COMPANIONS[plural]}" in warning
+    beside = {key: it for key, it in api.objects.items() if key[1] == "demo"}
+    orphans = [key[0] for key, it in beside.items() if "ownerReferences" not in it["metadata"]]
+    assert sorted(orphans) == sorted([plural, "pytorchjobs"])
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
+def test_a_companion_of_another_content_that_may_not_be_changed_is_an_error(api, k8s):
+    """It would be in force as it is: no warning is enough."""
+    submit(k8s)
+    api.objects["networkpolicies", "demo"]["spec"]["ingress"] = []
+    api.forbidden = {"PATCH networkpolicies"}
+    result = submit(k8s)
+    assert result.exit_code == 1 and "the job exists" in result.stderr
+
+
+def test_a_key_that_may_not_be_listed_goes_with_delete(api, k8s):
+    """A Secret has the job's name: who may read and delete it leaves none behind."""
+    submit(k8s)
+    del api.objects["secrets", "demo"]["metadata"]["ownerReferences"]
+    api.paths["/api/v1/namespaces/default/secrets"] = (403, "U cannot list resource secrets")
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
+def test_who_may_not_read_events_is_told_the_rest(api, k8s):
+    """`status` and `logs` answer, and say what is not to be seen where nothing else is wrong."""
+    submit(k8s)
+    api.forbidden = {"GET events"}
+    result = k8s("status", "demo")
+    assert result.exit_code == 0 and "for what is not to be seen" in result.stdout
+    assert "nothing is wrong" not in result.stdout
+    assert k8s("logs", "demo").exit_code == 0
+
+
+def test_who_may_not_read_logs_gets_one_error(api, k8s):
+    """Exit code 1, and not a line for each of the pods as if they had none."""
+    submit(k8s)
+    owner = {"kind": "PyTorchJob", "uid": job(api)["metadata"]["uid"], "controller": True}
+    for index in range(2):
+        name = f"demo-worker-{index}"
+        api.put({**POD, "metadata": {**POD["metadata"], "name": name, "ownerReferences": [owner]}})
+    path = "/api/v1/namespaces/default/pods/demo-worker-{}/log"
+    for index in range(2):
+        api.paths[path.format(index)] = (403, "U cannot get resource pods/log")
+    result = k8s("logs", "demo")
+    assert result.exit_code == 1 and result.stderr.count("cannot get resource pods/log") == 1
