@@ -32,14 +32,17 @@ def api(tmp_path):
     server.close()
 
 
+CHECKS = (
+    "api", "namespace", "crd", "operator", "rights", "webhook", "pod", "volumes", "quota",
+    "nodes", "image", "network",
+)  # fmt: skip
+
+
 def test_nothing_is_found_where_nothing_is_wrong(api):
     """Exit code 0, a line each, and `all is well` on stderr."""
     code, found = doctor(api)
     assert code == 0 and {it["status"] for it in found.values()} == {"ok"}
-    assert set(found) == {
-        "api", "namespace", "crd", "operator", "rights", "webhook", "pod", "volumes", "quota",
-        "nodes", "image", "network",
-    }  # fmt: skip
+    assert set(found) == {*CHECKS}
     text = api.command_line("doctor", "--replicas", "4")
     assert text.stdout.splitlines()[0] == "ok    api        Kubernetes v1.34.4, namespace default"
     assert text.stderr == "all is well\n"
@@ -51,6 +54,7 @@ GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 AWS = daemon_set("aws-node", "aws-node")
 SHUT = named("deny", spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
 NO_DNS = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}}
+ENDING = {"metadata": {"name": "default", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
 NONE = (404, "the server could not find the requested resource")
 
 
@@ -70,6 +74,7 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         ("/version", {"gitVersion": "v1.24.3"}, [], "api", "warn", "Kubernetes v1.24.3 is old"),
         ("/api/v1/namespaces/default", (404, "not found"), [], "namespace", "fail", "create names"),
         ("/api/v1/namespaces/default", (403, "no"), [], "namespace", "warn", "cannot be seen"),
+        ("/api/v1/namespaces/default", ENDING, [], "namespace", "fail", "is being deleted; name"),
         ("/apis/kubeflow.org/v1", NONE, [], "crd", "fail", "install the Kubeflow training op"),
         ("/apis/kubeflow.org/v1", {"resources": []}, [], "crd", "fail", "knows no PyTorchJobs"),
         (OPERATOR, items(), [], "operator", "warn", "no Deployment has the label"),
@@ -136,6 +141,7 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (NODES, items(node(), node("b", taints=[GPU_TAINT])), []),
         (NODES, items(node(labels={"zone": "a"})), ["--node-selector", "zone=a"]),
         (NODES, items(node(images=[DIGEST])), ["--image", DIGEST]),
+        (NODES, items(node()), ["--image", "r.io/mine:1"]),  # which nodes can pull
         (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
         (POLICIES, items(SHUT), ["--egress", "own"]),
@@ -146,6 +152,7 @@ def test_what_will_do_is_no_complaint(api, path, answer, args):
     api.paths[path] = answer
     code, found = doctor(api, *args)
     assert code == 0 and {it["status"] for it in found.values()} == {"ok"}
+    assert {*CHECKS} <= {*found}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,10 @@ from gptddp.k8s.act import networks
 
 OUT, IN = ["Egress"], ["Ingress"]
 OWN = {"training.kubeflow.org/job-name": "gptddp"}
+ELSEWHERE = {
+    "namespaceSelector": {"matchLabels": {"team": "a"}},
+    "podSelector": {"matchLabels": {}},
+}
 DNS = {"ports": [{"protocol": "UDP", "port": 53}]}
 
 
@@ -53,6 +57,8 @@ def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
         [policy(podSelector={}, policyTypes=OUT, egress=[to({"podSelector": {}})])],
         [policy(podSelector={}, policyTypes=OUT), policy("more", podSelector={}, egress=[{}])],
         [policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=OUT)],
+        [policy(podSelector={"matchExpressions": [{"key": "app"}]}, policyTypes=OUT)],
+        [policy(podSelector={}, policyTypes=OUT, egress=[to(ELSEWHERE)])],
         [policy(podSelector={}, policyTypes=OUT, egress=[to({"ipBlock": {"cidr": "10.0.0.0/8"}})])],
     ],
 )

@@ -165,6 +165,14 @@ def test_a_servers_dry_run_sends_every_object_and_creates_none(api):
     assert sorted(it.split()[1] for it in posts) == sorted(kinds.split())
 
 
+def test_a_dry_run_without_the_right_to_secrets_is_warned(api):
+    """As a submit would be: the job can do without a key."""
+    api.forbidden = {"POST secrets"}
+    done = submit(api.command_line, "--dry-run=server")
+    assert done.exit_code == 0 and "secret/" not in done.stdout
+    assert "warning: the job would run without a key of its rendezvous" in done.stderr
+
+
 def test_what_the_server_refuses_is_said(api):
     """The server's words, and that nothing was created."""
     api.refuse["NetworkPolicy"] = (403, "networkpolicies is forbidden")

@@ -6,13 +6,16 @@ from support.writable_api_server import job, submit
 ASKED = (
     *("--service-account", "trainer", "--env-from-secret", "HF_TOKEN=hf/token"),
     *("--env-from-configmap", "site", "--mount-secret", "certs=/etc/certs"),
-    *("--image-pull-secret", "registry"),
+    *("--image-pull-secret", "registry", "--env-from-secret", "keys"),
+    *("--mount-configmap", "rc=/etc/rc"),
 )
 NAMED = {
     "trainer": "ServiceAccount",
     "hf": "Secret",
     "site": "ConfigMap",
     "certs": "Secret",
+    "keys": "Secret",
+    "rc": "ConfigMap",
     "registry": "Secret",
 }
 
@@ -31,6 +34,8 @@ def put_named(api, but=""):
         ("hf", "`kubectl create secret generic hf --from-literal=token=... -n default`"),
         ("site", "there is no ConfigMap site"),
         ("certs", "there is no Secret certs"),
+        ("keys", "there is no Secret keys"),
+        ("rc", "there is no ConfigMap rc"),
     ],
 )
 def test_what_pods_would_wait_for_is_missed_before_anything_is_created(api, k8s, name, words):

@@ -82,6 +82,16 @@ def test_a_key_that_the_job_may_not_own_is_said_to_be_there(api, k8s):
     assert "kubectl delete secret/demo -n default" in result.stderr
 
 
+def test_a_good_key_of_ours_that_may_not_be_changed_is_used(api, k8s):
+    """As one that an earlier job has left, without the labels of now: no reason to refuse."""
+    submit(k8s)
+    api.remove("PyTorchJob", "demo")
+    del secret(api)["metadata"]["labels"]["app.kubernetes.io/component"]
+    api.forbidden = {"PATCH secrets"}
+    result = submit(k8s)
+    assert result.exit_code == 0 and "warning: the Secret demo has the key" in result.stderr
+
+
 def test_delete_without_the_right_to_its_secret_deletes_all_else(api, k8s):
     """Exit code 0, and 102 the second time: what is left is named each time, with the command."""
     submit(k8s)

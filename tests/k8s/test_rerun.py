@@ -179,3 +179,17 @@ def test_a_job_of_somebody_else_is_left_alone(api):
     done = rerun(api)
     assert done.exit_code == 2 and "kubectl get pytorchjob demo" in done.stderr
     assert api.command_line("rerun", "absent").exit_code == 102
+
+
+def test_own_code_goes_with_the_job(api, tmp_path):
+    """Under the name of another job as `submit --code` would make it, and again with the same."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mine.py").write_text("x = 1\n")
+    code = ["--code", str(tmp_path / "own")]
+    ended(api, "Failed", *code)
+    made = shown(rerun(api, "--name", "next", "--dry-run=client", "-o", "yaml"))
+    command = ["render", "--name", "next", "-n", "default", "--replicas", "4", *code]
+    assert made == shown(CliRunner().invoke(cli, command))
+    (before,) = [it for it in api.all() if it[0] == "ConfigMap"]
+    assert rerun(api).exit_code == 0 and before in api.all()
+    assert submit(api.command_line, *code).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"

@@ -109,6 +109,7 @@ def test_short_jobs_meet_the_restricted_standard():
         (["--source", "/mnt/x"], "PersistentVolumeClaim"),
         (["--source", "v/../x"], "without '..'"),
         (["--source", "v", "--cpu", "many"], "--cpu: 'many'"),
+        (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),
         (["--source", "v", "--image", ""], "--image"),
         (["--source", "v", "--name", "A"], "--name: 'A'"),
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
@@ -165,6 +166,21 @@ def test_a_done_prepare_makes_room_for_another(api, k8s):
     k8s(*PREPARE, "--wait")
     assert k8s(*PREPARE, "--wait", "--", "--seed", "3").exit_code == 0
     assert api.writes == ["create Job", "delete Job", "create Job"]
+
+
+def test_a_job_of_somebody_else_is_left_alone(api, k8s):
+    """A batch Job of that name which is not of gptddp-k8s: refused, with --name."""
+    api.put({"kind": "Job", "metadata": {"name": "prepare"}, "spec": {}})
+    result = k8s(*PREPARE)
+    assert result.exit_code == 2 and "not from gptddp-k8s: use another --name" in result.stderr
+    assert api.writes == []
+
+
+def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
+    """By whoever: exit code 100."""
+    api.created["Job"] = lambda body: api.remove("Job", "prepare")
+    result = k8s(*PREPARE, "--wait")
+    assert result.exit_code == 100 and "prepare was deleted before it ended" in result.stderr
 
 
 def test_a_missing_source_claim_is_named(api, k8s):
@@ -237,6 +253,15 @@ def test_sample_takes_image_and_claims_from_the_job(api, k8s):
     claims = [v["persistentVolumeClaim"]["claimName"] for v in pod_of(made[0])["volumes"][:2]]
     assert claims == ["texts", "runs"]
     assert api.writes == ["create Job", "delete Job"]
+
+
+def test_sample_of_another_kind_of_job_is_refused(api, k8s):
+    """One without the volumes of data and runs has no checkpoint that is known here."""
+    job = render_job({"name": "demo"})
+    pod_spec(job)["volumes"] = []
+    api.put(job)
+    result = k8s("sample", "demo")
+    assert result.exit_code == 2 and "has no volumes data and runs: is it of" in result.stderr
 
 
 def test_sample_runs_on_the_code_of_the_job(api, k8s, tmp_path):

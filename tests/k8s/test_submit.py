@@ -251,6 +251,24 @@ def test_delete_waits_for_the_pods(api, k8s):
     assert api.all() == []
 
 
+def test_delete_names_a_pod_that_should_have_ended(api, k8s):
+    """Its node may be down: how to give it up is said once. Services are waited for too."""
+    submit(k8s)
+    labels = {"training.kubeflow.org/job-name": "demo"}
+    meta = {"labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", **meta}}
+    api.put({**pod, "spec": {"nodeName": "n"}})
+    api.put(
+        {"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": labels}, "spec": {}}
+    )
+    threading.Timer(1.0, api.remove, ("Pod", "demo-worker-0")).start()
+    threading.Timer(1.2, api.remove, ("Service", "demo-worker-1")).start()
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and api.all() == []
+    assert result.stderr.count("demo-worker-0 should have ended by now: the node may be down") == 1
+    assert "waiting for demo-worker-1 to end" in result.stderr
+
+
 def test_delete_leaves_a_job_of_others(api, k8s):
     """kubectl can do that."""
     api.put({"kind": "PyTorchJob", "metadata": {"name": "demo"}, "spec": {}})
@@ -291,6 +309,10 @@ def test_suspend_and_resume(api, k8s):
     assert result.stdout == "pytorchjob.kubeflow.org/demo suspended\n" and "60 s" in result.stderr
     assert job(api)["spec"]["runPolicy"]["suspend"] is True
     assert "suspended already" in k8s("suspend", "demo").stderr
+    assert "`gptddp-k8s resume demo" in submit(k8s).stderr
+    scaled = k8s("scale", "demo", "--replicas", "3")
+    assert "it will have them after `gptddp-k8s resume demo" in scaled.stderr
+    assert k8s("scale", "demo", "--replicas", "4").exit_code == 0
     assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
     assert job(api)["spec"]["runPolicy"]["suspend"] is False
     assert "not suspended" in k8s("resume", "demo").stderr

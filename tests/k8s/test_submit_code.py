@@ -186,3 +186,39 @@ def test_delete_takes_the_code_along(api, k8s, own):
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and "ConfigMap" not in result.stderr
     assert PLURALS["ConfigMap"] == "configmaps"
+
+
+def test_code_that_cannot_be_compared_is_still_other_code(api, k8s, own):
+    """The files are only a help: whose ConfigMaps may not be read, or are gone, by their hash."""
+    submit(k8s, *own(a="x = 1\n"))
+    code = own(a="x = 2\n")
+    api.forbidden = {"GET configmaps"}
+    for _ in range(2):
+        result = submit(k8s, *code)
+        assert result.exit_code == 2 and "code: " in result.stderr, result.stderr
+        assert "code[gptddp/a.py]" not in result.stderr
+        api.forbidden = set()
+        for name in config_maps(api):
+            api.objects["configmaps", name]["binaryData"] = {"code": "eA=="}
+
+
+def test_an_archive_that_is_none_is_refused(api, k8s, own):
+    """Left by a submit that came to no job, and edited since: nothing is created over it."""
+    code = own(a="x = 1\n")
+    api.cut_at = 1
+    assert submit(k8s, *code).exit_code == 1
+    api.cut_at = None
+    ((name, config_map),) = config_maps(api).items()
+    config_map["binaryData"] = dict.fromkeys(config_map["binaryData"], "eA==")
+    result = submit(k8s, *code)
+    assert result.exit_code == 2 and f"kubectl delete configmap {name}" in result.stderr
+    assert [kind for kind, _ in api.all()] == ["ConfigMap"]
+
+
+def test_code_of_earlier_submits_that_may_not_be_deleted_stays(api, k8s, own):
+    """It is in nobody's way: the job is created all the same."""
+    api.cut_at = 1
+    assert submit(k8s, *own(a="x = 1\n")).exit_code == 1
+    api.cut_at, api.forbidden = None, {"DELETE configmaps"}
+    result = submit(k8s, *own(a="x = 2\n"))
+    assert result.exit_code == 0 and len(config_maps(api)) == 2
