@@ -10,6 +10,7 @@ from support.api_server import PLURALS as KINDS
 from support.manifests import pod_spec, worker
 from support.writable_api_server import job, submit
 
+from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import difference, manifest, spec
 
@@ -251,7 +252,7 @@ def test_delete_waits_for_the_pods(api, k8s):
     assert api.all() == []
 
 
-def test_delete_names_a_pod_that_should_have_ended(api, k8s):
+def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
     """Its node may be down: how to give it up is said once. Services are waited for too."""
     submit(k8s)
     labels = {"training.kubeflow.org/job-name": "demo"}
@@ -261,12 +262,12 @@ def test_delete_names_a_pod_that_should_have_ended(api, k8s):
     api.put(
         {"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": labels}, "spec": {}}
     )
-    threading.Timer(1.0, api.remove, ("Pod", "demo-worker-0")).start()
-    threading.Timer(1.2, api.remove, ("Service", "demo-worker-1")).start()
+    ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
+    monkeypatch.setattr(lifecycle.time, "sleep", lambda _: api.remove(*ends.pop(0)))
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and api.all() == []
     assert result.stderr.count("demo-worker-0 should have ended by now: the node may be down") == 1
-    assert "waiting for demo-worker-1 to end" in result.stderr
+    assert "waiting for demo-worker-0, demo-worker-1 to end" in result.stderr
 
 
 def test_delete_leaves_a_job_of_others(api, k8s):

@@ -2,9 +2,10 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
-from support.api_objects import condition, job, pod, terminated, unscheduled
+from support.api_objects import JOB_UID, condition, job, pod, terminated, unscheduled
 from support.api_server import Log
 from support.cause_cases import made_again
 
@@ -153,3 +154,58 @@ def test_time_runs_out_while_the_api_server_is_away(api, cluster):
     api.put(job("Running", replicas=1), pod(0))
     later(api, lambda: setattr(api, "down", True))
     assert wait.until_done(cluster, "demo", note, 0.8) == 124
+
+
+def runs(api, monkeypatch, kind, *log, code=0):
+    """A job that is created runs, and is this far when it was looked at: its pod has this log."""
+
+    def controller(body):
+        body["metadata"]["uid"] = JOB_UID
+        body["status"] = job("Created", "Running")["status"]
+        api.put(pod(0))
+
+    def sleep(seconds, slept=time.sleep):
+        api.objects["pytorchjobs", "demo"]["status"] = job("Created", kind)["status"]
+        if kind != "Running":
+            api.put(pod(0, terminated(code, "gptddp.launch: rank 0: no such data")))
+        slept(seconds)
+
+    api.created["PyTorchJob"] = controller
+    monkeypatch.setattr(wait, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    api.logs["demo-worker-0"] = Log([("2026-11-21T09:00:02.000000Z", line) for line in log])
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [
+        ("Succeeded", 0, "demo: Succeeded"),
+        ("Failed", 100, "rank 0: no such data"),
+        ("Running", 124, "0.5"),
+    ],
+)
+def test_submit_waits_with_the_exit_code_of_the_job(api, k8s, monkeypatch, kind, code, words):
+    """0 and 100 as `wait`, 124 when the time is up; what became of it on stderr."""
+    runs(api, monkeypatch, kind, code=code)
+    done = k8s("submit", "--name", "demo", "--wait", "--timeout", "0.5" if code > 100 else "60")
+    assert done.exit_code == code and words in done.stderr, done.stderr
+    assert done.stdout == "pytorchjob.kubeflow.org/demo created\n"
+
+
+def test_submit_follows_with_the_logs_on_stdout(api, k8s, monkeypatch):
+    """Of all pods, to their last line."""
+    runs(api, monkeypatch, "Succeeded", "step 1/2", "step 2/2")
+    done = k8s("submit", "--name", "demo", "--follow")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == ["[w0] step 1/2", "[w0] step 2/2"], done.stderr
+
+
+def test_who_leaves_a_wait_is_told_that_the_job_goes_on(api, k8s, monkeypatch):
+    """Ctrl-C: 130, with the command that would end the job."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wait, "until_done", interrupted)
+    done = k8s("submit", "--name", "demo", "--wait")
+    assert done.exit_code == 130 and ("pytorchjobs", "demo") in api.objects
+    assert f"the job goes on; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr
