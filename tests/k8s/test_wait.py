@@ -167,7 +167,8 @@ def runs(api, monkeypatch, kind, *log, code=0):
     def sleep(seconds, slept=time.sleep):
         api.objects["pytorchjobs", "demo"]["status"] = job("Created", kind)["status"]
         if kind != "Running":
-            api.put(pod(0, terminated(code, "gptddp.launch: rank 0: no such data")))
+            words = terminated(code, "gptddp.launch: rank 0: no such data")
+            api.put(pod(0, words, phase="Failed" if code else "Succeeded"))
         slept(seconds)
 
     api.created["PyTorchJob"] = controller
