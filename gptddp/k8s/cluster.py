@@ -7,6 +7,7 @@ words, except "not found", which is an answer: None or False.
 import difflib
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -296,5 +297,18 @@ def _reason(answer: Answer, body: bytes) -> str:
         return f"the cluster does not accept who you are ({message or answer.reason}): log in again"
     if status == 403 and " cannot " in message:
         return f"{message}; ask for the right, or use another --context"
+    if "failed calling webhook" in message:
+        return f"{message}; {_who_answers(message)}"
     to = f", to {answer.location}" if answer.location else ""
     return message or f"the API server answered {status} {answer.reason}{to}"
+
+
+def _who_answers(message: str) -> str:
+    """Whose webhook it is that does not answer: the Service in its address says so."""
+    found = re.search(r"https://([^./:]+)\.([^./:]+)\.svc", message)
+    if not found:
+        return "`kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations` has it"
+    service, namespace = found.groups()
+    of = {"training-operator": "the training operator", "kueue-webhook-service": "Kueue"}
+    whose = of.get(service, f"what is behind the Service {service}")
+    return f"is {whose} running? `kubectl get pods -n {namespace}`"

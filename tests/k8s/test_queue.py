@@ -157,6 +157,25 @@ def test_a_webhook_that_is_down_is_blamed_by_its_address(api, k8s, service, name
     assert words in result.stderr and f"`kubectl get pods -n {namespace}`" in result.stderr
 
 
+def test_a_webhook_that_is_down_is_blamed_for_every_command(api, k8s):
+    """Also where a Workload is changed."""
+    put_job(api)
+    message = (
+        'Internal error occurred: failed calling webhook "vworkload.kb.io": failed to call webhook:'
+        ' Post "https://kueue-webhook-service.kueue-system.svc:443/validate?timeout=10s": refused'
+    )
+    api.paths[WORKLOADS] = (500, message)
+    assert "is Kueue running? `kubectl get pods -n kueue-system`" in k8s("suspend", "demo").stderr
+
+
+def test_a_kueue_that_does_not_answer_is_said(api, k8s):
+    """What it has written last on the Workload may be over."""
+    put_job(api)
+    path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/team"
+    api.paths[f"{path}/pendingworkloads"] = (503, "the server is currently unable to handle it")
+    assert "Kueue does not answer" in k8s("status", "demo").stdout
+
+
 # -- status, list and wait -----------------------------------------------------------------------
 
 

@@ -75,6 +75,7 @@ CONFLICT = (
     "Finished", "True", "FailedToStart",
     "invalid admission check PodSetUpdate: conflict for annotations: conflict for key=k",
 )  # fmt: skip
+GOING = {"metadata": {"name": "gpus", "deletionTimestamp": at(3)}}
 ENDING = "Can't admit new workloads; clusterQueue is terminating"
 SPOT = "insufficient quota for cpu in flavor spot, request > maximum capacity (2 > 1)"
 TAINT = "untolerated taint {spot true NoSchedule <nil>} in flavor spot"
@@ -146,6 +147,12 @@ QUEUE_CASES = [
      "takes no jobs: clusterQueue is terminating"),
     ("queue-priority-missing", facts(priority_missing="high"),
      "no WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])"),
+    ("kueue-silent", seen(pending(POD_SET + MORE), silent=True), "no job of a queue starts"),
+    # who may not see the ClusterQueue
+    ("cluster-queue-inactive", facts(pending("ClusterQueue gpus is inactive"),
+                                     local_queue=local_queue()), "ClusterQueue gpus takes no jobs"),
+    ("cluster-queue-inactive", seen(pending("ClusterQueue gpus is inactive"),
+                                    cluster_queue=GOING), "is being deleted, and takes no jobs"),
     ("queue-given-up", facts(workload(*ADMITTED, CONFLICT)),
      "tries no more: invalid admission check PodSetUpdate: conflict for annotations"),
     ("local-queue-missing", Facts(job("Created", suspend=True), [], (), NOW,

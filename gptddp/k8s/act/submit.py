@@ -7,7 +7,6 @@
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
-import re
 import time
 from collections.abc import Sequence
 
@@ -109,22 +108,9 @@ def refuse(cluster: Cluster, job: Object) -> Object:
                 f"{cluster.namespace}` makes it, -n names another",
                 404,
             ) from None
-        if "failed calling webhook" in str(error):
-            raise ClusterError(f"{error}; {_who_answers(str(error))}", error.status) from None
         if error.status != 409:  # another submit of this very moment: `check_same` judges
             raise
     return job
-
-
-def _who_answers(message: str) -> str:
-    """Whose webhook it is that does not answer: the Service in its address says so."""
-    found = re.search(r"https://([^./:]+)\.([^./:]+)\.svc", message)
-    if not found:
-        return "`kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations` has it"
-    service, namespace = found.groups()
-    of = {"training-operator": "the training operator", "kueue-webhook-service": "Kueue"}
-    whose = of.get(service, f"what is behind the Service {service}")
-    return f"is {whose} running? `kubectl get pods -n {namespace}`"
 
 
 def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:

@@ -26,6 +26,7 @@ class Queue:
     local_queue: Object | None = None
     cluster_queue: Object | None = None
     ahead: int | None = None
+    silent: bool = False  # does Kueue not answer?
     priority_missing: str = ""  # a WorkloadPriorityClass that the job names
     unseen: str = ""
 
@@ -122,13 +123,18 @@ def _waiting(cluster: Cluster, name: str, workload: Object) -> dict[str, Any]:
     if of := ((known.get("local_queue") or {}).get("spec") or {}).get("clusterQueue"):
         with contextlib.suppress(ClusterError):
             known["cluster_queue"] = cluster.get("ClusterQueue", of) or {}
-        with contextlib.suppress(ClusterError):  # served by Kueue itself, if it is up
-            own = workload["metadata"]["name"]
-            pending = cluster.get("PendingWorkloads", name, "pendingworkloads") or {}
-            for it in pending.get("items") or []:
-                if it["metadata"]["name"] == own:
-                    known["ahead"] = int(it["positionInClusterQueue"])
+        known |= _place(cluster, name, workload["metadata"]["name"])
     return known
+
+
+def _place(cluster: Cluster, name: str, own: str) -> dict[str, Any]:
+    """A Workload's place, of which Kueue itself is asked: whether it is up, is an answer too."""
+    try:
+        pending = cluster.get("PendingWorkloads", name, "pendingworkloads") or {}
+    except ClusterError as error:
+        return {"silent": error.status == 503}
+    places = {it["metadata"]["name"]: it for it in pending.get("items") or []}
+    return {"ahead": int(places[own]["positionInClusterQueue"])} if own in places else {}
 
 
 def _missing_priority(cluster: Cluster, job: Object) -> str:

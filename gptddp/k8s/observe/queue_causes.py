@@ -42,6 +42,11 @@ _SAID = (
         "the ClusterQueue {of} takes no jobs of this namespace (spec.namespaceSelector)",
     ),
     (
+        r"^ClusterQueue \S+ is (inactive|stopped|terminating)",
+        "cluster-queue-inactive",
+        "the ClusterQueue {of} takes no jobs",
+    ),
+    (
         r"LimitRange constraints",
         "limit-range",
         "a LimitRange of its namespace keeps it from the ClusterQueue {of}",
@@ -81,6 +86,9 @@ def queued(facts: Facts) -> Iterator[Cause]:
     elif queue.admitted:
         yield from _admitted(facts, queue, queue.workload)
     else:
+        if queue.silent:
+            text = "Kueue does not answer: while it is down no job of a queue starts"
+            yield _cause(facts, queue, "kueue-silent", text)
         yield _broken(facts, queue) or _waiting(facts, queue, queue.workload)
 
 
@@ -173,6 +181,11 @@ def _broken(facts: Facts, queue: Queue) -> Cause | None:
     if queue.cluster_queue == {} or active.get("reason") == "ClusterQueueDoesNotExist":
         text = f"there is no ClusterQueue {of}, which the LocalQueue {queue.name} names"
         return _cause(facts, queue, "cluster-queue-missing", f"{text} (spec.clusterQueue)")
+    if "deletionTimestamp" in (queue.cluster_queue or {}).get("metadata", {}):
+        text = (
+            f"the ClusterQueue {of} of the queue {queue.name} is being deleted, and takes no jobs"
+        )
+        return _cause(facts, queue, "cluster-queue-inactive", text)
     seen = condition(queue.cluster_queue or {}, "Active")
     if (seen or active).get("status") == "False":
         said = re.sub(r"^Can't [^:;]*[:;] ", "", str((seen or {}).get("message", ""))).rstrip(".")
