@@ -242,7 +242,9 @@ def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
 
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):
-    """-f of nothing, and trainer settings from two files at once."""
+    """-f of nothing, or of a manifest, and trainer settings from two files at once."""
+    with pytest.raises(ConfigError, match=r"`kubectl create -f` submits it"):
+        spec.load(tmp_path / "job.yaml", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml"):
         spec.load(tmp_path / "none.toml", {}, [])
     with pytest.raises(ConfigError, match="--config and -f"):

@@ -197,6 +197,9 @@ BROKEN_JOBS = [
     ("pod-env", f"{WORKER}.template.spec.containers.0.env.0.value", "x"),
     ("pod-labels", f"{WORKER}.template.metadata.labels.team", "a b"),
     ("pod-choices", f"{WORKER}.template.spec.dnsPolicy", "default"),
+    ("pod-words", f"{WORKER}.template.spec.containers.0.terminationMessagePolicy", "Logs"),
+    ("pod-handlers", f"{WORKER}.template.spec.containers.0.livenessProbe", {}),
+    ("pod-paths", f"{WORKER}.template.spec.containers.0.volumeMounts.0.subPath", "/a"),
     ("shape", f"{WORKER}.replicas", "many"),
     ("shape", WORKER, {}),
 ]

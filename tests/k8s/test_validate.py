@@ -199,7 +199,7 @@ def test_nothing_to_check_is_an_error(tmp_path):
         (["-f", tmp_path / "absent.yaml"], "cannot be read: No such file"),
         (["-f", tmp_path / "deep"], "has no file that ends in .yaml, .yml, .json"),
         (["-f", latin], "byte 3 is not UTF-8: save the file as UTF-8"),
-        (["-f", "-"], "-f -: no PyTorchJob in it"),
+        (["-f", "-"], "-f -: no PyTorchJob in it that stands by itself"),
     ):
         done = validate(*args)
         assert done.exit_code == 2 and words in done.stderr and done.stderr.startswith("error: ")
@@ -217,6 +217,32 @@ def test_a_date_or_an_octal_number_is_no_text():
     """What PyYAML would read otherwise than kubectl."""
     (read,) = documents.parse("{a: 2026-01-01, b: 12:30, c: 1e3, d: 010, e: y}", "x")
     assert read.value == {"a": "2026-01-01", "b": "12:30", "c": 1000.0, "d": 8, "e": True}
+
+
+def test_a_placeholder_is_named_with_what_fills_it_in():
+    """Half of all manifests that are published have some: the fix is not a value of ours."""
+    text = GOOD.replace("replicas: 3", "replicas: $NODES").replace(
+        "image: mnist", "image: '${REPO}/<project>:{{ tag }}'"
+    )
+    said = validate("-f", "-", stdin=text).stdout
+    assert 'replicas: "$NODES", a string, stands where a whole number must be; fill in' in said
+    assert "fill in $NODES first, as with `envsubst` [type]" in said
+    assert "is not an image; fill in ${REPO} first, as with `envsubst` [pod-choices]" in said
+
+
+def test_a_key_with_dots_has_its_own_line_and_one_spelling():
+    """A device's name is a key, for the types and for the rules."""
+    for amount, id in (('"two"', "type"), ("0.5", "type"), ('"0.5"', "pod-resources")):
+        text = GOOD.replace("cpu: 500m", f"\n  a.b/c: {amount}")
+        (line,) = [n for n, it in enumerate(text.splitlines(), 1) if "a.b/c" in it]
+        found = validate("-f", "-", stdin=text).stdout.splitlines()
+        assert any(
+            it.startswith(f"stdin:{line}: ") and ".limits[a.b/c]: " in it and it.endswith(f"[{id}]")
+            for it in found
+        )
+    text = GOOD.replace("cpu: 500m}", "a.b/c: }, requests: {a.b/c: 8}")
+    said = validate("-f", "-", stdin=text).stdout
+    assert "requests[a.b/c]: 8, but there is no limit; set the limit to 8" in said
 
 
 def test_json_is_read_as_kubectl_reads_it():

@@ -4,6 +4,7 @@ A cluster test asks a real server about every one of them.
 """
 
 import copy
+import re
 
 from support.manifests import render_job
 
@@ -76,6 +77,26 @@ ALLOWED = [
     ("status", {"conditions": []}),
 ]  # fmt: skip
 
+FIELDS = [
+    "metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels['a.b/c']",
+    "metadata.annotations['a']", "spec.nodeName", "spec.serviceAccountName", "status.hostIP",
+    "status.hostIPs", "status.podIP", "status.podIPs",
+]  # fmt: skip
+SPREAD = {"maxSkew": 1, "topologyKey": "zone"}
+
+
+def node_affinity(expression):
+    """An affinity with one expression about nodes."""
+    terms = [{"matchExpressions": [{"key": "zone", "values": ["a"], **expression}]}]
+    required = {"nodeSelectorTerms": terms}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def field_ref(path):
+    """A variable with the value of a pod's field."""
+    return {"name": re.sub(r"\W", "_", path), "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
 # What the API takes in a PyTorchJob, and refuses in each of its pods.
 PODS_REFUSED = [
     (
@@ -106,6 +127,21 @@ PODS_REFUSED = [
     (f"{POD}.tolerations.0.effect", "Never", "'Never' is unknown; use NoSchedule or"),
     (f"{POD}.tolerations.0.value", "x", "no meaning with the operator Exists"),
     (f"{CONTAINER}.imagePullPolicy", "always", "use Always or IfNotPresent or Never"),
+    (f"{POD}.affinity", node_affinity({"operator": "in"}), "'in' is unknown; use In or NotIn"),
+    (f"{POD}.topologySpreadConstraints", [{**SPREAD, "whenUnsatisfiable": "Never"}], "use DoNot"),
+    (f"{POD}.volumes.0", {"name": "data", "hostPath": {"path": "/x", "type": "dir"}}, "use Direc"),
+    (f"{POD}.securityContext.seccompProfile.type", "runtime/default", "use RuntimeDefault or"),
+    (f"{POD}.serviceAccountName", "Team_A", "'Team_A' is not the name of an object"),
+    (f"{POD}.tolerations.0", {"key": "a", "tolerationSeconds": 5}, "is for the effect NoExecute"),
+    (f"{CONTAINER}.terminationMessagePolicy", "Logs", "use File or FallbackToLogsOnError"),
+    (f"{CONTAINER}.envFrom", [{"secretRef": {"name": "HF_token"}}], "is not the name of an"),
+    (f"{CONTAINER}.env", [field_ref("metadata.podName")], "use one such as metadata.name"),
+    (f"{CONTAINER}.env", [field_ref("metadata.labels.team")], "use one such as metadata.name"),
+    (f"{CONTAINER}.readinessProbe", {"periodSeconds": 5}, "readinessProbe: does nothing, or sev"),
+    (f"{CONTAINER}.lifecycle", {"preStop": {}}, "use one of exec, httpGet, tcpSocket"),
+    (f"{CONTAINER}.securityContext.privileged", True, "is false, and privileged is true"),
+    (f"{CONTAINER}.volumeMounts.0.subPath", "/a", "leads out of the volume"),
+    (f"{CONTAINER}.volumeMounts.0.subPath", "a/../b", "leads out of the volume"),
 ]
 PODS_ALLOWED = [
     (f"{POD}.volumes.0", {"name": "data"}),
@@ -119,6 +155,15 @@ PODS_ALLOWED = [
     (f"{WORKER}.template.metadata.annotations.x", "any text: at all"),
     (f"{POD}.tolerations", [{"operator": "Exists"}]),
     (f"{POD}.nodeSelector", {"zone": ""}),
+    (f"{POD}.affinity", node_affinity({"operator": "Gt", "values": ["1"]})),
+    (f"{POD}.topologySpreadConstraints", [{**SPREAD, "whenUnsatisfiable": "DoNotSchedule"}]),
+    (f"{POD}.volumes.0", {"name": "data", "hostPath": {"path": "/x", "type": ""}}),
+    (f"{POD}.tolerations", [{"effect": "NoExecute", "operator": "Exists", "tolerationSeconds": 5}]),
+    (f"{CONTAINER}.env", [field_ref(it) for it in FIELDS]),
+    (f"{CONTAINER}.envFrom", [{"secretRef": {"name": "hf.token", "optional": True}}]),
+    (f"{CONTAINER}.lifecycle", {"preStop": {"sleep": {"seconds": 3}}}),
+    (f"{CONTAINER}.readinessProbe", {"tcpSocket": {"port": 80}, "exec": None}),
+    (f"{CONTAINER}.volumeMounts.0.subPath", "a..b/c"),
 ]
 
 

@@ -58,7 +58,8 @@ def validate(
     if not checked:
         named = " ".join(f"-f {path}" for path in paths)
         note(
-            f"error: {named}: no PyTorchJob in it, so nothing was checked; name a file that has one"
+            f"error: {named}: no PyTorchJob in it that stands by itself, so nothing was checked;"
+            " name a file that has one"
         )
     elif count:
         of = f"{bad} of {len(checked)} objects" if len(checked) > 1 else "it"

@@ -10,8 +10,9 @@ from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs, volume_claims
 from gptddp.k8s.render import names
-from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
-from gptddp.k8s.render import template_rules as _registered_too  # noqa: F401
+from gptddp.k8s.render import pod_field_rules as _registered  # noqa: F401
+from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
+from gptddp.k8s.render import template_rules as _registered_last  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
 

@@ -118,6 +118,18 @@ FIXES = {
         "spec.pytorchReplicaSpecs",
         "use one of the words that the message lists; an image's name in lower case",
     ),
+    "pod-words": (
+        "spec.pytorchReplicaSpecs",
+        "use one of the words that the message lists, and names in lower case",
+    ),
+    "pod-handlers": (
+        "spec.pytorchReplicaSpecs",
+        "let a probe or a hook have one of exec, httpGet, tcpSocket and grpc",
+    ),
+    "pod-paths": (
+        "spec.pytorchReplicaSpecs",
+        "write subPath from the root of its volume; tolerationSeconds with NoExecute",
+    ),
     "queue": (
         "metadata.labels, spec.pytorchReplicaSpecs",
         "label the job itself, with the name of a LocalQueue",

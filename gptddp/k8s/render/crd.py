@@ -31,8 +31,9 @@ def check(job: Mapping[str, Any]) -> list[Problem]:
 
 
 def text(path: Sequence[str | int]) -> str:
-    """A path as kubectl writes it: `spec.containers[0].name`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    """A path as kubectl writes it: `spec.containers[0].name`, or `limits[nvidia.com/gpu]`."""
+    plain = (isinstance(part, str) and re.fullmatch(r"[\w-]+|\[\]|\*", part) for part in path)
+    parts = (f".{it}" if ok else f"[{it}]" for it, ok in zip(path, plain, strict=True))
     return "".join(parts).removeprefix(".")
 
 

@@ -30,13 +30,21 @@ class Document:
 
     def line(self, path: str) -> int:
         """The line of a field, such as `spec.containers[0].name`, or of the nearest around it."""
+        return self._find(path)[0]
+
+    def word(self, path: str) -> str:
+        """What stands there as it is written, where it is one value; else nothing."""
+        node = self._find(path)[1]
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+    def _find(self, path: str) -> tuple[int, Any]:
         node, line = self.node, self.first
         for part in re.findall(r"\[[^\]]*\]|[^.\[\]]+", path):
             mark, node = _child(node, part)
             if node is None:
                 break
             line = mark.start_mark.line + 1
-        return line
+        return line, node
 
 
 def files(path: Path, recursive: bool = False) -> list[Path]:
@@ -218,7 +226,7 @@ def _doubles(node: Any, path: tuple[str, ...]) -> Iterator[Problem]:
         seen: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
-            here = (*path, name)
+            here = (*path, name if re.fullmatch(r"[\w-]+", name) else f"[{name}]")
             if name in seen and name != "<<":
                 field = ".".join(here).replace(".[", "[")
                 rule = f"stands in line {seen[name]} and again in line {key.start_mark.line + 1}"

@@ -209,6 +209,11 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
 
 def _job_table(file: Path) -> dict[str, Any]:
     """The `[job]` table with its values' types checked; tables are dicts."""
+    if file.suffix in (".yaml", ".yml", ".json"):
+        raise ConfigError(
+            f"-f {file}: job.toml is read here, and no manifest: `gptddp-k8s validate -f` checks a"
+            " PyTorchJob, and `kubectl create -f` submits it"
+        )
     tables, where = read_toml(file, "job file"), name_of(file)
     for name, table in tables.items():
         if name not in ("job", "train") or not isinstance(table, dict):

@@ -95,7 +95,10 @@ def _pod_resources(job: Object) -> Iterator[Found]:
     for where, spec in _pods(job):
         for path, container in _containers(where, spec):
             resources = container.get("resources") or {}
-            limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+            limits, requests = (
+                {k: v for k, v in (resources.get(part) or {}).items() if v is not None}
+                for part in ("limits", "requests")
+            )
             for part, table in (("limits", limits), ("requests", requests)):
                 for name, amount in table.items():
                     field = f"{path}.resources.{part}[{name}]"

@@ -4,6 +4,7 @@ A PyTorchJob, whoever wrote it, is checked for its structure (`crd`) and by what
 refuse, or let hang (`admission`). Of other kinds nothing is known here: they are left out.
 """
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.documents import Document
 
 KIND, VERSION = "PyTorchJob", "kubeflow.org/v1"
+_PLACEHOLDER = r"\$\{[^}]+\}|\$[A-Za-z_]\w*|\{\{.*?\}\}|<[A-Za-z][\w .-]*>"
 
 
 class Verdict(NamedTuple):
@@ -39,11 +41,23 @@ def judge(document: "Document") -> Verdict:
     if ours:
         found += check(job)
     lines = sorted(
-        ((document.line(problem.field), problem) for problem in dict.fromkeys(found)),
+        (
+            (document.line(problem.field), _of_template(problem, document))
+            for problem in dict.fromkeys(found)
+        ),
         key=lambda it: it[0],
     )
     kind = str(job.get("kind") or "object")
     return Verdict(document.file, document.first, kind, str(name or ""), lines, bool(found) or ours)
+
+
+def _of_template(problem: Problem, document: "Document") -> Problem:
+    """With another fix where a placeholder stands that nobody has filled in."""
+    left = re.search(_PLACEHOLDER, document.word(problem.field))
+    if not left or problem.id == "unknown-field":
+        return problem
+    how = ", as with `envsubst`" if left[0].startswith("$") else ""
+    return problem._replace(fix=f"fill in {left[0]} first{how}")
 
 
 def check(job: dict[str, Any]) -> list[Problem]:
