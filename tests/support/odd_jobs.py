@@ -54,6 +54,7 @@ REFUSED = [
     (f"{CONTAINER}.ports", [{"name": "a", "containerPort": "80"}], "write 80 without quotes"),
     (f"{CONTAINER}.ports", 2 * [{"containerPort": 80}], "has the containerPort 80, protocol TCP"),
     (f"{CONTAINER}.resources.limits.cpu", 0.5, 'put it into quotes: "0.5"'),
+    (f"{CONTAINER}.resources.limits.cpu", 2**64, 'put it into quotes: "18446744073709551616"'),
     (f"{CONTAINER}.resources.limits.cpu", "2 cores", "is no quantity; use one such as 500m"),
     (f"{CONTAINER}.resources.limits.memory", "4GB", "is no quantity"),
     (f"{CONTAINER}.resources.limit", {}, "did you mean 'limits'?"),

@@ -138,7 +138,7 @@ def _scalar(type: str, value: Any) -> tuple[str, str] | None:
         if type == "quantity" and not (quantity.parse(value) or re.fullmatch(_QUANTITY, value)):
             return f"{_shown(value)} is no quantity", "use one such as 500m, 2 or 4Gi"
         return None
-    if whole:
+    if whole and abs(value) < _BOUNDS["int64"]:
         return None
     return _wanted(value, "a whole number or a string", _quote(value) if number else "")
 
