@@ -194,31 +194,13 @@ def main(args: Sequence[str] | None = None) -> int:
             reason = str(error).splitlines()[0]
             log.warning("[rank %s] %s%s", environment.ranks().rank, what, reason)
             return stop.exit_code if stop.asked else LifeLost.exit_code
-        if final := count_early_failure(error):
+        if final := crash_loop.early(error):
             report(final)
             return final.exit_code
         raise
     finally:
         stop.close()
     return 0
-
-
-def count_early_failure(error: Exception) -> GptddpError | None:
-    """Count an error of the trainer's own that came before the life; the final one in the third.
-
-    It is counted in the pod, as there may be no run directory yet. Under plain torchrun nobody
-    counts: None.
-    """
-    if (verdict := environment.verdict()) is None:
-        return None
-    return crash_loop.final(
-        error,
-        verdict.parent,
-        step=0,
-        generation=environment.restarts(),
-        rank=environment.ranks().rank,
-        pod=environment.pod(),
-    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptddp.distributed import environment
 from gptddp.errors import CrashLoopError, visible
 from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import FAULTS
@@ -60,6 +61,24 @@ def final(
     return CrashLoopError(
         f"{what} failed in {lives} lives by an error of the trainer's own, the last time on "
         + (first(folder, generation) or _describe(mine))
+    )
+
+
+def early(error: Exception) -> CrashLoopError | None:
+    """Count an error of the trainer's own that came before the life; the final one in the third.
+
+    It is counted in the pod, as there may be no run directory yet. Under plain torchrun nobody
+    counts: None.
+    """
+    if (verdict := environment.verdict()) is None:
+        return None
+    return final(
+        error,
+        verdict.parent,
+        step=0,
+        generation=environment.restarts(),
+        rank=environment.ranks().rank,
+        pod=environment.pod(),
     )
 
 
