@@ -157,3 +157,40 @@ def test_a_job_that_another_submit_has_created_a_moment_ago_is_the_same(api):
     result = submit(api.command_line)
     assert "POST pytorchjobs" in api.requests
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
+
+
+def named(api, k8s):
+    """What a job names."""
+    for kind, name in (("Secret", "hf"), ("ConfigMap", "site"), ("ServiceAccount", "me")):
+        api.put({"kind": kind, "metadata": {"name": name}, "data": {"token": "eA=="}})
+
+
+NAMES = ["--env-from-secret", "HF=hf/token", "--env-from-configmap", "site"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "args"),
+    [
+        (named, ["submit", "--name", "demo", "--service-account", "me", *NAMES]),
+        (submitted, ["submit", "--name", "demo", "--replicas", "4", "--without", "networkpolicy"]),
+        (submitted, ["delete", "demo"]),
+        (submitted, ["diff", "--name", "demo", "--replicas", "4"]),
+    ],
+)
+def test_a_server_that_is_broken_is_not_one_that_hides_something(api, prepare, args, tmp_path):
+    """What may not be seen can be done without; a request that fails is an error, whichever it
+    is. Only whether the pods would be refused now need not be known."""
+    if prepare is named:
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own/mine.py").write_text("x = 1\n")
+        args = [*args, "--code", str(tmp_path / "own")]
+    prepare(api, api.command_line)
+    begin, api.requests = copy.deepcopy(api.objects), []
+    api.command_line(*args)
+    for number, request in enumerate(list(api.requests)):
+        api.objects, api.fault, api.requests = copy.deepcopy(begin), (number, 500), []
+        done = api.command_line(*args)
+        if request == "POST pods":
+            assert done.exit_code == 0 and "is not known: it is broken" in done.stderr
+        else:
+            assert done.exit_code == (2 if args[0] == "diff" else 1), (request, done.stderr)
