@@ -51,6 +51,13 @@ def test_a_log_comes_in_lines(log, cluster):
     assert list(cluster.log("demo-worker-0")) == [f"{t} {text}" for t, text in lines]
 
 
+def test_a_last_line_that_has_no_end_yet_comes_too(log, cluster):
+    """As of a container that ends in the middle of one."""
+    log.lines = [line(1, "one"), line(2, "two")]
+    log.end_after = [len(log.text()) - 1]
+    assert list(cluster.log("demo-worker-0")) == [" ".join(it) for it in log.lines]
+
+
 def test_a_broken_log_is_an_error_after_whole_lines(log, cluster):
     """No torn line is given when the connection breaks inside one."""
     log.lines = [line(1, "one"), line(2, "two")]

@@ -141,6 +141,7 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (NODES, items(node(), node("b", taints=[GPU_TAINT])), []),
         (NODES, items(node(labels={"zone": "a"})), ["--node-selector", "zone=a"]),
         (NODES, items(node(images=[DIGEST])), ["--image", DIGEST]),
+        (NODES, items(*(node(cpu="2") for _ in range(4))), ["--cpu", "2"]),  # just enough
         (NODES, items(node()), ["--image", "r.io/mine:1"]),  # which nodes can pull
         (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),

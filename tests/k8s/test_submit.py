@@ -173,6 +173,7 @@ def test_what_is_somebody_elses_is_left_alone(api, k8s, kind):
     api.put(copy.deepcopy(theirs))
     result = submit(k8s)
     assert result.exit_code == 2 and "use another --name" in result.stderr
+    assert "exists, and not from gptddp-k8s" in result.stderr
     assert api.objects[KINDS[kind], "demo"]["spec"] == {"a": 1}
     assert f"create {kind}" not in api.writes and "create PyTorchJob" not in api.writes
 
@@ -340,3 +341,5 @@ def test_differences_skip_what_a_server_adds():
     assert difference.differences(live, wanted) == []
     live["spec"]["runPolicy"]["suspend"] = True
     assert difference.differences(live, wanted) == ["spec.runPolicy.suspend: True -> (none)"]
+    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][1:]
+    assert "exec.command[1]: (none) -> -c" in difference.differences(live, wanted)[0]

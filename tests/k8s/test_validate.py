@@ -176,6 +176,8 @@ def test_json_has_every_object_and_its_problems():
         ("kind: PyTorchJob\napiVersion: kubeflow.org/v1", "metadata: is missing"),
         (GOOD.replace("generateName", "namespace"), "metadata.name: is missing"),
         (GOOD.replace("replicas: 3", "replicas: 3\n      replicas: 4"), "17 and again in line 18"),
+        (GOOD.replace("image: mnist", "image: mnist\n              image: other"),
+         "containers[0].image: stands in line 13 and again in line 14"),
         (GOOD + "spec: {}\n", "stdin:18: spec: stands in line 4 and again in line 18"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("a: !!int x", "could not convert"),

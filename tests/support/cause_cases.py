@@ -122,6 +122,13 @@ def init():
     return Facts(job("Created", replicas=1), [made], (), NOW)
 
 
+def init_without_image():
+    facts = init()
+    waits = waiting("ErrImagePull", "manifest not found")
+    facts.pods[0]["status"]["initContainerStatuses"][0] |= {"state": waits, "image": "alpine:3.10"}
+    return facts
+
+
 def init_failed():
     facts = init()
     facts.pods[0]["status"]["initContainerStatuses"][0]["state"] = terminated(3, "no such host")
@@ -246,6 +253,7 @@ CASES = [
     ),
     ("image", held("ErrImagePull", "manifest not found"),
      "cannot get the image gptddp:0.1.0: ErrImagePull: manifest"),
+    ("image", init_without_image(), "cannot get the image alpine:3.10: ErrImagePull: manifest"),
     ("pulling", held(HELD, "", ("Scheduled", "to node"), PULL),
      "pulling the image team/big:1 for 55 s"),
     ("secret-missing", held("CreateContainerConfigError", 'secret "hub" not found'),
