@@ -6,174 +6,24 @@ import pytest
 from support import queue_cases
 from support.api_objects import JOB_UID, at
 from support.manifests import worker
-from support.queue_cases import QUEUE, cluster_queue, local_queue, workload
-from support.writable_api_server import WriteAPI, job, put_claims, submit
+from support.queue_cases import QUEUE, workload
+from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, put_place, queue_server
+from support.writable_api_server import job, submit
 
 from gptddp.k8s.cluster import connect
 from gptddp.k8s.observe import wait
 
-WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
-NO_RIGHT = 'workloads.kueue.x-k8s.io is forbidden: User "u" cannot list resource "workloads"'
-WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
-
 
 @pytest.fixture
 def api(tmp_path):
-    """A server with Kueue's kinds and the queue `team`, whose dry run suspends jobs of queues."""
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    server.put(local_queue(), {"kind": "ClusterQueue", **cluster_queue()})
-    server.kueue = True
-    server.webhook = lambda body: held(server, body)
+    server = queue_server(tmp_path)
     yield server
     server.close()
-
-
-def held(server, body):
-    """What Kueue's webhook does to a job that is created; it refuses nothing."""
-    of_queue = QUEUE in (body["metadata"].get("labels") or {})
-    if body["kind"] == "PyTorchJob" and server.kueue and of_queue:
-        body["spec"]["runPolicy"]["suspend"] = True
 
 
 @pytest.fixture
 def k8s(api):
     return api.command_line
-
-
-def put_job(api, made=None, *, suspend=True):
-    """The job `demo` of the queue `team`, with a Workload."""
-    found = queue_cases.queued_job(suspend=suspend)
-    found["metadata"]["labels"]["app.kubernetes.io/name"] = "gptddp"
-    worker(found)["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 60}}
-    api.put(found, made or workload(WAITS))
-    return found
-
-
-def put_place(api, before):
-    """So many jobs are before it."""
-    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": before}
-    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
-    api.objects["team", "pendingworkloads"] = summary
-
-
-def live(api):
-    return api.objects["workloads", "pytorchjob-demo-1a2b3"]
-
-
-# -- submit --------------------------------------------------------------------------------------
-
-
-def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
-    """Its label is there, and Kueue's webhook has suspended it."""
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 0, result.output
-    assert job(api)["metadata"]["labels"][QUEUE] == "team"
-    assert job(api)["spec"]["runPolicy"]["suspend"] is True
-    again = submit(k8s, "--queue", "team")
-    assert again.exit_code == 0 and "is Queued" in again.stderr
-    assert "resume" not in again.stderr and "gptddp-k8s status demo" in again.stderr
-
-
-def test_a_queue_that_does_not_exist_is_refused_with_those_that_do(api, k8s):
-    """Kueue would let the job wait for ever."""
-    result = submit(k8s, "--queue", "tema")
-    assert result.exit_code == 2 and api.writes == []
-    assert "no LocalQueue tema (--queue)" in result.stderr and "there are team" in result.stderr
-
-
-def test_a_priority_that_does_not_exist_is_refused(api, k8s):
-    """Kueue would make no Workload, and say so nowhere but in its log."""
-    result = submit(k8s, "--queue", "team", "--priority", "high")
-    assert result.exit_code == 2 and api.writes == []
-    assert "no WorkloadPriorityClass high (--priority)" in result.stderr
-    api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})
-    assert submit(k8s, "--queue", "team", "--priority", "high").exit_code == 0
-
-
-def test_a_kueue_that_does_not_hold_pytorchjobs_is_told_before_the_job_runs(api, k8s):
-    """Its integration is off, and the job would start at once, outside of any quota."""
-    api.kueue = False
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 2 and api.writes == []
-    assert "would start at once" in result.stderr
-    assert "kubeflow.org/pytorchjob" in result.stderr and "integrations" in result.stderr
-
-
-def test_a_cluster_without_kueue_is_told_before_the_job_runs(api, k8s):
-    """The API of queues is not there."""
-    api.unserved = ("kueue.x-k8s.io/",)
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 2 and "the cluster has no Kueue" in result.stderr
-    assert api.writes == []
-
-
-@pytest.mark.parametrize("missing", ["v1beta1", "v1beta2"])
-def test_either_version_of_kueues_api_will_do(api, k8s, missing):
-    """Kueue 0.14 serves the older one alone, 0.20 the newer one."""
-    api.unserved = (f"kueue.x-k8s.io/{missing}/",)
-    assert "no LocalQueue tema" in submit(k8s, "--queue", "tema").stderr
-    assert submit(k8s, "--queue", "team").exit_code == 0
-    put_job(api)
-    put_place(api, 3)
-    assert "with 3 jobs before it: insufficient" in k8s("status", "demo").stdout
-    assert k8s("suspend", "demo").exit_code == 0 and live(api)["spec"]["active"] is False
-
-
-def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
-    """No right to read queues is no reason to refuse; a stopped one is a warning."""
-    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/hidden"
-    api.paths[path] = (403, 'localqueues is forbidden: User "u" cannot get it')
-    assert submit(k8s, "--queue", "hidden").exit_code == 0
-    del api.objects["pytorchjobs", "demo"]
-    api.put(local_queue("Hold"))
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 0
-    assert "warning: the queue team is stopped (spec.stopPolicy: Hold)" in result.stderr
-    del api.objects["pytorchjobs", "demo"]
-    api.put(local_queue(active="False", reason="ClusterQueueIsInactive"))
-    assert (
-        "ClusterQueue gpus of the queue team takes no jobs" in submit(k8s, "--queue", "team").stderr
-    )
-
-
-@pytest.mark.parametrize(
-    ("service", "namespace", "words"),
-    [
-        ("kueue-webhook-service", "kueue-system", "is Kueue running?"),
-        ("training-operator", "kubeflow", "is the training operator running?"),
-        ("gatekeeper", "policies", "is what is behind the Service gatekeeper running?"),
-    ],
-)
-def test_a_webhook_that_is_down_is_blamed_by_its_address(api, k8s, service, namespace, words):
-    """Not the training operator for Kueue's."""
-    message = (
-        'Internal error occurred: failed calling webhook "mpytorchjob.kb.io": failed to call '
-        f'webhook: Post "https://{service}.{namespace}.svc:443/mutate?timeout=10s": refused'
-    )
-    api.refuse["PyTorchJob"] = (500, message)
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 1 and api.writes == []
-    assert words in result.stderr and f"`kubectl get pods -n {namespace}`" in result.stderr
-
-
-def test_a_webhook_that_is_down_is_blamed_for_every_command(api, k8s):
-    """Also where a Workload is changed."""
-    put_job(api)
-    message = (
-        'Internal error occurred: failed calling webhook "vworkload.kb.io": failed to call webhook:'
-        ' Post "https://kueue-webhook-service.kueue-system.svc:443/validate?timeout=10s": refused'
-    )
-    api.paths[WORKLOADS] = (500, message)
-    assert "is Kueue running? `kubectl get pods -n kueue-system`" in k8s("suspend", "demo").stderr
-
-
-def test_a_kueue_that_does_not_answer_is_said(api, k8s):
-    """What it has written last on the Workload may be over."""
-    put_job(api)
-    path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/team"
-    api.paths[f"{path}/pendingworkloads"] = (503, "the server is currently unable to handle it")
-    assert "Kueue does not answer" in k8s("status", "demo").stdout
 
 
 # -- status, list and wait -----------------------------------------------------------------------
@@ -188,6 +38,14 @@ def test_status_says_what_a_job_waits_for_and_who_is_before_it(api, k8s):
     assert "it waits in the queue team with 3 jobs before it: insufficient" in result.stdout
     assert "next: gptddp-k8s wait demo" in result.stderr
     assert "Queued" in k8s("list").stdout
+
+
+def test_a_kueue_that_does_not_answer_is_said(api, k8s):
+    """What it has written last on the Workload may be over; or it has only just come back."""
+    put_job(api)
+    path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/team"
+    api.paths[f"{path}/pendingworkloads"] = (503, "the server is currently unable to handle it")
+    assert "waits in the queue team (Kueue does not say" in k8s("status", "demo").stdout
 
 
 def test_a_job_that_was_taken_out_of_its_queue_is_suspended(api, k8s):
@@ -216,6 +74,8 @@ def test_a_job_without_a_queue_that_kueue_has_taken_is_queued(api, k8s):
     del live(api)["spec"]["queueName"]
     assert "Queued" in k8s("status", "demo").stdout and "Queued" in k8s("list").stdout
     assert "it names no queue" in k8s("status", "demo").stdout
+    refused = k8s("resume", "demo").stderr
+    assert "kubectl label pytorchjob demo kueue.x-k8s.io/queue-name=NAME -n default" in refused
     del api.objects["workloads", "pytorchjob-demo-1a2b3"]
     assert "Suspended" in k8s("status", "demo").stdout and "Suspended" in k8s("list").stdout
 
@@ -362,31 +222,3 @@ def test_what_kueue_adds_to_an_admitted_job_is_no_difference(api, k8s):
     result = k8s("diff", *job_flags, "--grace-s", "90")
     assert result.exit_code == 1 and "kueue" not in result.stdout
     assert "terminationGracePeriodSeconds: 60 -> 90" in result.stdout
-
-
-# -- rerun ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_a_rerun_has_nothing_of_kueues(api, k8s, seen):
-    """What it has put into the template when it admitted the job, it cannot put in again."""
-    wish = ("--topology", "required=rack", "--toleration", "own")
-    submit(k8s, "--queue", "team", *wish)
-    template = worker(job(api))["template"]
-    before = copy.deepcopy(template)
-    template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "worker"
-    template["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = "pytorchjob-demo-1a2b3"
-    template["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
-    job(api)["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
-    if seen:
-        template["spec"]["nodeSelector"] = {"pool": "h100"}
-        template["spec"]["tolerations"] += [{"key": "gpu", "operator": "Exists"}]
-        made = workload(*queue_cases.ADMITTED)
-        made["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] = job(api)["metadata"]["uid"]
-        made["spec"]["podSets"] = [{"name": "worker", "template": before}]
-        api.put(made)
-    else:
-        api.paths[WORKLOADS] = (403, NO_RIGHT)
-    result = k8s("rerun", "demo")
-    assert result.exit_code == 0, result.stderr
-    assert worker(job(api))["template"] == before

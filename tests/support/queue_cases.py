@@ -90,6 +90,7 @@ QUEUE_CASES = [
     ("queued", seen(pending(POD_SET + MORE), ahead=1), "with 1 job before it"),
     ("queued", seen(pending(POD_SET + MORE), ahead=0), "team and is the next"),
     ("queued", facts(workload()), "it waits in the queue team"),
+    ("queued", seen(pending(POD_SET + MORE), silent=True), f"is it running?): {MORE}"),
     # of two flavors one would do, and is full
     ("queued", seen(pending(f"{POD_SET}{SPOT}, {MORE}")), f"queue team: {SPOT}, {MORE}"),
     ("queued", seen(pending(f"{POD_SET}{MORE}, {TAINT}")), f"queue team: {MORE}, {TAINT}"),
@@ -147,7 +148,6 @@ QUEUE_CASES = [
      "takes no jobs: clusterQueue is terminating"),
     ("queue-priority-missing", facts(priority_missing="high"),
      "no WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])"),
-    ("kueue-silent", seen(pending(POD_SET + MORE), silent=True), "no job of a queue starts"),
     # who may not see the ClusterQueue
     ("cluster-queue-inactive", facts(pending("ClusterQueue gpus is inactive"),
                                      local_queue=local_queue()), "ClusterQueue gpus takes no jobs"),

@@ -12,6 +12,7 @@ from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import (
+    QUEUE,
     Object,
     argument,
     claim_at,
@@ -282,6 +283,11 @@ def _set_held(cluster: Cluster, job: Object, queue: Queue, wanted: bool, say: Sa
             raise ConfigError(
                 f"Kueue could not start the job {name}, and tries no more: {queue.given_up};"
                 f" `gptddp-k8s delete {name}{at}` it, and submit it anew: its run goes on"
+            )
+        if not wanted and not runs and not queue.name:
+            raise ConfigError(
+                f"the job {name} names no queue, and Kueue starts no job without one here; `kubectl"
+                f" label pytorchjob {name} {QUEUE}=NAME -n {cluster.namespace}` puts it into one"
             )
         if not wanted and not runs:
             raise ConfigError(

@@ -322,10 +322,6 @@ _QUEUES = {
         "gptddp-k8s resume $job",
         mends=True,
     ),
-    "kueue-silent": Known(
-        "Kueue does not answer, and starts no job meanwhile",
-        "kubectl get pods -A -l app.kubernetes.io/name=kueue",
-    ),
     "queue-given-up": Known(
         "Kueue cannot set labels, annotations or nodes of the pods, as the job has others there",
         "kubectl get pytorchjob $job -o 'jsonpath={..template.metadata} {..nodeSelector}'",

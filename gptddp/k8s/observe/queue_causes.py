@@ -86,9 +86,6 @@ def queued(facts: Facts) -> Iterator[Cause]:
     elif queue.admitted:
         yield from _admitted(facts, queue, queue.workload)
     else:
-        if queue.silent:
-            text = "Kueue does not answer: while it is down no job of a queue starts"
-            yield _cause(facts, queue, "kueue-silent", text)
         yield _broken(facts, queue) or _waiting(facts, queue, queue.workload)
 
 
@@ -227,8 +224,8 @@ def _only_full(said: str) -> bool:
 
 
 def _place(queue: Queue) -> str:
-    if queue.ahead is None:
-        return ""
+    if queue.ahead is None:  # silent for half a minute after it has come back, too
+        return " (Kueue does not say at which place: is it running?)" if queue.silent else ""
     jobs = "job" if queue.ahead == 1 else "jobs"
     return f" with {queue.ahead} {jobs} before it" if queue.ahead else " and is the next"
 

@@ -1,0 +1,47 @@
+"""A small API server with Kueue's kinds, and the job `demo` in its queue `team`."""
+
+from support import queue_cases
+from support.manifests import worker
+from support.queue_cases import QUEUE, cluster_queue, local_queue, workload
+from support.writable_api_server import WriteAPI, put_claims
+
+WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
+NO_RIGHT = 'workloads.kueue.x-k8s.io is forbidden: User "u" cannot list resource "workloads"'
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+
+
+def queue_server(folder):
+    """A server with the queue `team`, whose dry run suspends jobs of queues."""
+    server = WriteAPI(folder)
+    put_claims(server)
+    server.put(local_queue(), {"kind": "ClusterQueue", **cluster_queue()})
+    server.kueue = True
+    server.webhook = lambda body: held(server, body)
+    return server
+
+
+def held(server, body):
+    """What Kueue's webhook does to a job that is created; it refuses nothing."""
+    of_queue = QUEUE in (body["metadata"].get("labels") or {})
+    if body["kind"] == "PyTorchJob" and server.kueue and of_queue:
+        body["spec"]["runPolicy"]["suspend"] = True
+
+
+def put_job(api, made=None, *, suspend=True):
+    """The job `demo` of the queue `team`, with a Workload."""
+    found = queue_cases.queued_job(suspend=suspend)
+    found["metadata"]["labels"]["app.kubernetes.io/name"] = "gptddp"
+    worker(found)["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 60}}
+    api.put(found, made or workload(WAITS))
+    return found
+
+
+def put_place(api, before):
+    """So many jobs are before it."""
+    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": before}
+    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
+    api.objects["team", "pendingworkloads"] = summary
+
+
+def live(api):
+    return api.objects["workloads", "pytorchjob-demo-1a2b3"]
