@@ -3,6 +3,8 @@
 import copy
 import json
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -264,7 +266,8 @@ def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
         {"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": labels}, "spec": {}}
     )
     ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
-    monkeypatch.setattr(lifecycle.time, "sleep", lambda _: api.remove(*ends.pop(0)))
+    its_time = SimpleNamespace(**{**vars(time), "sleep": lambda _: api.remove(*ends.pop(0))})
+    monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep as well
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and api.all() == []
     assert result.stderr.count("demo-worker-0 should have ended by now: the node may be down") == 1
