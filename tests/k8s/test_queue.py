@@ -40,12 +40,12 @@ def test_status_says_what_a_job_waits_for_and_who_is_before_it(api, k8s):
     assert "Queued" in k8s("list").stdout
 
 
-def test_a_kueue_that_does_not_answer_is_said(api, k8s):
-    """What it has written last on the Workload may be over; or it has only just come back."""
+def test_a_place_that_kueue_does_not_tell_is_left_out(api, k8s):
+    """Its aggregated API may fail for long while it works: that is no sign of anything."""
     put_job(api)
     path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/team"
     api.paths[f"{path}/pendingworkloads"] = (503, "the server is currently unable to handle it")
-    assert "waits in the queue team (Kueue does not say" in k8s("status", "demo").stdout
+    assert "it waits in the queue team: insufficient" in k8s("status", "demo").stdout
 
 
 def test_a_job_that_was_taken_out_of_its_queue_is_suspended(api, k8s):

@@ -90,7 +90,6 @@ QUEUE_CASES = [
     ("queued", seen(pending(POD_SET + MORE), ahead=1), "with 1 job before it"),
     ("queued", seen(pending(POD_SET + MORE), ahead=0), "team and is the next"),
     ("queued", facts(workload()), "it waits in the queue team"),
-    ("queued", seen(pending(POD_SET + MORE), silent=True), f"is it running?): {MORE}"),
     # of two flavors one would do, and is full
     ("queued", seen(pending(f"{POD_SET}{SPOT}, {MORE}")), f"queue team: {SPOT}, {MORE}"),
     ("queued", seen(pending(f"{POD_SET}{MORE}, {TAINT}")), f"queue team: {MORE}, {TAINT}"),

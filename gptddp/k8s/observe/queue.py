@@ -26,7 +26,6 @@ class Queue:
     local_queue: Object | None = None
     cluster_queue: Object | None = None
     ahead: int | None = None
-    silent: bool = False  # does Kueue not answer?
     priority_missing: str = ""  # a WorkloadPriorityClass that the job names
     unseen: str = ""
 
@@ -128,11 +127,11 @@ def _waiting(cluster: Cluster, name: str, workload: Object) -> dict[str, Any]:
 
 
 def _place(cluster: Cluster, name: str, own: str) -> dict[str, Any]:
-    """A Workload's place, of which Kueue itself is asked: whether it is up, is an answer too."""
+    """A Workload's place, of which Kueue itself is asked; its answer may fail while it works."""
     try:
         pending = cluster.get("PendingWorkloads", name, "pendingworkloads") or {}
-    except ClusterError as error:
-        return {"silent": error.status == 503}
+    except ClusterError:
+        return {}
     places = {it["metadata"]["name"]: it for it in pending.get("items") or []}
     return {"ahead": int(places[own]["positionInClusterQueue"])} if own in places else {}
 

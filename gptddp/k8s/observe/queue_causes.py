@@ -224,8 +224,8 @@ def _only_full(said: str) -> bool:
 
 
 def _place(queue: Queue) -> str:
-    if queue.ahead is None:  # silent for half a minute after it has come back, too
-        return " (Kueue does not say at which place: is it running?)" if queue.silent else ""
+    if queue.ahead is None:
+        return ""
     jobs = "job" if queue.ahead == 1 else "jobs"
     return f" with {queue.ahead} {jobs} before it" if queue.ahead else " and is the next"
 

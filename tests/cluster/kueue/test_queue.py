@@ -2,12 +2,14 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from support.toy import SMALL
 
 HERE = Path(__file__).parent
 SYSTEM = "kueue-system"
@@ -65,8 +67,6 @@ def test_jobs_take_turns(team):
 
 def _same(name):
     """The options of a job as `submit` has them."""
-    from support.toy import SMALL
-
     job = ("--name", name, "--replicas", "2", "--cpu", "500m", "--memory", "2Gi", "--queue", "team")
     return [*job, "--data", "data/corpus", "--", *SMALL, "--steps", "1000000"]
 
@@ -127,6 +127,17 @@ def test_a_preempted_job_waits_for_its_turn_again(team):
     team.says("high", "Running")
     team.cli("delete", "high")
     team.says("one", "Running")
+
+
+def test_a_job_that_has_failed_starts_when_it_is_run_again(team):
+    """Kueue can put into its template what it has put into that of the one before."""
+    data = team.namespace.shared / "data"
+    job = ("--name", "one", "--replicas", "1", "--cpu", "500m", "--memory", "2Gi")
+    team.cli("submit", *job, "--queue", "team", "--data", "data/late", "--", *SMALL)
+    team.says("one", "Failed", "no dataset")
+    shutil.copytree(data / "corpus", data / "late")
+    team.cli("rerun", "one", "--", "--steps", "1000000")
+    team.says("one", "Running", "1 of 1 ready")
 
 
 def test_a_priority_that_went_missing_is_said(team):
