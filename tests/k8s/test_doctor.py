@@ -75,6 +75,8 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         ("/api/v1/namespaces/default", (404, "not found"), [], "namespace", "fail", "create names"),
         ("/api/v1/namespaces/default", (403, "no"), [], "namespace", "warn", "cannot be seen"),
         ("/api/v1/namespaces/default", ENDING, [], "namespace", "fail", "is being deleted; name"),
+        ("/api/v1/namespaces/default", (403, "U cannot get resource"), [], "namespace", "warn",
+         "cannot be seen"),
         ("/apis/kubeflow.org/v1", NONE, [], "crd", "fail", "install the Kubeflow training op"),
         ("/apis/kubeflow.org/v1", {"resources": []}, [], "crd", "fail", "knows no PyTorchJobs"),
         (OPERATOR, items(), [], "operator", "warn", "no Deployment has the label"),
@@ -99,7 +101,12 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         (QUOTAS, items(quota({"requests.cpu": "5"}, {"requests.cpu": "2"})), [], "quota", "fail",
          "requests.cpu: 2 of 5 used, the job needs 4 (q)"),
         (QUOTAS, items(quota({"pods": "3"}, {})), [], "quota", "fail", "pods: 0 of 3 used"),
-        (QUOTAS, items(quota({"limits.memory": "1Gi"}, {})), [], "quota", "fail", "limits.memory"),
+        (QUOTAS, items(quota({"limits.memory": "1Gi"}, {})), ["--memory", "4Gi"], "quota", "fail",
+         "limits.memory: 0 of 1Gi used, the job needs 16Gi"),
+        (QUOTAS, items(quota({"count/networkpolicies.networking.k8s.io": "0"}, {})), [], "quota",
+         "fail", "--without networkpolicy"),
+        (QUOTAS, items(quota({"secrets": "1"}, {"secrets": "1"})), [], "quota", "warn",
+         "runs without a key"),
         (SET, items(daemon_set("kube-flannel-ds")), [], "network", "warn", "reaches the job's p"),
         (SET, items(AWS), [], "network", "warn", "no network plug-in is known here"),
         (POLICIES, items(SHUT), [], "network", "fail", "add --egress own"),
@@ -144,6 +151,8 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (NODES, items(*(node(cpu="2") for _ in range(4))), ["--cpu", "2"]),  # just enough
         (NODES, items(node()), ["--image", "r.io/mine:1"]),  # which nodes can pull
         (QUOTAS, items(quota({"pods": "0"}, {}, scopes=["BestEffort"])), []),
+        (QUOTAS, items(quota({"requests.storage": "1", "configmaps": "1"},
+                             {"requests.storage": "2", "configmaps": "2"})), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
         (POLICIES, items(SHUT), ["--egress", "own"]),
     ],
@@ -245,6 +254,15 @@ def test_a_pod_that_would_be_refused_is_seen(api):
     api.no_right = {"create pods"}
     code, found = doctor(api)
     assert code == 0 and "no right to create pods" in found["pod"]["text"]
+
+
+def test_a_job_that_is_refused_is_no_lack_of_a_right(api):
+    """A quota of jobs, or a policy: the server's words fail, though they come with a 403 too."""
+    api.refuse["PyTorchJob"] = (403, "pytorchjobs is forbidden: exceeded quota: q")
+    code, found = doctor(api)
+    assert code == 1 and found["webhook"]["status"] == "fail"
+    assert "exceeded quota: q" in found["webhook"]["text"]
+    assert "policy or quota" in found["webhook"]["fix"]
 
 
 def test_a_pull_secret_is_looked_for(api):

@@ -21,6 +21,7 @@ from gptddp.k8s.observe.watcher import Say
 _OLDEST_MINOR = 27  # of Kubernetes 1: of a PodDisruptionBudget's unhealthyPodEvictionPolicy
 _OPERATOR = "control-plane=kubeflow-training-operator"
 _AT_ONCE = 8  # questions
+_REFUSED = "change the option, or the policy or quota of the namespace, that the message names"
 Look = Callable[[Patient], Iterable[Check]]
 
 
@@ -48,8 +49,10 @@ def _asked(
         yield from look(patient)
     except ClusterError as error:
         what, _, fix = str(error).partition("; ")
-        if error.status == 403:
+        if error.status == 403 and " cannot " in what:
             yield Check(id, WARN, f"cannot be seen: {what}", fix or "ask somebody who may see it")
+        elif error.status == 403:
+            yield Check(id, FAIL, f"refused: {what}", fix or _REFUSED)
         else:
             fix = fix or "look at the API server's message, and try again"
             yield Check(id, FAIL, what, fix)
@@ -234,8 +237,7 @@ def _pod(patient: Patient) -> Iterator[Check]:
     job = plan.with_an_account(patient.cluster, patient.job)
     submit.check_pod(patient.cluster, job, said.append)
     for text in said:
-        fix = "change the option, or the policy or quota of the namespace, that the message names"
-        yield Check("pod", FAIL, text.removeprefix("warning: "), fix)
+        yield Check("pod", FAIL, text.removeprefix("warning: "), _REFUSED)
     if not said:
         yield Check("pod", OK, "the namespace admits a pod of the job (dry run)")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import claims, networks, queueing
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
+from gptddp.k8s.cluster import group_and_plural
 from gptddp.k8s.objects import QUEUE, Object, volume_claims
-from gptddp.k8s.render import quantity
+from gptddp.k8s.render import companions, quantity
 
 # -- volumes -------------------------------------------------------------------------------------
 
@@ -65,32 +66,51 @@ def quota(patient: Patient) -> Iterator[Check]:
     if patient.cluster.get(patient.job["kind"], patient.job["metadata"]["name"]) is not None:
         yield Check("quota", OK, "not looked at: the job exists, and is counted already")
         return
-    wanted, short, seen = _wanted(patient), [], 0
+    wanted, short, seen = _wanted(patient), [], False
     for it in patient.here("api/v1", "resourcequotas"):
         if it["spec"].get("scopes") or it["spec"].get("scopeSelector"):
             continue  # of some pods only
-        seen += 1
+        seen = True
         status = it.get("status") or {}
         for key, hard in (status.get("hard") or it["spec"].get("hard") or {}).items():
             used = (status.get("used") or {}).get(key, "0")
             left = quantity.number(hard) - quantity.number(used)
-            if wanted.get(key, 0) > left:
+            if (need := wanted.get(key, 0)) > max(0, left):
+                needs = quantity.like(need, str(hard))
                 name = it["metadata"]["name"]
-                short.append(
-                    f"{key}: {used} of {hard} used, the job needs {wanted[key]:g} ({name})"
-                )
-    for text in short:
-        fix = "use fewer --replicas, smaller --cpu, --memory or --gpus, or ask for more quota"
-        yield Check("quota", FAIL, text, fix)
+                text = f"{key}: {used} of {hard} used, the job needs {needs} ({name})"
+                short.append(_short(key, text))
+    yield from short
     if not short:
         yield Check("quota", OK, "there is room for the job" if seen else "there is none")
 
 
+def _short(resource: str, text: str) -> Check:
+    """Too little of a quota: nothing of the pods, of what is beside them, or of the key only."""
+    if resource in ("secrets", "count/secrets"):
+        fix = "ask for more quota: the job runs without a key for its rendezvous (docs/security.md)"
+        return Check("quota", WARN, text, fix)
+    for kind in companions.KINDS:
+        if resource == _counted(kind):
+            fix = f"ask for more quota, or leave it out: --without {kind.lower()}"
+            return Check("quota", FAIL, text, fix)
+    fix = "use fewer --replicas, smaller --cpu, --memory or --gpus, or ask for more quota"
+    return Check("quota", FAIL, text, fix)
+
+
+def _counted(kind: str) -> str:
+    """What a quota calls the number of objects of a kind: `count/PLURAL.GROUP`."""
+    group, plural = group_and_plural(kind)
+    return ".".join(filter(None, [f"count/{plural}", group]))
+
+
 def _wanted(patient: Patient) -> dict[str, float]:
-    """What all pods count for in a quota, with the Service that each of them gets."""
+    """What all pods count for in a quota, with the Service of each, and what is beside them."""
     count = float(patient.count)
     found = {"pods": count, "count/pods": count, "services": count, "count/services": count}
-    found["count/pytorchjobs.kubeflow.org"] = 1.0
+    for kind in (patient.job["kind"], "Secret", *(it["kind"] for it in patient.helpers)):
+        found[_counted(kind)] = 1.0
+    found["secrets"], found["configmaps"] = 1.0, found.get("count/configmaps", 0.0)
     resources = patient.pod_spec["containers"][0].get("resources") or {}
     for part in ("requests", "limits"):
         for name, amount in (resources.get(part) or {}).items():
