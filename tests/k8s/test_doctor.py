@@ -73,7 +73,6 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
     [
         ("/version", {"gitVersion": "v1.24.3"}, [], "api", "warn", "Kubernetes v1.24.3 is old"),
         ("/api/v1/namespaces/default", (404, "not found"), [], "namespace", "fail", "create names"),
-        ("/api/v1/namespaces/default", (403, "no"), [], "namespace", "warn", "cannot be seen"),
         ("/api/v1/namespaces/default", ENDING, [], "namespace", "fail", "is being deleted; name"),
         ("/api/v1/namespaces/default", (403, "U cannot get resource"), [], "namespace", "warn",
          "cannot be seen"),
@@ -263,6 +262,18 @@ def test_a_job_that_is_refused_is_no_lack_of_a_right(api):
     assert code == 1 and found["webhook"]["status"] == "fail"
     assert "exceeded quota: q" in found["webhook"]["text"]
     assert "policy or quota" in found["webhook"]["fix"]
+
+
+def test_what_is_refused_beside_a_job_is_named_with_the_way_around_it(api):
+    """By a policy of the cluster, or by an object of that name of somebody else."""
+    api.refuse["NetworkPolicy"] = (422, "ValidatingAdmissionPolicy 'p' denied request: no")
+    code, found = doctor(api)
+    assert code == 1 and "denied request: no" in found["beside"]["text"]
+    assert found["beside"]["fix"] == "leave it out: --without networkpolicy"
+    api.refuse.clear()
+    api.put({"kind": "ServiceAccount", "metadata": {"name": "gptddp"}})
+    code, found = doctor(api)
+    assert code == 1 and "not from gptddp-k8s" in found["beside"]["text"]
 
 
 def test_a_pull_secret_is_looked_for(api):

@@ -44,6 +44,15 @@ def test_what_may_not_be_given_to_the_job_is_named_and_the_rest_goes_with_it(api
     assert k8s("delete", "demo").exit_code == 0 and api.all() == []
 
 
+def test_a_policy_that_lets_nobody_make_a_secret_stops_no_job(api, k8s):
+    """As without the right: a warning, the job, and nothing left half done."""
+    denied = (422, "ValidatingAdmissionPolicy 'p' denied request: no")
+    api.refuse["Secret"] = denied
+    result = submit(k8s)
+    assert result.exit_code == 0 and "the pods have no key" in result.stderr
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
 def test_a_companion_of_another_content_that_may_not_be_changed_is_an_error(api, k8s):
     """It would be in force as it is: no warning is enough."""
     submit(k8s)

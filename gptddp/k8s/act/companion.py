@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import code, lifecycle
+from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import Object
 from gptddp.k8s.observe.watcher import Say
@@ -22,7 +23,7 @@ def check(cluster: Cluster, wanted: Object) -> None:
         if live_one(cluster, wanted) is None:
             cluster.create(wanted, dry_run=True)
     except ClusterError as error:
-        if error.status == 403 and wanted["kind"] in companions.KINDS:
+        if error.status in REFUSED and wanted["kind"] in companions.KINDS:
             without = f"or leave it out: --without {wanted['kind'].lower()}"
             raise ClusterError(f"{error}; {without}", error.status) from None
         if error.status != 409:  # created meanwhile
@@ -38,7 +39,7 @@ def own(cluster: Cluster, wanted: Object, owner: Object, say: Say) -> None:
     try:
         ensure(cluster, wanted, owner)
     except ClusterError as error:
-        live = live_one(cluster, wanted) if error.status == 403 else None
+        live = live_one(cluster, wanted) if error.status in REFUSED else None
         if live is None or not contains(live, changeable(wanted)):
             raise
         by_hand = lifecycle.by_hand(cluster, [(wanted["kind"], wanted)])

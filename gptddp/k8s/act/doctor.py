@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gptddp.errors import ClusterError
-from gptddp.k8s.act import doctor_nodes, doctor_place, plan, share_probe, submit
+from gptddp.errors import ClusterError, ConfigError
+from gptddp.k8s.act import companion, doctor_nodes, doctor_place, plan, share_probe, submit
+from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, group_and_plural
 from gptddp.k8s.objects import QUEUE, worker_pod_spec
@@ -51,7 +52,7 @@ def _asked(
         what, _, fix = str(error).partition("; ")
         if error.status == 403 and " cannot " in what:
             yield Check(id, WARN, f"cannot be seen: {what}", fix or "ask somebody who may see it")
-        elif error.status == 403:
+        elif error.status in REFUSED:
             yield Check(id, FAIL, f"refused: {what}", fix or _REFUSED)
         else:
             fix = fix or "look at the API server's message, and try again"
@@ -242,6 +243,19 @@ def _pod(patient: Patient) -> Iterator[Check]:
         yield Check("pod", OK, "the namespace admits a pod of the job (dry run)")
 
 
+def _beside(patient: Patient) -> Iterator[Check]:
+    """Dry runs of what goes with the job, which a quota or a policy may refuse."""
+    for helper in patient.helpers:
+        try:
+            companion.check(patient.cluster, helper)
+        except ConfigError as error:
+            yield Check("beside", FAIL, str(error), "use another --name")
+        except ClusterError as error:
+            what, _, fix = str(error).partition("; or ")
+            if " cannot " not in what:  # said by the rights
+                yield Check("beside", FAIL, f"refused: {what}", fix or _REFUSED)
+
+
 def summary(checks: Sequence[Check]) -> str:
     """`2 failed, 1 to look at`."""
     count: dict[str, Any] = {s: sum(it.status == s for it in checks) for s in (FAIL, WARN)}
@@ -256,6 +270,7 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("operator", _operator),
     ("rights", _rights),
     ("webhook", _webhook),
+    ("beside", _beside),
     ("pod", _pod),
     ("volumes", doctor_place.volumes),
     ("quota", doctor_place.quota),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from gptddp.errors import ClusterError, GptddpError
 from gptddp.k8s.observe.watcher import transient
 
+REFUSED = (403, 422)  # of a right, a quota or a webhook; of a policy of the cluster
 AGAIN = "the same command again goes on from there"
 
 

@@ -9,6 +9,7 @@ import secrets
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import companion, lifecycle
+from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object
 from gptddp.k8s.observe.watcher import Say
@@ -48,7 +49,7 @@ def make(cluster: Cluster, job: Object, say: Say) -> bool:
             live = None
         companion.ensure(cluster, secret(job), None, _new_key())
     except ClusterError as error:
-        if error.status != 403:
+        if error.status not in REFUSED:
             raise
         return _refused(cluster, name, live, error, say)
     return True
@@ -59,7 +60,7 @@ def own(cluster: Cluster, job: Object, owner: Object, say: Say) -> None:
     try:
         companion.ensure(cluster, secret(job), owner, _new_key())
     except ClusterError as error:
-        if error.status != 403:
+        if error.status not in REFUSED:
             raise
         name = job["metadata"]["name"]
         say(
