@@ -82,6 +82,8 @@ PATTERNS = [
     ["**/deep", "a/**", "!a/x.py"],
     ["a/**/z.py", "[!a]?.py", "\\#odd.py", "# none", "", "x[0-9].py  "],
     ["*", "!*/", "!*.py"],
+    ["[[:alpha:]][[:digit:]].py", "[![:lower:]-]odd.py", "docs/\t", "n.txt \r"],
+    ["!.*", "a", ".gptddpignore"],
 ]
 TREE = [
     *(
@@ -136,14 +138,16 @@ REFUSED = {
     "encoding": ({"mine/bad.py": b"a = '\xff'"}, "mine/bad.py"),
     "stdlib": ({"logging/__init__.py": ""}, "logging/__init__.py would take the place of logging"),
     "stdlib file": ({"types.py": ""}, "types.py would take the place of types in every program"),
+    "stdlib library": ({"json.abi3.so": ""}, "json.abi3.so would take the place of json in every"),
     "package file": ({"gptddp.py": ""}, "gptddp.py would take the place of gptddp"),
     "package": ({"__init__.py": ""}, "is a package itself: name the folder that holds it"),
     "nothing": ({".gptddpignore": "*"}, "has no Python file, or .gptddpignore leaves all out"),
     "no text": ({".gptddpignore": b"\xff"}, ".gptddpignore is not UTF-8"),
     "pattern": ({".gptddpignore": "a\n[z-a]\n"}, ".gptddpignore, line 2: '[z-a]' is no pattern"),
     "link out": (link("mine/out.py", "/etc/hostname"), "mine/out.py is a link out of the folder"),
-    "dead link": (link("mine/dead.py", "nowhere"), "mine/dead.py is a link out of the folder"),
-    "folder link": (link("mine/again", "."), "mine/again is a link out of the folder"),
+    "dead link": (link("mine/dead.py", "nowhere"), "mine/dead.py is a link to nothing"),
+    "folder link": (link("mine/again", "."), "mine/again is a link to what is no plain file"),
+    "loop": (link("mine/loop.py", "loop.py"), "mine/loop.py is a link to nothing"),
     "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "pipe is no plain file"),
     "name": (lambda folder: os.fsencode(folder) + b"/\xff.py", "is not UTF-8: rename the file"),
 }
@@ -159,6 +163,15 @@ def test_what_no_pod_could_run_is_refused_with_file_rule_and_fix(own, case):
     result = CliRunner().invoke(cli, ["render", "--code", str(own)])
     assert result.exit_code == 2 and result.stdout == ""
     assert result.stderr.startswith("error: --code: ") and words in result.stderr, result.stderr
+
+
+def test_a_part_of_our_package_is_refused_without_an_init_file_too(own):
+    """Its modules would stand beside the package, and train nothing."""
+    for folder in (own / "gptddp", own / "gptddp/model"):
+        with pytest.raises(ConfigError, match="name the folder that holds gptddp/"):
+            _ = read(folder).files
+    checkout = write(own / "gptddp", {"gptddp/train.py": ""})  # one may have any name
+    assert "gptddp/train.py" in read(checkout).files
 
 
 def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):

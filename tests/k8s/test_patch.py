@@ -81,6 +81,39 @@ def test_another_source_takes_the_place_of_the_old(tmp_path):
     assert lang == {"name": "LANG", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
 
 
+def test_the_old_source_may_be_removed_by_name_or_by_what_is_retained(tmp_path):
+    """null and `$retainKeys` give one source to a variable and a volume, as they do for kubectl;
+    the order that its own patches have with them is no field of the job."""
+    field_of = {"fieldRef": {"fieldPath": "metadata.name"}}
+    job = in_pod(
+        tmp_path,
+        """{
+      $setElementOrder/containers: [{name: pytorch}],
+      securityContext: {$retainKeys: [runAsUser, runAsNonRoot], runAsNonRoot: true},
+      containers: [{name: pytorch, $setElementOrder/env: [{name: LANG}], env: [
+        {name: LANG, value: null, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}],
+      volumes: [{name: scratch, emptyDir: null, ephemeral: {}},
+                {name: shm, $retainKeys: [name, hostPath], hostPath: {path: /x}}]}""",
+        env=(("LANG", "de"),),
+    )
+    volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
+    assert volumes["scratch"] == {"name": "scratch", "ephemeral": {}}
+    assert volumes["shm"] == {"name": "shm", "hostPath": {"path": "/x"}}
+    (lang,) = (item for item in container(job)["env"] if item["name"] == "LANG")
+    assert lang == {"name": "LANG", "valueFrom": field_of}
+    assert set(pod_spec(job)["securityContext"]) <= {"runAsUser", "runAsNonRoot"}
+    assert not any(word in yaml.safe_dump(job) for word in ("$patch", "$retain", "$set"))
+
+
+def test_a_list_is_replaced_by_an_item_that_says_so(tmp_path):
+    """`$patch: replace` among the items of a list: the others are all that is left."""
+    text = "{imagePullSecrets: [{$patch: replace}, {name: mine}]}"
+    job = in_pod(tmp_path, text, image_pull_secret=("a",))
+    assert pod_spec(job)["imagePullSecrets"] == [{"name": "mine"}]
+    job = in_pod(tmp_path, text)  # laid over nothing
+    assert pod_spec(job)["imagePullSecrets"] == [{"name": "mine"}]
+
+
 def test_lists_without_names_are_replaced(tmp_path):
     """Tolerations, as kubectl does it."""
     job = in_pod(tmp_path, "{tolerations: [{operator: Exists}]}", gpus=1)
@@ -167,6 +200,18 @@ def test_the_job_that_is_patched_is_left_alone(tmp_path):
         (
             POD % "{containers: [{name: pytorch, env: [{name: GPTDDP_MEMORY, value: x}]}]}",
             "pytorch.env.GPTDDP_MEMORY: the operator, the launcher or the manifest sets it",
+        ),
+        (
+            POD % "{containers: [{name: pytorch, env: [{name: GPTDDP_GRACE_S, $patch: delete}]}]}",
+            "pytorch.env.GPTDDP_GRACE_S: the launcher needs it, and the patch removes it; keep",
+        ),
+        (
+            POD % "{containers: [{name: pytorch, $deleteFromPrimitiveList/args: [--data]}]}",
+            r"no such directive; known are \$patch, \$retainKeys",
+        ),
+        (
+            POD % "{volumes: [{name: shm, $retainKeys: [name], hostPath: {path: /x}}]}",
+            r"volumes.shm.\$retainKeys: \['name'\] is no list of them",
         ),
     ],
 )

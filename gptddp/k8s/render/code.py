@@ -109,20 +109,23 @@ def _paths(folder: Path, ignore: Ignore, below: str = "") -> Iterator[str]:
         if stat.S_ISDIR(mode):
             yield from _paths(folder, ignore, path + "/")
             continue
-        if stat.S_ISLNK(mode) and _leads_to_a_file_inside(folder, found):
-            mode = os.stat(found).st_mode  # a file of the folder under a second name
-        if not stat.S_ISREG(mode):
-            what = "a link out of the folder" if stat.S_ISLNK(mode) else "no plain file"
+        what = _wrong_link(folder, found) if stat.S_ISLNK(mode) else "no plain file"
+        if what and not stat.S_ISREG(mode):
             raise ConfigError(
-                f"{path} is {what}, which no pod would have: put the file itself there, or "
+                f"{path} is {what}, which no pod would have: put what it stands for there, or "
                 f"leave it out by a line in {folder / FILE}"
             )
         yield path
 
 
-def _leads_to_a_file_inside(folder: Path, link: Path) -> bool:
-    target = link.resolve()
-    return target.is_relative_to(folder.resolve()) and target.is_file()
+def _wrong_link(folder: Path, link: Path) -> str | None:
+    """What is wrong with a link; None for a plain file of the folder under a second name."""
+    target = Path(os.path.realpath(link))  # unlike `resolve`, it ends at a link to itself
+    if not target.exists():
+        return "a link to nothing"
+    if not target.is_relative_to(folder.resolve()):
+        return "a link out of the folder"
+    return None if target.is_file() else "a link to what is no plain file"
 
 
 def _check_names(folder: Path, paths: list[str]) -> None:
@@ -132,6 +135,12 @@ def _check_names(folder: Path, paths: list[str]) -> None:
             f"{folder} is a package itself: name the folder that holds it, so that"
             f" {folder.resolve().name}/ is in it"
         )
+    inside = _inside_package(folder.resolve())
+    if inside and not any(path.startswith("gptddp/") for path in paths):
+        raise ConfigError(
+            f"{folder} is a part of a package, {inside}: name the folder that holds gptddp/, as "
+            "else its modules would take the place of none of ours"
+        )
     if not any(map(_is_python, paths)):
         raise ConfigError(
             f"{folder} has no Python file, or {FILE} leaves all out: it is to hold "
@@ -139,11 +148,21 @@ def _check_names(folder: Path, paths: list[str]) -> None:
         )
     for path in paths:
         name = path.removesuffix("/__init__.py").removesuffix(".py")
-        if (name in sys.stdlib_module_names and path != name) or path == "gptddp.py":
+        name = name.partition(".")[0] if name.endswith(".so") else name
+        if (name in sys.stdlib_module_names and path != name) or (
+            name == "gptddp" and path != name and "/" not in path
+        ):
             raise ConfigError(
                 f"{path} would take the place of {name} in every program: rename it, or "
                 f"leave it out by a line in {folder / FILE}"
             )
+
+
+def _inside_package(folder: Path) -> str | None:
+    """`gptddp/model`, for a folder of that name, though it has no `__init__.py`; else None."""
+    at = next((it for it in (folder, *folder.parents) if it.name == "gptddp"), None)
+    inside = at and folder.relative_to(at.parent)
+    return str(inside) if inside and (Path(__file__).parents[3] / inside).is_dir() else None
 
 
 def _read(folder: Path, paths: list[str]) -> Iterator[tuple[str, File]]:

@@ -44,14 +44,19 @@ class Ignore:
         """The patterns of a folder and its ignore file. Raises ConfigError, OSError."""
         path = folder / FILE
         try:
-            return cls(path.read_text("utf-8-sig").splitlines(), str(path))
+            return cls(path.read_text("utf-8-sig").split("\n"), str(path))
         except FileNotFoundError:
             return cls([])
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not UTF-8 ({error}): save it as such") from None
 
     def leaves_out(self, path: str, is_folder: bool) -> bool:
-        """Is this path, relative to the folder and with slashes, left out by the last that fits?"""
+        """Is this path, relative to the folder and with slashes, left out by the last that fits?
+
+        As with git, no pattern takes `.git` back: `!.*` is meant for other hidden files.
+        """
+        if path.rpartition("/")[2] == ".git":
+            return True
         for pattern in reversed(self._patterns):
             if (is_folder or not pattern.folders_only) and pattern.regex.fullmatch(path):
                 return pattern.out
@@ -60,7 +65,7 @@ class Ignore:
 
 def _parsed(line: str) -> _Pattern | None:
     """A line as a pattern; None for one that has none. Raises re.error."""
-    text = re.sub(r"(?<!\\)\s+$", "", line)
+    text = re.sub(r"(?<!\\) +$", "", line.removesuffix("\r"))
     out = not text.startswith("!")
     text = text if out else text[1:]
     if not text or (out and text.startswith("#")):
@@ -76,10 +81,26 @@ def _parsed(line: str) -> _Pattern | None:
 
 _TOKEN = re.compile(
     r"(?P<top>^\*\*/)|(?P<middle>/\*\*/)|(?P<below>/\*\*$)|(?P<star>\*+)|(?P<one>\?)"
-    r"|\[(?P<set>[!^]?\]?(?:\\.|[^\]\\])*)\]|\\(?P<escaped>.)|(?P<plain>.)",
+    r"|\[(?P<set>[!^]?\]?(?:\\.|\[:[a-z]+:\]|[^\]\\])*)\]|\\(?P<escaped>.)|(?P<plain>.)",
     re.DOTALL,
 )
 _MEANS = {"top": "(?:.*/)?", "middle": "/(?:.*/)?", "below": "/.*", "star": "[^/]*", "one": "[^/]"}
+# In a set: a class of characters by its name, what is after a backslash, what means more to re.
+_IN_SET = re.compile(r"\[:([a-z]+):\]|(\\.)|([\[\]&~|^])", re.DOTALL)
+_CLASSES = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": " \\t",
+    "cntrl": "\\x00-\\x1f\\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": "!-/:-@\\[-`{-~",
+    "space": "\\s",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
 
 
 def _regex(pattern: str) -> str:
@@ -89,8 +110,16 @@ def _regex(pattern: str) -> str:
         if kind == "set":
             others = "^" if text.startswith(("!", "^")) else ""
             body = text[1:] if others else text
-            body = re.sub(r"(\\.)|([\[\]&~|^])", lambda m: m[1] or "\\" + m[2], body)
+            body = _IN_SET.sub(_in_set, body)
             parts.append(f"(?!/)[{others}{body}]")
         else:
             parts.append(_MEANS.get(kind) or re.escape(text))
     return "".join(parts)
+
+
+def _in_set(match: re.Match[str]) -> str:
+    """A part of a set as re writes it. Raises re.error."""
+    name, escaped, special = match.groups()
+    if name and name not in _CLASSES:
+        raise re.error(f"there is no class [:{name}:]")
+    return _CLASSES[name] if name else escaped or "\\" + special

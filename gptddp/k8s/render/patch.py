@@ -2,9 +2,12 @@
 
 As `kubectl patch --type strategic` does it with the objects that kubectl knows: tables are merged,
 null removes a key, and lists whose items have a name are merged by it. `$patch: delete` removes an
-item, `$patch: replace` takes the patch alone. What the patch wants to remove has to be there.
+item, `$patch: replace` takes the patch alone, of a table or, as an item of its own, of a list.
+`$retainKeys` keeps no other keys; `$setElementOrder` is read over, as a list keeps its order here.
+What the patch wants to remove has to be there.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +15,7 @@ from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import names
+from gptddp.k8s.render.names import JOB_ENV
 from gptddp.k8s.render.problem import Problem
 
 # The key of a list's items, by the list's field; any other list is replaced as a whole.
@@ -30,7 +34,7 @@ _KEYS = {
 }
 # Lists of which an item is its key and one source: another source takes the place of the old one.
 _ONE_SOURCE = ("volumes", "env")
-_DIRECTIVE = "$patch"
+_DIRECTIVE, _RETAIN, _ORDER = "$patch", "$retainKeys", "$setElementOrder/"
 _WORKER = "spec.pytorchReplicaSpecs.Worker"
 # What has a flag that checks it, and that the rest of the manifest follows.
 _FLAGS = {
@@ -71,8 +75,12 @@ def apply(job: Object, patch: Mapping[str, Any]) -> Object:
 
 def _check_variables(job: Object, merged: Object) -> None:
     """No variable by which a pod knows its part in the job, and no secret as plain text."""
-    old = _variables(job)
-    for (container, name), item in _variables(merged).items():
+    old, made = _variables(job), _variables(merged)
+    for container, name in sorted(old.keys() - made.keys()):
+        if re.fullmatch(JOB_ENV, name):
+            rule = "the launcher needs it, and the patch removes it"
+            raise _refused(f"{container}.env.{name}", rule, "keep it")
+    for (container, name), item in made.items():
         where = f"{container}.env.{name}"
         if item == old.get((container, name)):
             continue
@@ -117,7 +125,7 @@ def _merge_tables(old: Object, new: Mapping[str, Any], path: str) -> Object:
     if directive:
         return dict(_cleaned(new, path))
     result = dict(old)  # what the patch leaves alone is shared with the job
-    for key, value in new.items():
+    for key, value in _fields(new, path).items():
         where = f"{path}.{key}" if path else key
         if value is not None:
             result[key] = _merge(old.get(key), value, where)
@@ -125,11 +133,30 @@ def _merge_tables(old: Object, new: Mapping[str, Any], path: str) -> Object:
             del result[key]
         else:
             raise _nothing_to_remove(where, key, result)
-    return result
+    kept = new.get(_RETAIN)
+    if kept is None:
+        return result
+    given = {key for key, value in _fields(new, path).items() if value is not None}
+    if not isinstance(kept, list) or not given <= {*map(str, kept)}:
+        fix = "list the keys that are to stay, those of the patch too"
+        raise _refused(f"{path}.{_RETAIN}", f"{kept!r} is no list of them", fix)
+    return {key: value for key, value in result.items() if key in kept}
+
+
+def _fields(new: Mapping[str, Any], path: str) -> Object:
+    """What a table of the patch says without its directives; raises ConfigError for one unknown."""
+    fields = {k: v for k, v in new.items() if k not in (_DIRECTIVE, _RETAIN)}
+    fields = {k: v for k, v in fields.items() if not k.startswith(_ORDER)}
+    if odd := next((key for key in fields if key.startswith("$")), None):
+        fix = f"known are {_DIRECTIVE}, {_RETAIN} and {_ORDER}LIST; give such a list as a whole"
+        raise _refused(f"{path}.{odd}", "no such directive", fix)
+    return fields
 
 
 def _merge_lists(old: list[Any], new: Sequence[Any], path: str, key: str) -> list[Any]:
     result = {item.get(key): item for item in old}
+    if {_DIRECTIVE: "replace"} in new:
+        result, new = {}, [item for item in new if item != {_DIRECTIVE: "replace"}]
     for item in new:
         if not isinstance(item, Mapping) or not isinstance(item.get(key), str | int):
             raise _refused(path, f"an item of it has no {key}", f"add `{key}:` to each of them")
@@ -137,8 +164,8 @@ def _merge_lists(old: list[Any], new: Sequence[Any], path: str, key: str) -> lis
         where = f"{path}.{name}"
         if item.get(_DIRECTIVE) != "delete":
             before = result.get(name)
-            if before and path.rpartition(".")[2] in _ONE_SOURCE and not before.keys() >= {*item}:
-                before = {key: name}
+            if before and path.rpartition(".")[2] in _ONE_SOURCE:
+                before = _of_one_source(before, _fields(item, where), key)
             result[name] = _merge(before, item, where)
         elif name in result:
             del result[name]
@@ -147,14 +174,23 @@ def _merge_lists(old: list[Any], new: Sequence[Any], path: str, key: str) -> lis
     return list(result.values())
 
 
+def _of_one_source(before: Object, item: Object, key: str) -> Object:
+    """The old item, or where the new one has another source what the new one names to remove."""
+    if before.keys() >= item.keys():
+        return before
+    return {k: v for k, v in before.items() if k == key or (k in item and item[k] is None)}
+
+
 def _cleaned(new: Any, path: str) -> Any:
     """A part of the patch that is laid over nothing."""
     if isinstance(new, Mapping):
         if new.get(_DIRECTIVE) not in (None, "replace"):
             raise _refused(path, f"there is nothing to {new[_DIRECTIVE]}", "leave it out")
-        kept = {k: v for k, v in new.items() if v is not None and k != _DIRECTIVE}
+        kept = {key: value for key, value in _fields(new, path).items() if value is not None}
         return {key: _cleaned(value, f"{path}.{key}") for key, value in kept.items()}
-    return [_cleaned(item, path) for item in new] if isinstance(new, list) else new
+    if not isinstance(new, list):
+        return new
+    return [_cleaned(item, path) for item in new if item != {_DIRECTIVE: "replace"}]
 
 
 def _at(job: Object, path: str) -> Any:
