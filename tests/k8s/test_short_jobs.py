@@ -323,6 +323,28 @@ def test_a_pod_that_is_refused_is_told_from_the_events(api, k8s):
     assert result.exit_code == 124 and "exceeded quota" in result.stderr
 
 
+def test_a_program_that_was_killed_for_its_memory_is_told(api, k8s):
+    """It says nothing itself, and its Job's condition only that it was tried often enough."""
+    run_pods(api, exitCode=137, reason="OOMKilled")
+    result = k8s("sample", "demo", "--timeout", "5")
+    assert result.exit_code == 100 and "killed for using more than its memory" in result.stderr
+
+
+def test_a_refused_pod_is_told_once_with_the_object_and_a_command(api, k8s):
+    """Each pod of a Job has another name, which is no news; the command names a Job."""
+    about = {"reason": "FailedCreate", "involvedObject": {"name": "demo-sample-x1y2z"}}
+    for n, said in enumerate(["exceeded quota: small, requested: pods=1"] * 3):
+        message = f'Error creating: pods "demo-sample-x1y2z-{n}" is forbidden: {said}'
+        at = f"2026-11-21T09:00:0{n}Z"
+        event = {"kind": "Event", "metadata": {"name": f"e{n}"}, "lastTimestamp": at}
+        api.put({**event, "message": message, **about})
+    result = k8s("sample", "demo", "--timeout", "0.5")
+    assert "see `kubectl describe resourcequota small" in result.stderr
+    assert "demo-sample-x1y2z-" not in result.stderr
+    api.put({**event, "message": 'Error creating: pods "x" is forbidden: a new reason', **about})
+    assert "`kubectl describe job demo-sample-" in k8s("sample", "demo", "--timeout", "0.5").stderr
+
+
 def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
     """What a killed sample left goes with the job."""
     api.cut_at = 1  # its own delete does not come through

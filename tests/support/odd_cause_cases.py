@@ -1,5 +1,7 @@
 """What a real cluster has said of jobs that were broken in odd ways, and the cause that it is."""
 
+from datetime import UTC, datetime
+
 from support.api_objects import at, event, job, pod, terminated, waiting
 from support.cause_cases import HELD, NOW, TAINT, ended, held, lost, other_crashed, placed, quiet
 
@@ -103,7 +105,31 @@ ODD_CASES = [
     ("init", begun_after("FailedMount", 'configmap "late" not found'), "init-pytorch has not"),
     ("init", begun_after("FailedCreatePodSandBox", "no address"), "init-pytorch has not ended"),
 ]  # fmt: skip
+FULL = "step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  2 ranks  1:23 left"
+FEWER = FULL.replace("2 ranks", "1 rank")
+
+
+def of_world(*lines, gap_s=100, nproc="1"):
+    """Two pods that run since second 2, and a line of a step every `gap_s` until now."""
+    facts = quiet(690)
+    facts.job["spec"] |= {"nprocPerNode": nproc}
+    facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
+    first = facts.now - gap_s * len(lines)
+    log = [(datetime.fromtimestamp(first + n * gap_s, UTC), it) for n, it in enumerate(lines)]
+    return Facts(facts.job, [pod(0), pod(1)], (), facts.now, log=log)
+
+
+ODD_CASES.append(
+    (
+        "left-out",
+        of_world(FULL, FEWER, FEWER, FEWER),
+        "2 pods are ready, and each step is done by 1",
+    )
+)
 WELL = [
+    of_world(FULL, FEWER, FEWER),  # for less than two minutes
+    of_world(FEWER, FEWER, FEWER, FULL),
+    of_world(*[FEWER] * 20, gap_s=10, nproc="auto"),  # nobody says how many there are to be
     not_ready("PodFailed"),  # it is being ended by its kubelet, on a node that is well
     not_taken_up(NOW - 45),
     named_alike(),

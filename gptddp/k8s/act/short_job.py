@@ -9,7 +9,13 @@ from gptddp.k8s.act import claims, lifecycle, references
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
-from gptddp.k8s.observe import container_causes, node_causes, scheduling_causes, volume_causes
+from gptddp.k8s.observe import (
+    container_causes,
+    job_causes,
+    node_causes,
+    scheduling_causes,
+    volume_causes,
+)
 from gptddp.k8s.observe.facts import Facts, events_about
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import differences
@@ -118,7 +124,7 @@ def watch(
         log.read(found, end)
         if (now := state(job)) != RUNNING:
             return now
-        cause = _pod_cause(cluster, job, found[-1]) if found else _refusal(cluster, name)
+        cause = _pod_cause(cluster, job, found[-1]) if found else _refusal(cluster, job)
         if cause and cause != told:
             say(f"{name}: {cause}")
             told = cause
@@ -157,6 +163,7 @@ _CHECKS = (
     container_causes.waiting,
     volume_causes.volume,
     node_causes.sandbox,
+    node_causes.unattended,
     container_causes.pulling,
 )
 
@@ -173,13 +180,16 @@ def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     return ""
 
 
-def _refusal(cluster: Cluster, name: str) -> str:
+def _refusal(cluster: Cluster, job: Object) -> str:
     """Why a Job has no pod: a refusal by quota, Pod Security and the like is in events only."""
-    events, unseen = events_about(cluster, [name])
-    failed = [event for event in events if event.get("reason") == "FailedCreate"]
+    events, unseen = events_about(cluster, [job["metadata"]["name"]])
     if unseen:
         return f"it has no pod yet; for what is not to be seen: {unseen}"
-    return str(failed[-1].get("message", "")) if failed else ""
+    facts = Facts(job, events=events, flags=cluster.flags)
+    for event in reversed(facts.about(job, "FailedCreate")):
+        message = str(event.get("message", "")).removeprefix("Error creating: ")
+        return job_causes.refusal(facts, message).sentence
+    return ""
 
 
 def last_words(cluster: Cluster, name: str) -> str:
@@ -195,4 +205,13 @@ def reason(cluster: Cluster, name: str) -> str:
     """Why a Job failed: what its program said last, or else the Job's condition."""
     failed = condition(cluster.get("Job", name) or {}, FAILED)
     message = str(failed.get("message")) if failed else ""
-    return last_words(cluster, name) or message or "no reason given"
+    return last_words(cluster, name) or _end(cluster, name) or message or "no reason given"
+
+
+def _end(cluster: Cluster, name: str) -> str:
+    """How the newest ended pod of a Job has ended, where its program left no word."""
+    for pod in reversed(pods(cluster, name)):
+        for container in pod["status"].get("containerStatuses") or []:
+            if ended := (container.get("state") or {}).get("terminated"):
+                return f"its program {container_causes.how_it_ended(pod, container['name'], ended)}"
+    return ""

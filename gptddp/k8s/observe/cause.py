@@ -60,6 +60,8 @@ def cause(
     template = KNOWN[id].command
     if "$node" in template and not node:  # of a pod that is gone
         template = "kubectl get nodes"
+    if facts.job.get("kind") == "Job":  # of `prepare` and `sample`
+        template = template.replace("pytorchjob", "job")
     words = {key: shlex.quote(word) for key, word in {**known, **(named or {})}.items()}
     command = Template(template).substitute(words)
     return Cause(id, text, pods, command + facts.flags if command else "")

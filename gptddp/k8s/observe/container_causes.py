@@ -288,7 +288,8 @@ def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
     """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
     if terminated.get("reason") == "OOMKilled":
         of = f" of {limit}" if (limit := _limit_of(pod, container)) else ""
-        how = " with --memory" if container == CONTAINER else ""
+        ours = [it["name"] for it in (pod.get("spec") or {}).get("containers", [])[:1]]
+        how = " with --memory" if container in (CONTAINER, *ours) else ""
         return (
             f"killed for using more than its memory{of} (resources.limits.memory): give it more"
             f"{how}"

@@ -13,16 +13,17 @@ from gptddp.k8s.objects import (
     seconds,
     wanted_pods,
 )
+from gptddp.k8s.observe import progress
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.container_causes import ended, ending_order, hinted
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
-from gptddp.k8s.observe.progress import progress
 from gptddp.k8s.observe.replaced_causes import exits
 from gptddp.k8s.render.companions import OURS
 
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
 NO_STEP_S = 300.0  # of running without a line of a step, until that is told
+JOIN_S = 120.0  # in which a pod that has started, or is found again, is in the training
 GIVEN_UP = "gptddp/given-up"  # annotation of a job: why a command that waited has failed it
 
 
@@ -39,7 +40,7 @@ def refused(facts: Facts) -> Iterator[Cause]:
         if name and name[1] in facts.missing:
             later = [e for e in later if str(e.get("message", "")).endswith(name[1])]
         if not later and facts.missing and (not name or name[1] in facts.missing):
-            yield _refusal(facts, message)
+            yield refusal(facts, message)
             break
     made = facts.about(facts.job, "SuccessfulCreateService")
     for event in facts.about(facts.job, "FailedCreateService")[-1:]:
@@ -108,7 +109,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def _refusal(facts: Facts, message: str) -> Cause:
+def refusal(facts: Facts, message: str) -> Cause:
     """A refused pod's message in the words of who has to act."""
     for pattern, id, text in _REFUSALS:
         if found := re.search(pattern, message, re.S):
@@ -138,11 +139,11 @@ def no_operator(facts: Facts) -> Iterator[Cause]:
 def no_step(facts: Facts) -> Iterator[Cause]:
     """All pods run, and the training's log has no new step; of jobs of ours only."""
     running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
-    label, _, ours = OURS.partition("=")
-    is_ours = (facts.job["metadata"].get("labels") or {}).get(label) == ours
-    if facts.log is None or not running or not is_ours or facts.local:
+    if facts.log is None or not running or not _is_ours(facts):
         return
-    steps = [at.timestamp() for at, line in facts.log if at and progress([line])["progress"]]
+    steps = [
+        at.timestamp() for at, line in facts.log if at and progress.progress([line])["progress"]
+    ]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
     quiet_s = facts.now - max([running, *steps[-1:]])
     if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):
@@ -156,6 +157,41 @@ def no_step(facts: Facts) -> Iterator[Cause]:
         + (f"the log's last line: {last[:200]}" if last else "the log is empty")
     )
     yield cause(facts, "no-step", text)
+
+
+def left_out(facts: Facts) -> Iterator[Cause]:
+    """All pods are ready, and for a while fewer ranks have done each step; of jobs of ours only."""
+    ready = [pod for pod in facts.pods if is_ready(pod)]
+    per_pod = str(facts.job["spec"].get("nprocPerNode") or 1)
+    if not facts.log or not _is_ours(facts) or not per_pod.isdigit():
+        return
+    wanted = len(ready) * int(per_pod)
+    since = max((_started(pod) for pod in ready), default=0.0) + JOIN_S
+    fewer: list[tuple[float, int]] = []  # of the lines at the end
+    for at, line in facts.log:
+        if at and (count := progress.ranks(line)):
+            fewer = [*fewer, (at.timestamp(), count)] if count < wanted else []
+    fewer = [it for it in fewer if it[0] > since]
+    if len(fewer) > 1 and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > progress.TAIL // 2):
+        text = (
+            f"{len(ready)} pods are ready, and each step is done by {fewer[-1][1]} of {wanted} "
+            "ranks: a pod that is left out is stopped, does not reach the others, or has another "
+            "Secret than they; its own log says what it waits for"
+        )
+        yield cause(facts, "left-out", text)
+
+
+def _started(pod: Object) -> float:
+    """When the newest of the pod's containers was started."""
+    states = [(c.get("state") or {}).get("running") or {} for c in container_statuses(pod)]
+    return max((seconds(it.get("startedAt")) or 0.0 for it in states), default=0.0)
+
+
+def _is_ours(facts: Facts) -> bool:
+    """Is it a job of our trainer, whose lines are known, on a cluster?"""
+    label, _, ours = OURS.partition("=")
+    labels = facts.job["metadata"].get("labels") or {}
+    return labels.get(label) == ours and not facts.local
 
 
 _BEGINNING = ("ContainerCreating", "PodInitializing")

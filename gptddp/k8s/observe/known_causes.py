@@ -111,6 +111,10 @@ _JOB = {
     "no-step": Known(
         "the pods run, and no step is logged for minutes", "gptddp-k8s logs $job --tail 20"
     ),
+    "left-out": Known(
+        "all pods run, and the training goes on without some of them",
+        "gptddp-k8s logs $job --tail 20",
+    ),
     "starting": Known("nothing is wrong: its pods are being created or started"),
 }
 

@@ -19,7 +19,7 @@ TAIL = 200  # lines of a log that are searched for the newest step
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
-    r"(?:  \d+ ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
+    r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
@@ -89,6 +89,12 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
     return {**found, "losses": losses}
+
+
+def ranks(line: str) -> int | None:
+    """How many ranks have done the step of this line; None: it is of no step, or does not say."""
+    found = _STEP.search(line)
+    return int(found["ranks"]) if found and found["ranks"] else None
 
 
 def _step(found: re.Match[str]) -> dict[str, Any]:

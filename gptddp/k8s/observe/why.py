@@ -63,7 +63,7 @@ def causes(facts: Facts) -> list[Cause]:
     found = merged([cause for check in _CHECKS for cause in check(facts)])
     if not found and now == PENDING:
         found = merged(list(job_causes.starting(facts)))
-    return found or list(job_causes.no_step(facts))
+    return found or [*job_causes.no_step(facts), *job_causes.left_out(facts)]
 
 
 def why(facts: Facts) -> str:
