@@ -51,6 +51,8 @@ def complete(kubeconfig, *words):
         (["list", "-n", "t"], ["team"]),
         (["submit", "-n", "team", "--queue", ""], ["gpus"]),
         (["submit", "--data", ""], ["data", "runs"]),
+        (["prepare", "--source", ""], ["data", "runs"]),
+        (["sample", "demo", "--runs", "r"], ["runs"]),
         (["list", "--context", ""], ["x"]),
         (
             ["submit", "--", "--warmu"],

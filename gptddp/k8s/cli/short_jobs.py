@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
+CLAIMS = types.completed("claims")
 
 
 def _prepare_flags() -> list[str]:
@@ -35,8 +36,19 @@ def _prepare_flags() -> list[str]:
 
 
 @click.command(cls=Command, of="`gptddp prepare`", takes=_prepare_flags)
-@click.option("--source", required=True, metavar="CLAIM[/PATH]", help="volume with the texts")
-@click.option("--data", metavar="CLAIM[/PATH]", help="where to make the dataset [data]")
+@click.option(
+    "--source",
+    required=True,
+    metavar="CLAIM[/PATH]",
+    help="volume with the texts",
+    shell_complete=CLAIMS,
+)
+@click.option(
+    "--data",
+    metavar="CLAIM[/PATH]",
+    help="where to make the dataset [data]",
+    shell_complete=CLAIMS,
+)
 @click.option(
     "--read-only-source", is_flag=True, help="mount its claim read-only on the node: ReadOnlyMany"
 )
@@ -192,12 +204,14 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
     type=types.WORD,
     metavar="CLAIM[/PATH]",
     help="volume with the run [the job's, else runs]",
+    shell_complete=CLAIMS,
 )
 @click.option(
     "--data",
     type=types.WORD,
     metavar="CLAIM",
     help="volume with the dataset [the job's, else data]",
+    shell_complete=CLAIMS,
 )
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options
