@@ -36,6 +36,11 @@ def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
                 f"the claim {claim}{_option(volume)} {broken}: `kubectl describe pvc {claim}{at}`"
                 " says more; make it anew, or name another"
             )
+        elif cannot_write(found, pod_spec, volume):
+            say(
+                f"warning: the claim {claim}{_option(volume)} is ReadOnlyMany, and the pods write "
+                "to it; use ReadWriteMany"
+            )
         elif volume in _READ_ONLY and volume not in read_only and _read_only(found):
             say(
                 f"warning: the claim {claim} is ReadOnlyMany, and much storage mounts that only "
@@ -60,6 +65,13 @@ def _option(volume: str) -> str:
 
 def _read_only(claim: Object) -> bool:
     return bool(claim["spec"].get("accessModes") == ["ReadOnlyMany"])
+
+
+def cannot_write(claim: Object, pod_spec: Object, volume: str) -> bool:
+    """Is the claim for reading only, and mounted to be written?"""
+    mounts = [it for c in pod_spec["containers"] for it in c.get("volumeMounts") or []]
+    written = any(it["name"] == volume and not it.get("readOnly") for it in mounts)
+    return written and _read_only(claim)
 
 
 def is_shared(claim: Object, volume: str) -> bool:

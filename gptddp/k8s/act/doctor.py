@@ -12,7 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import companion, doctor_nodes, doctor_place, plan, share_probe, submit
+from gptddp.k8s.act import (
+    companion,
+    doctor_nodes,
+    doctor_place,
+    plan,
+    references,
+    share_probe,
+    submit,
+)
 from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, group_and_plural
@@ -256,6 +264,13 @@ def _beside(patient: Patient) -> Iterator[Check]:
                 yield Check("beside", FAIL, f"refused: {what}", fix or _REFUSED)
 
 
+def _named(patient: Patient) -> Iterator[Check]:
+    """Secrets, ConfigMaps and the account that the pods name, and nobody makes for them."""
+    for problem in references.missing(patient.cluster, patient.pod_spec, patient.helpers):
+        what, _, fix = problem.partition(": ")
+        yield Check("named", FAIL, what, fix)
+
+
 def summary(checks: Sequence[Check]) -> str:
     """`2 failed, 1 to look at`."""
     count: dict[str, Any] = {s: sum(it.status == s for it in checks) for s in (FAIL, WARN)}
@@ -271,6 +286,7 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("rights", _rights),
     ("webhook", _webhook),
     ("beside", _beside),
+    ("named", _named),
     ("pod", _pod),
     ("volumes", doctor_place.volumes),
     ("quota", doctor_place.quota),

@@ -30,6 +30,9 @@ def _claim(patient: Patient, claim: str, volume: str, found: Object) -> Check:
     if phase == "Lost" or "deletionTimestamp" in found["metadata"]:
         word = "has lost its volume" if phase == "Lost" else "is being deleted"
         return Check("volumes", FAIL, f"the claim {claim} {word}", f"make it anew, {another}")
+    if claims.cannot_write(found, patient.pod_spec, volume):
+        text = f"the claim {claim} is ReadOnlyMany, and the pods write to it"
+        return Check("volumes", FAIL, text, f"make it ReadWriteMany, {another}")
     if patient.count > 1 and not claims.is_shared(found, volume):
         text = f"the claim {claim} is {'/'.join(modes)}: pods on other nodes cannot mount it"
         return Check("volumes", FAIL, text, f"make it ReadWriteMany, {another}")

@@ -24,19 +24,23 @@ def check(cluster: Cluster, pod_spec: Object, own: Sequence[Object], say: Say) -
     What this user may not see is left to the pods. A pull secret that is not there is a warning:
     the nodes may have the image, or a right to it.
     """
-    missing: dict[str, None] = {}  # in their order, each once
-    made = {(it["kind"], it["metadata"]["name"]) for it in own}
-    for kind, name, key in _references(pod_spec):
-        if (kind, name) in made:
-            continue
-        if problem := _problem(cluster, kind, name, key):
-            missing[problem] = None
-    if missing:
-        raise ConfigError("; ".join(missing))
+    if found := missing(cluster, pod_spec, own):
+        raise ConfigError("; ".join(found))
     for item in pod_spec.get("imagePullSecrets") or []:
         if problem := _problem(cluster, "Secret", str(item.get("name", "")), None):
             fix = "`kubectl create secret docker-registry` makes one"
             say(f"warning: {problem.partition(':')[0]}, and the image may need it; {fix}")
+
+
+def missing(cluster: Cluster, pod_spec: Object, own: Sequence[Object]) -> list[str]:
+    """`what is not there: what helps`, of what the pods cannot do without, each once."""
+    made = {(it["kind"], it["metadata"]["name"]) for it in own}
+    found = [
+        _problem(cluster, kind, name, key)
+        for kind, name, key in _references(pod_spec)
+        if (kind, name) not in made
+    ]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _problem(cluster: Cluster, kind: str, name: str, key: str | None) -> str:

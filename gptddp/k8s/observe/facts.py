@@ -10,6 +10,7 @@ from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import (
     Object,
     age_s,
+    condition,
     event_time,
     holds,
     is_local,
@@ -19,12 +20,14 @@ from gptddp.k8s.objects import (
     role_and_index,
     seconds,
     suspended,
+    volume_claims,
 )
 from gptddp.k8s.observe import queue
 from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.render.companions import JOB_NAME
 
 _MOST_PODS = 5  # of those that are not ready, or new: whose events are asked for
+_UNBOUND = "unbound immediate PersistentVolumeClaims"  # the scheduler's words
 _NEW_S = 60.0  # a pod's age in which the events of the one before it are news
 
 
@@ -34,7 +37,7 @@ class Facts:
 
     `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
     where it was not read. `queue`: of Kueue's jobs, what it knows of them. `unseen`: the server's
-    words, where events may not be read.
+    words, where events may not be read. `unbound`: claims of pods that wait, without a volume.
     """
 
     job: Object
@@ -45,6 +48,7 @@ class Facts:
     log: Sequence[tuple[datetime | None, str]] | None = None
     queue: Queue | None = None
     unseen: str = ""
+    unbound: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -119,7 +123,22 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     queued = None if ended else queue.fetch(cluster, job)
     abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
     events, unseen = events_about(cluster, abouts)
-    return replace(found, events=events, queue=queued, unseen=unseen)
+    unbound = _unbound(cluster, pods)
+    return replace(found, events=events, queue=queued, unseen=unseen, unbound=unbound)
+
+
+def _unbound(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
+    """Which claims have no volume, where the scheduler says that one of a pod has none."""
+    waiting = [pod for pod in pods if _UNBOUND in str(condition(pod, "PodScheduled"))]
+    names = {claim: None for pod in waiting for _, claim in volume_claims(pod["spec"])}
+    try:
+        claims = [cluster.get("PersistentVolumeClaim", name) for name in names]
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return []
+    found = [it for it in claims if it and (it.get("status") or {}).get("phase") == "Pending"]
+    return [str(it["metadata"]["name"]) for it in found]
 
 
 def events_about(cluster: Cluster, names: Sequence[str]) -> tuple[list[Object], str]:

@@ -62,6 +62,7 @@ def _unseen(facts: Facts, pod: Object) -> Iterator[Cause]:
 def _by_claims(facts: Facts, pod: Object, message: str) -> Cause | None:
     """Claims that are missing, without a volume, or going."""
     names = [claim for _, claim in volume_claims(pod.get("spec") or {})]
+    names = [name for name in names if name in facts.unbound] or names
     if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', message):
         text = f"there is no PersistentVolumeClaim {found[1]}: create it, or name another"
         return cause(facts, "claim-missing", text, pod=pod)
