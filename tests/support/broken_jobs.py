@@ -52,11 +52,11 @@ def mounted(name: str, code: str = SLEEP, **source: Any) -> dict[str, Any]:
     )
 
 
-def beside(name: str, main: str, *, init: bool) -> dict[str, Any]:
+def beside(name: str, main: str, *, init: bool, code: str = "") -> dict[str, Any]:
     """A job whose pod has a second container, which sleeps: beside the training, or before it."""
     made = job(name, main)
     spec = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    other = {**spec["containers"][0], "name": "other", "command": ["python", "-uc", TALKS]}
+    other = {**spec["containers"][0], "name": "other", "command": ["python", "-uc", code or TALKS]}
     if init:
         spec["initContainers"] = [other]
     else:
@@ -170,6 +170,10 @@ CASES = [
          ("spec.containers[].readinessProbe",), "Readiness probe failed"),
     Case(beside("sidecar", "print('done')", init=False), "sidecar",
          ("container pytorch has ended with 0", "other keeps"), "still here"),
+    Case(beside("beside", "pass", init=False, code="raise SystemExit('no token')"),
+         "failed-container", ("container other exited with 1", "no token"), "no token"),
+    Case(job("ready", SLEEP, pod={"readinessGates": [{"conditionType": "example.com/up"}]}),
+         "readiness-gate", ("spec.readinessGates", "example.com/up"), "example.com/up"),
     Case(beside("init", SLEEP, init=True), "init", ("init container other",), "still here"),
     Case(mounted("driver", **NO_DRIVER), "volume", ("spec.volumes", "none.example"),
          "none.example"),
