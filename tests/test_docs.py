@@ -1,5 +1,6 @@
 """The documentation names what there is, and nothing else."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def test_the_readme_is_short_and_starts_with_a_command():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) < 150
     assert next(i for i, line in enumerate(lines, 1) if line.startswith("$ ")) <= 25
+
+
+def test_a_message_that_names_a_page_says_where_it_is():
+    """An installed package has no pages: they are those of the sources."""
+    for path in sorted((ROOT / "gptddp").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                statement.value.value = ""  # a docstring
+        texts = [it.value for it in ast.walk(tree) if isinstance(it, ast.Constant)]
+        named = [it for it in texts if isinstance(it, str) and re.search(r"docs/.*\.md", it)]
+        if path.name != "demo.py":  # which `make demo` runs among the sources
+            assert all(re.search(r"docs/.*\.md of the sources", it) for it in named), path
 
 
 def test_every_exit_code_is_documented():

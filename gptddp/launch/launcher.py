@@ -63,6 +63,7 @@ DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 _NO_KEY = (
     "whoever reaches the port of the rendezvous can change who is in the job; a Secret of the job's"
     " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
+    " of the sources"
 )
 
 

@@ -149,7 +149,7 @@ class SharedState(torch_private_elastic.StateHolder):
         return (
             f"{text}: what is there is ignored. Restart the pods that were started without the "
             "Secret, or with an older one; if there are none, somebody else reaches the port: see "
-            "docs/security.md. This is said once"
+            "docs/security.md of the sources. This is said once"
         )
 
     # -- signs of life -----------------------------------------------------------------------------

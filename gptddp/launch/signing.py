@@ -64,6 +64,8 @@ class SignedStore(PrefixStore):
         end = time.monotonic() + FORGED_S
         while (text := self._signer.read(f"{self._prefix}/{key}", super().get(key))) is None:
             if time.monotonic() > end:
-                raise RendezvousError(f"{key} in the store does not verify: see docs/security.md")
+                raise RendezvousError(
+                    f"{key} in the store does not verify: see docs/security.md of the sources"
+                )
             time.sleep(_POLL_S)
         return text.encode()

@@ -2,8 +2,10 @@
 
 import pytest
 from support.api_server import Log
+from support.writable_api_server import WriteAPI
 
 from gptddp.errors import ClusterError
+from gptddp.k8s.cluster import connect
 
 
 @pytest.fixture
@@ -25,6 +27,19 @@ def test_an_object_comes_as_a_plain_dict(api, cluster):
     assert cluster.get("PyTorchJob", "demo") == job
     assert cluster.get("PyTorchJob", "other") is None
     assert cluster.find("PyTorchJob", "a=b") == [job] and cluster.find("PyTorchJob", "a=c") == []
+
+
+def test_what_is_not_there_need_not_be_deleted(tmp_path):
+    """Somebody else was faster; any other refusal is an error."""
+    api = WriteAPI(tmp_path)
+    try:
+        cluster = connect(kubeconfig=api.kubeconfig)
+        assert cluster.delete("Secret", "none") is False
+        api.forbidden = {"DELETE secrets"}
+        with pytest.raises(ClusterError, match="forbidden"):
+            cluster.delete("Secret", "none")
+    finally:
+        api.close()
 
 
 def test_a_refusal_keeps_the_servers_words(api, cluster):

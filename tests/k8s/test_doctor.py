@@ -99,6 +99,7 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
         (NODES, items(node(), node(images=[])), [], "image", "warn", "is on 1 of 2 nodes"),
         (QUOTAS, items(quota({"requests.cpu": "5"}, {"requests.cpu": "2"})), [], "quota", "fail",
          "requests.cpu: 2 of 5 used, the job needs 4 (q)"),
+        (QUOTAS, items(quota({"count/services": "3"}, {})), [], "quota", "fail", "the job needs 4"),
         (QUOTAS, items(quota({"pods": "3"}, {})), [], "quota", "fail", "pods: 0 of 3 used"),
         (QUOTAS, items(quota({"limits.memory": "1Gi"}, {})), ["--memory", "4Gi"], "quota", "fail",
          "limits.memory: 0 of 1Gi used, the job needs 16Gi"),

@@ -248,6 +248,7 @@ def test_an_exec_plugin_gives_the_token(api, plugin, tmp_path):
     assert authorization(api) == "Bearer a-b+-1"
     info = json.loads((tmp_path / "info").read_text())
     assert info["apiVersion"] == V1 and info["spec"]["cluster"]["server"] == cluster._server
+    assert info["spec"]["interactive"] is False  # there is no terminal
     api.refused.add("Bearer a-b+-1")
     cluster.find("Pod")
     assert authorization(api) == "Bearer a-b+-2"

@@ -65,6 +65,7 @@ def test_a_companion_that_was_changed_or_deleted_differs(api):
     assert done.exit_code == 1
     found = {change["kind"]: change for change in json.loads(done.stdout)}
     assert set(found) == {"PodDisruptionBudget", "NetworkPolicy"}
+    assert {change["name"] for change in found.values()} == {"demo"}
     assert found["NetworkPolicy"]["action"] == "create"
     fields = [{"path": "spec.maxUnavailable", "old": "3", "new": "1"}]
     assert found["PodDisruptionBudget"]["fields"] == fields

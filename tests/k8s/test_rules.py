@@ -107,6 +107,7 @@ BROKEN_PODS = [
     ("env-name", {"env_from_secret": ("A-B=hf/a",)}, "--env-from-secret A-B"),
     ("env-reserved", {"env_from_configmap": ("RANK=hf/a",)}, "--env-from-configmap RANK"),
     ("mount", {"mount_secret": (("a", "etc"),)}, "not a folder of the pod"),
+    ("mount", {"mount_secret": (("a", "/b:c"),)}, "not a folder of the pod"),
     ("mount", {"mount_secret": (("a", "/"),)}, "not a folder of the pod"),
     ("mount", {"mount_secret": (("a", "/data/keys/"),)}, "overlaps with /data"),
     ("mount", {"mount_configmap": (("a", "/dev"),)}, "overlaps with /dev"),

@@ -80,3 +80,5 @@ def test_the_pods_of_the_probe_are_like_those_of_the_job(api):
         it["name"] for it in spec["volumes"]
     }
     assert "podAntiAffinity" in spec["affinity"]
+    counts = [made[0]["spec"][key] for key in ("completions", "parallelism", "backoffLimit")]
+    assert counts == [2, 2, 0] and spec["restartPolicy"] == "Never"

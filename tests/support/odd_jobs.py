@@ -16,6 +16,8 @@ CONTAINER = f"{POD}.containers.0"
 REFUSED = [
     (f"{WORKER}.replica", 4, "did you mean 'replicas'?"),
     (f"{WORKER}.Replicas", 4, "did you mean 'replicas'?"),
+    ("metadata.creationTimestamp", "yesterday", "as in 2026-01-31T12:00:00Z"),
+    ("metadata.creationTimestamp", "2026-01-31T12:00:00", "a string, stands where a time must be"),
     ("spec.cleanPodPolicy", "All", "it belongs to spec.runPolicy.cleanPodPolicy"),
     ("spec.replicas", 4, "it belongs to spec.pytorchReplicaSpecs.Worker.replicas"),
     (f"{POD}.image", "x", f"it belongs to {POD}.containers[].image"),
@@ -63,6 +65,7 @@ REFUSED = [
 # What looks odd, and is allowed: nobody may be kept from it.
 ALLOWED = [
     ("spec.runPolicy.backoffLimit", 4.0),
+    ("metadata.creationTimestamp", "2026-01-31T12:00:00Z"),
     ("metadata.annotations", None),
     ("spec.runPolicy.schedulingPolicy", None),
     (f"{WORKER}.template.metadata.labels", None),

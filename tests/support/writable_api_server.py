@@ -66,6 +66,8 @@ class _Handler(api_server._Handler):
             what = f"{of['verb']} {of['resource']}/{of['subresource']}".removesuffix("/")
             return self._json(201, body | {"status": {"allowed": what not in self.api.no_right}})
         meta = body["metadata"]
+        if not body.get("apiVersion"):
+            return self._status(400, "Object 'apiVersion' is missing")
         if wrong := self.api.webhook(body):
             return self._status(422, wrong)
         meta.setdefault("name", meta.pop("generateName", "") + "x1y2z")

@@ -189,7 +189,8 @@ def network(patient: Patient) -> Iterator[Check]:
     else:
         text = "no network plug-in is known here that enforces NetworkPolicies"
         fix = "install one, such as Calico or Cilium; until then every pod of the cluster reaches"
-        yield Check("network", WARN, text, f"{fix} the job's ports (docs/security.md)")
+        fix += " the job's ports (docs/security.md of the sources)"
+        yield Check("network", WARN, text, fix)
 
 
 def _enforces(daemon_set: Object) -> bool:

@@ -94,8 +94,8 @@ while [ -n "$asked" ]; do asked=; wait "$step"; code=$?; done
 """
 
 _END = """
-# 2 to 5 are final, see docs/train.md; so are 6 and 7: no such program. All else goes on: 143 is
-# stopped and saved, 1 a lost rank, 137 a killed task; but not again and again.
+# 2 to 5 are final, see docs/train.md of the sources; so are 6 and 7: no such program. All else goes
+# on: 143 is stopped and saved, 1 a lost rank, 137 a killed task; but not again and again.
 case $code in 0 | [2-7]) exit "$code" ;; esac
 state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
 [ "${state:-RUNNING}" = RUNNING ] || exit "$code"
