@@ -289,6 +289,14 @@ def test_sample_runs_on_the_code_of_the_job(api, k8s, tmp_path):
     assert "configMap" in {v["name"]: v for v in pod_of(made[0])["volumes"]}["code"]
 
 
+def test_sample_of_a_claim_that_is_gone_is_refused(api, k8s):
+    """Its pod would wait for it for ever."""
+    api.put(render_job({"name": "demo"}))
+    api.remove("PersistentVolumeClaim", "runs")
+    result = k8s("sample", "demo")
+    assert result.exit_code == 2 and "no claim runs" in result.stderr and api.writes == []
+
+
 def test_sample_without_a_checkpoint_says_so(api, k8s):
     """Exit code 100 with gptddp's own words, and no Job left."""
     api.put(render_job({"name": "demo"}))
@@ -313,6 +321,7 @@ def test_sample_that_no_node_takes_says_so_and_times_out(api, k8s):
     result = k8s("sample", "demo", "--timeout", "0.5")
     assert result.exit_code == 124 and "is not done after 0.5 s" in result.stderr
     assert result.stderr.count("no node takes it: 2 Insufficient cpu") == 2  # at once, at the end
+    assert f"describe nodes --kubeconfig {api.kubeconfig}`" in result.stderr
     assert api.writes == ["create Job", "delete Job"]
 
 

@@ -91,7 +91,8 @@ def quota(patient: Patient) -> Iterator[Check]:
 def _short(resource: str, text: str) -> Check:
     """Too little of a quota: nothing of the pods, of what is beside them, or of the key only."""
     if resource in ("secrets", "count/secrets"):
-        fix = "ask for more quota: the job runs without a key for its rendezvous (docs/security.md)"
+        fix = "ask for more quota: the job runs without a key for its rendezvous"
+        fix += " (docs/security.md of the sources)"
         return Check("quota", WARN, text, fix)
     for kind in companions.KINDS:
         if resource == _counted(kind):
