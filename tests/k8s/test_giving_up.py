@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.api_objects import event, pod
+from support.api_objects import event, pod, terminated, waiting
 from support.cause_cases import made_again
 from support.writable_api_server import NO_ANSWER, WriteAPI
 
@@ -61,6 +61,21 @@ def test_the_operator_is_let_to_fail_the_job_and_the_reason_is_in_it(api, look):
     )
     made["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "deadline"}]}
     assert job_causes.failed(replace(facts, job=made)).sentence.startswith(reason)
+
+
+def test_the_reason_is_the_best_that_a_look_has_seen(api, look):
+    """How an init container ended is in the status of a pod that is gone at most looks."""
+    gone = hopeless()
+    for it in gone.events:
+        it["reason"], it["type"] = "Started", "Normal"
+        it["involvedObject"]["fieldPath"] = "spec.initContainers{before}"
+    seen = pod(0, waiting("PodInitializing"), phase="Pending")
+    state = terminated(1, "no database")
+    seen["status"]["initContainerStatuses"] = [{"name": "before", "ready": False, "state": state}]
+    look(replace(gone, pods=[seen], events=gone.events[:5]))
+    look(gone)
+    reason = api.objects["pytorchjobs", "demo"]["metadata"]["annotations"][job_causes.GIVEN_UP]
+    assert "its init container before exited with 1 (an error): no database" in reason
 
 
 def others_train(index):

@@ -24,15 +24,18 @@ class GivingUp:
     def __init__(self, cluster: Cluster, say: Say) -> None:
         self._cluster, self._say = cluster, say
         self._over = False  # it is done, or may not be
+        self._reason = ""  # the newest that was not vague
 
     def __call__(self, facts: Facts) -> None:
         found = vain(facts)
+        if found and not found.vague:
+            self._reason = found.reason
         if self._over or not found or not _is_hopeless(facts, found):
             return
-        name, at = facts.name, self._cluster.flags
+        name, at, why = facts.name, self._cluster.flags, self._reason or found.reason
         reason = (
             f"pod {found.pod_name} was made {found.count} times in {found.seconds:.0f} s, and its "
-            f"container never started: {found.reason}; mend that, then `gptddp-k8s delete {name}"
+            f"container never started: {why}; mend that, then `gptddp-k8s delete {name}"
             f"{at}` and the same submit go on from the newest checkpoint"
         )
         patch = {

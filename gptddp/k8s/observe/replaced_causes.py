@@ -79,12 +79,16 @@ def _template(job: Object, pod_name: str) -> Object:
 
 @dataclass(frozen=True)
 class Vain:
-    """Pods of one name that were made one after the other, and none of whose containers started."""
+    """Pods of one name that were made one after the other, and none of whose containers started.
+
+    `vague`: at this look nothing has said how one of them ended; another may see it.
+    """
 
     pod_name: str
     count: int
     seconds: float
     reason: str
+    vague: bool = False
 
 
 def vain(facts: Facts) -> Vain | None:
@@ -105,10 +109,12 @@ def vain(facts: Facts) -> Vain | None:
             if not said and name in waiting:
                 only = replace(facts, pods=[waiting[name]])
                 said = [it.text for it in container_causes.initialising(only)]
+            vague = not said or "has not ended" in said[-1]
             if not said and (init := [it for e in told if (it := _init_container(e))]):
                 said = [f"its init container {init[-1]} (spec.initContainers) ends badly"]
             span_s = facts.now - event_time(told[0])
-            return Vain(name, len(uids), span_s, (said or ["its events say no more"])[-1])
+            reason = (said or ["its events say no more"])[-1]
+            return Vain(name, len(uids), span_s, reason, vague)
     return None
 
 
