@@ -13,6 +13,7 @@ from gptddp.k8s.render import documents
 WORDS = """
 {kind: PyTorchJob, apiVersion: kubeflow.org/v1, metadata: {name: words}, spec: {words: [
 yes, no, on, off, y, n, True, FALSE, "yes", 0x10, 010, 0o17, 0b11, 1_000, 1e3, .5, 1., +5, -7, 08,
+0X1F, 0O7, 1e1_0, 1_.5, -_6, 0x, 1.e538,
 12:30, 2026-01-01, 2026-01-01T00:00:00Z, 1.2.3, ~, null, Null, -, 2x, 9007199254740993, 1.50
 ], on: 1, 2: 3, y: 4, t: &x {a: b}, u: {<<: *x, c: d}, quoted: '0x10'}}
 """

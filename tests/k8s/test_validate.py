@@ -167,7 +167,7 @@ def test_json_has_every_object_and_its_problems():
         ("a: " + "[" * 100_000, "document: it is nested too deep"),
         ("- " * 100_000, "document: it is nested too deep"),
         ('{"a":' * 100_000, "document: it is nested too deep"),
-        ("a: " + "9" * 6000, "document: a number of 6000 digits"),
+        ("a: 1\nb: .inf", "stdin:2: document: .inf, which JSON does not have"),
         ("- a", "is no object with apiVersion and kind"),
         ("spec: {}", "kind: is missing; write kind: PyTorchJob, or what it is"),
         ("kind: PyTorchJob", "apiVersion: is missing; write apiVersion: kubeflow.org/v1"),
@@ -181,6 +181,9 @@ def test_json_has_every_object_and_its_problems():
         (GOOD + "spec: {}\n", "stdin:18: spec: stands in line 4 and again in line 18"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("a: !!int x", "could not convert"),
+        ("a: 1\n...\nb: 2", "kubectl would leave out the rest without a word"),
+        ("  a: 1\nb: 2", "kubectl would leave out the rest without a word"),
+        ("a: {~: 1}", "a key is null"),
         ("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: 3", "stdin:3: spec: 3"),
         ("kind: \x1b[31m\napiVersion: v1", "control characters"),
     ],
@@ -219,6 +222,11 @@ def test_a_date_or_an_octal_number_is_no_text():
     """What PyYAML would read otherwise than kubectl."""
     (read,) = documents.parse("{a: 2026-01-01, b: 12:30, c: 1e3, d: 010, e: y}", "x")
     assert read.value == {"a": "2026-01-01", "b": "12:30", "c": 1000.0, "d": 8, "e": True}
+    (read,) = documents.parse("[0X1F, 0O7, 1e1_0, 1_.5, -_6, 0x_f]", "x")
+    assert read.value == [31, 7, 1e10, 1.5, -6, 15]
+    for text in ("0x", "0b_", "1.e538", "9" * 6000, "0x1" + "0" * 16, "1" + "_" * 9999):
+        (read,) = documents.parse(f"{{a: {text}}}", "x")
+        assert read.value == {"a": text}
 
 
 def test_a_placeholder_is_named_with_what_fills_it_in():

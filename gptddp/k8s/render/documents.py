@@ -117,11 +117,13 @@ def _parse(text: str, file: str) -> Iterator[Document]:
             yield from _objects(loader, node, file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        yield _unreadable(file, (mark.line + 1 if mark else 1), str(error.problem), _hint(text))
+        yield _unreadable(
+            file, (mark.line + 1 if mark else 1), str(error.problem), _hint(text, error)
+        )
     except yaml.YAMLError as error:
         yield _unreadable(file, 1, " ".join(str(error).split()), "write plain text, as UTF-8")
     except ValueError as error:  # `!!int x`
-        yield _unreadable(file, 1, str(error), _hint(text))
+        yield _unreadable(file, 1, str(error), _hint(text, error))
     finally:
         loader.dispose()
 
@@ -165,8 +167,10 @@ def _unreadable(file: str, line: int, what: str, fix: str) -> Document:
     return Document(file, None, line, [Problem("yaml", "document", what, fix)])
 
 
-def _hint(text: str) -> str:
+def _hint(text: str, error: Exception) -> str:
     """What to do about a text that is no YAML."""
+    if "expected <document start>" in str(error):
+        return "kubectl would leave out the rest without a word: indent it, or write --- before it"
     if "{{" in text:
         return "it looks like a template: render it first, as with `helm template`"
     if re.search(r"^\s*\t", text, re.M):
@@ -182,9 +186,9 @@ def _plain(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, bool) or key is None:
-        return {True: "true", False: "false", None: "null"}[key]
-    return str(key)
+    if key is None:
+        raise yaml.constructor.ConstructorError(None, None, "a key is null", None)
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _child(node: Any, part: str) -> tuple[Any, Any]:

@@ -4,18 +4,21 @@ PyYAML takes `12:30` for a number, a date for a date, and `1e3`, `0o17` and `y` 
 kubectl they are two texts, two numbers and true: what is plain here is another thing there.
 """
 
+import math
 import re
 from typing import Any
 
 import yaml
 
-_MOST_DIGITS = 1000  # Python reads no number of some thousand
+_D, _X = r"(_*\d)+", r"(_*[\da-fA-F])+"  # Go leaves out every `_` first
+_SHORT = r"(?=.{1,100}$)"  # what is longer is none, and takes long to look through
 # Numbers and single letters as Go writes them.
 _WORDS = (
     ("bool", r"[yYnN]", "yYnN"),
-    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
-    ("float", r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-     "-+0123456789."),
+    ("int", rf"[-+]?_*(0_*[bB](_*[01])+|0(_*[oO])?(_*[0-7])+|0|[1-9]({_D})?|0_*[xX]{_X})_*",
+     "-+0123456789"),
+    ("float", rf"[-+]?_*(\d_*({_D})?(_*\.({_D})?)?|\.{_D})_*([eE]_*[-+]?{_D})?_*", "-+0123456789."),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
 )  # fmt: skip
 
 
@@ -35,27 +38,33 @@ Loader.yaml_implicit_resolvers = {
 for _tag, _pattern, _first in _WORDS:
     for _class in (Loader, Dumper):
         _class.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first)
+            f"tag:yaml.org,2002:{_tag}", re.compile(rf"{_SHORT}(?:{_pattern})$"), list(_first)
         )
 
 
-def _number(loader: Any, node: Any) -> int | float:
+def _number(loader: Any, node: Any) -> int | float | str:
+    """What does not fit into 64 bits, or into a float without a prefix, stays a text."""
     text = str(node.value).replace("_", "").lower().removeprefix("+")
-    if len(text) > _MOST_DIGITS:
-        raise yaml.constructor.ConstructorError(
-            None, None, f"a number of {len(text)} digits", node.start_mark
-        )
-    if re.fullmatch(r"-?0o?[0-7]+", text):
-        return int(text.replace("o", ""), 8)
-    return int(text, 0) if re.fullmatch(r"-?(\d+|0[bx][0-9a-f]+)", text) else _float(text)
+    if re.fullmatch(r"-?0o?[0-7]+|-?0[bx][0-9a-f]+", text):
+        octal = re.fullmatch(r"-?0o?[0-7]+", text)
+        value = int(text.replace("o", ""), 8) if octal else int(text, 0)
+        return value if -(2**63) <= value < 2**64 else str(node.value)
+    if not math.isfinite(float(text)):
+        return str(node.value)
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
 
 
-def _float(text: str) -> float:
-    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+def _float(loader: Any, node: Any) -> float | str:
+    text = str(node.value).replace("_", "").lower()
+    if text.lstrip("+-") in (".inf", ".nan"):
+        rule = f"{node.value}, which JSON does not have"
+        raise yaml.constructor.ConstructorError(None, None, rule, node.start_mark)
+    value = float(text)
+    return value if math.isfinite(value) else str(node.value)
 
 
 Loader.add_constructor("tag:yaml.org,2002:int", _number)
-Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: _float(node.value))
+Loader.add_constructor("tag:yaml.org,2002:float", _float)
 Loader.add_constructor(
     "tag:yaml.org,2002:bool", lambda loader, node: node.value.lower() in ("y", "yes", "true", "on")
 )
