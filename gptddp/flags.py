@@ -36,7 +36,9 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(
-            _text(sys.stdin) if str(path) == STDIN else Path(path).read_text("utf-8")
+            _text(sys.stdin).removeprefix("\ufeff")
+            if str(path) == STDIN
+            else Path(path).read_text("utf-8-sig")  # with the mark that editors on Windows write
         )
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name_of(path)} is not valid TOML: {error}") from error

@@ -226,7 +226,10 @@ def test_flags_win_over_the_file(tmp_path):
         ("[jobs]\nreplicas = 3", r"'jobs' is not one of the tables \[job\] and \[train\]"),
         ("replicas = 3", "'replicas' is not one of the tables"),
         ('[job]\nreplicas = "3"', r"job\.replicas is '3': it must be a whole number"),
-        ("[job]\nreplicas = true", "must be a whole number"),
+        ("[job]\nreplicas = true", "is true: it must be a whole number"),
+        ("[job.label]\nsince = 2026-11-23", r"label\.since is 2026-11-23: it must be a string"),
+        ("job = 5", r"job must be one table: write \[job\] above its keys"),
+        ("[[train]]\nsteps = 5", r"train must be one table"),
         ("[job]\nname = 3", "must be a string"),
         ("[job]\nenv = {A = 1}", r"job\.env\.A is 1: it must be a string"),
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
@@ -239,6 +242,13 @@ def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
     """The message has the key, what it must be, and the nearest name that exists."""
     with pytest.raises(ConfigError, match=message):
         spec.load(toml(tmp_path, text), {}, [])
+
+
+def test_a_file_from_windows_is_read(tmp_path):
+    """With a byte order mark at its beginning, and both characters at the ends of lines."""
+    file = tmp_path / "job.toml"
+    file.write_bytes(b"\xef\xbb\xbf[job]\r\nreplicas = 2\r\n")
+    assert spec.load(file, {}, []).replicas == 2
 
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):

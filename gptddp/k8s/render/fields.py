@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptddp.config import shown
 from gptddp.errors import ConfigError
 from gptddp.flags import flag as flag  # here for all who ask about a field
 
@@ -69,7 +70,14 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
     plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int, Kind.SWITCH: bool}
     if type(value) is plain_types.get(kind):
         return value
-    raise ConfigError(f"{where} is {value!r}: it must be {kind.value}")
+    raise ConfigError(f"{where} is {_as_written(value)}: it must be {kind.value}")
+
+
+def _as_written(value: Any) -> str:
+    """A value as TOML has it, and not as Python does: `true`, `2026-11-23`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shown(value) if isinstance(value, str | int | float | list | dict) else str(value)
 
 
 def from_file(where: str, file: Path | str) -> Mapping[str, Any]:

@@ -216,8 +216,10 @@ def _job_table(file: Path) -> dict[str, Any]:
         )
     tables, where = read_toml(file, "job file"), name_of(file)
     for name, table in tables.items():
-        if name not in ("job", "train") or not isinstance(table, dict):
+        if name not in ("job", "train"):
             raise ConfigError(f"{where}: {name!r} is not one of the tables [job] and [train]")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{where}: {name} must be one table: write [{name}] above its keys")
     table = tables.get("job", {})
     for key in table:
         if key not in FIELDS:
