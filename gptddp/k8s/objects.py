@@ -22,8 +22,9 @@ def replica_specs(job: Object) -> dict[str, Object]:
 
 
 def worker_spec(job: Object) -> Object:
-    """The entry of the job's workers."""
-    return replica_specs(job)["Worker"]
+    """The entry of the job's workers; of a job with a Master alone, that one's."""
+    specs = replica_specs(job)
+    return specs["Worker"] if "Worker" in specs else specs["Master"]
 
 
 def worker_pod_spec(job: Object) -> Object:

@@ -10,6 +10,7 @@ import os
 import time
 
 import pytest
+from support.manifests import render_job
 from support.writable_api_server import (
     LOST_ANSWER,
     NO_ANSWER,
@@ -20,6 +21,7 @@ from support.writable_api_server import (
 )
 
 from gptddp.k8s.objects import suspended
+from gptddp.k8s.render import manifest
 
 FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no failure
     "GET": (403, 500),
@@ -194,3 +196,21 @@ def test_a_server_that_is_broken_is_not_one_that_hides_something(api, prepare, a
             assert done.exit_code == 0 and "is not known: it is broken" in done.stderr
         else:
             assert done.exit_code == (2 if args[0] == "diff" else 1), (request, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "top --once", "logs", "wait --timeout 0", "rerun"),
+        *("sample --timeout 0", "suspend", "resume", "scale --replicas 2", "delete --no-wait"),
+    ],
+)
+def test_a_job_with_a_master_alone_is_answered_for(api, k8s, command):
+    """Somebody else's, or with our labels: what can be done is done, the rest refused in words."""
+    for labels in (manifest.labels("demo"), {}):
+        specs = copy.deepcopy(render_job({"name": "demo"})["spec"]["pytorchReplicaSpecs"])
+        made = {"kind": "PyTorchJob", "metadata": {"name": "demo", "labels": labels, "uid": "u"}}
+        api.put({**made, "spec": {"pytorchReplicaSpecs": {"Master": specs.pop("Worker")}}})
+        verb, *options = command.split()
+        result = k8s(verb, "demo", *options)
+        assert result.exception is None or isinstance(result.exception, SystemExit), command
