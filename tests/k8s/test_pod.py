@@ -242,7 +242,7 @@ def test_a_yaml_file_is_read_as_kubectl_reads_it(tmp_path):
         ("toleration = [1]", "a list of strings"),
         ("read_only_data = 1", "true or false"),
         ('node_selector = ["a=b"]', "a table of strings"),
-        ("label = {a = true}", r"job\.label\.a is True: it must be a string"),
+        ("label = {a = true}", r"job\.label\.a is true: it must be a string"),
         ('resource = {"a/b" = true}', "a quantity"),
         ("affinity = 3", "a table, or the name of a YAML file"),
         ("affinity = {a = 2026-01-01}", "JSON does not know .*put dates"),

@@ -89,7 +89,8 @@ def _pod_words(job: Object) -> Iterator[Found]:
                     )
         for path in _POD_NAMES if pod else _CONTAINER_NAMES:
             for field, value in _values(where, part, path):
-                if value and not names.is_subdomain(str(value)):
+                by_name = value == job["metadata"].get("name")  # which the rule `name` judges
+                if value and not by_name and not names.is_subdomain(str(value)):
                     fix = "use lower case letters, digits, '-' and '.'"
                     yield field, f"{value!r} is not the name of an object", fix
         for field, value in _values(where, part, "env[].valueFrom.fieldRef.fieldPath"):

@@ -57,7 +57,7 @@ def _of_template(problem: Problem, document: "Document") -> Problem:
     if not left or problem.id == "unknown-field":
         return problem
     how = ", as with `envsubst`" if left[0].startswith("$") else ""
-    return problem._replace(fix=f"fill in {left[0]} first{how}")
+    return Problem(problem.id, problem.field, problem.rule, f"fill in {left[0]} first{how}")
 
 
 def check(job: dict[str, Any]) -> list[Problem]:
