@@ -23,7 +23,7 @@ BESIDE = --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reo
 test: venv  ## all tests that need no cluster
 	$(BIN)/python -m pytest $(BESIDE)
 
-# Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: eleven
+# Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: fourteen
 # minutes, without the long rows.
 test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
 	@mkdir -p .faults && rm -f .faults/measured.jsonl
