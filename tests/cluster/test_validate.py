@@ -44,11 +44,15 @@ def test_the_server_refuses_and_takes_the_same_structure(namespace):
 
 def test_the_server_refuses_the_pods_of_jobs_that_we_refuse(namespace):
     """A dry run of the pod that a job's template makes, for every odd one, and takes the others."""
+    restricted = "pod-security.kubernetes.io/enforce"  # which refuses every hostPath
+    namespace.kubectl("label", "namespace", namespace.namespace, f"{restricted}-")
     server, wrong = connect(namespace.namespace, namespace.kubeconfig), []
     table = [(*row[:2], True) for row in odd_jobs.PODS_REFUSED]
     for path, value, refused in table + [(*row, False) for row in odd_jobs.PODS_ALLOWED]:
         template = worker_spec(odd_jobs.with_field(path, value))["template"]
-        spec = {**template["spec"], "restartPolicy": "Never", "serviceAccountName": "default"}
+        spec = {**template["spec"], "restartPolicy": "Never"}
+        if not path.endswith("serviceAccountName"):
+            spec["serviceAccountName"] = "default"
         for it in spec.get("initContainers") or []:
             it["securityContext"] = spec["containers"][0]["securityContext"]
         meta = {**template["metadata"], "name": "odd"}
