@@ -16,7 +16,7 @@ from gptddp import config, flags
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
 
-_LIMIT_S = 2.0
+LIMIT_S = 2.0
 Ask = Callable[["Cluster"], Iterable[str]]
 
 
@@ -107,5 +107,5 @@ def _within(ask: Callable[[], list[str]]) -> list[str]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_LIMIT_S)
+    thread.join(LIMIT_S)
     return list(answer)
