@@ -4,11 +4,23 @@ import pytest
 from support.writable_api_server import WriteAPI, put_claims
 
 
-@pytest.fixture
-def api(tmp_path):
-    """With the claims that a job has by default."""
-    server = WriteAPI(tmp_path)
+def with_claims(folder):
+    """A server with the claims that a job has by default."""
+    server = WriteAPI(folder)
     put_claims(server)
+    return server
+
+
+@pytest.fixture
+def server_in():
+    """server_in(folder): the server of `api`. A file with tests of another kind has its own."""
+    return with_claims
+
+
+@pytest.fixture
+def api(server_in, tmp_path):
+    """A server of this test alone."""
+    server = server_in(tmp_path)
     yield server
     server.close()
 

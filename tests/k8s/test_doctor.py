@@ -25,11 +25,9 @@ from support.writable_api_server import submit
 
 
 @pytest.fixture
-def api(tmp_path):
+def server_in():
     """A cluster that lacks nothing."""
-    server = healthy(tmp_path)
-    yield server
-    server.close()
+    return healthy
 
 
 CHECKS = (

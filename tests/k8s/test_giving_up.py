@@ -14,10 +14,8 @@ from gptddp.k8s.observe import job_causes
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = WriteAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return WriteAPI
 
 
 @pytest.fixture

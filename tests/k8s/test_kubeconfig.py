@@ -38,10 +38,8 @@ class HeaderAPI(FakeAPI):
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = HeaderAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return HeaderAPI
 
 
 def write(path, server="http://127.0.0.1:9", context="x", **entries):

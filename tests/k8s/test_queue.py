@@ -15,15 +15,8 @@ from gptddp.k8s.observe import wait
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = queue_server(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    return api.command_line
+def server_in():
+    return queue_server
 
 
 # -- status, list and wait -----------------------------------------------------------------------

@@ -11,15 +11,8 @@ from support.writable_api_server import job, submit
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = queue_server(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def k8s(api):
-    return api.command_line
+def server_in():
+    return queue_server
 
 
 # -- submit --------------------------------------------------------------------------------------

@@ -10,11 +10,9 @@ from gptddp.k8s.act import share_probe
 
 
 @pytest.fixture
-def api(tmp_path):
+def server_in():
     """A cluster that lacks nothing."""
-    server = healthy(tmp_path)
-    yield server
-    server.close()
+    return healthy
 
 
 def ends(api, nodes, codes):

@@ -2,6 +2,8 @@
 
 import yaml
 from click.testing import CliRunner
+from support.api_server import Log
+from support.writable_api_server import WriteAPI
 
 from gptddp.k8s.cli.main import cli
 
@@ -16,3 +18,42 @@ def dry_run(*args):
 def pod_of(job):
     """The spec of its pods."""
     return job["spec"]["template"]["spec"]
+
+
+def server_with_texts(folder):
+    """A server with the claims of the dataset, the runs and texts."""
+    server = WriteAPI(folder)
+    for claim in ("data", "runs", "texts"):
+        server.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": {}})
+    return server
+
+
+def run_pods(api, message="", log=(), **state):
+    """Every Job that is created gets a pod that has ended with this state, and ends with it."""
+
+    def ended(body):
+        name = body["metadata"]["name"]
+        code = state.get("exitCode", 0)
+        terminated = {"terminated": {"exitCode": code, "message": message, **state}}
+        container = {"name": "c", "image": "i", "state": state.get("state", terminated)}
+        api.put(
+            {
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"{name}-pod",
+                    "creationTimestamp": "2026-11-21T09:00:00Z",
+                    "labels": {"batch.kubernetes.io/job-name": name},
+                },
+                "status": {
+                    "phase": "Failed" if code else "Succeeded",
+                    "containerStatuses": [container],
+                    **state.get("status", {}),
+                },
+            }
+        )
+        api.logs[f"{name}-pod"] = Log([("2026-11-21T09:00:00.000000001Z", line) for line in log])
+        if not state.get("state") and not state.get("status"):
+            kind = "Failed" if code else "Complete"
+            body["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+    api.created["Job"] = ended
