@@ -9,9 +9,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from gptddp.errors import ClusterError, ConfigError, NotFoundError
@@ -119,6 +119,16 @@ class Cluster:
         query |= {"dryRun": "All"} if dry_run else {}
         return self._json("patch", self._path(kind, name), query, patch)
 
+    def apply(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """Server-side apply: create the object, or make the fields of ours what `body` says.
+
+        A field that another manager has set differently becomes ours. Raises ClusterError.
+        """
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        path = self._path(body["kind"], body["metadata"]["name"])
+        return self._json("patch", path, query, body, "application/apply-patch+yaml")
+
     def delete(self, kind: str, name: str) -> bool:
         """Delete an object, and in the background what it owns; False if it was not there."""
         try:
@@ -173,18 +183,23 @@ class Cluster:
         return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
     def _json(
-        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content_type: str = "",
     ) -> Object:
         group, newer, rest = path.partition(_NEWER)
         if newer and group in self._older:
             path, newer = group + _OLDER + rest, ""
         try:
-            answer = self._request(method, path, query or {}, body)
+            answer = self._request(method, path, query or {}, body, content_type=content_type)
         except ClusterError as error:
             if not newer or error.status != 404 or "not found" in str(error):
                 raise
             self._older.add(group)
-            return self._json(method, path, query, body)
+            return self._json(method, path, query, body, content_type)
         try:
             value = json.loads(answer.read())
         except OSError as error:
@@ -210,13 +225,14 @@ class Cluster:
         query: Mapping[str, Any],
         body: Any = None,
         timeouts: tuple[float, float | None] = _TIMEOUTS_S,
+        content_type: str = "",
     ) -> Answer:
         """The answer to what the server has done. Raises ClusterError for any other."""
         assert self._transport is not None
-        kind = "application/merge-patch+json" if method == "patch" else "application/json"
+        merge = "application/merge-patch+json" if method == "patch" else "application/json"
         try:
             answer = self._transport.request(
-                method, path, list(query.items()), body, kind, timeouts=timeouts
+                method, path, list(query.items()), body, content_type or merge, timeouts=timeouts
             )
             if 200 <= answer.status < 300:
                 return answer
@@ -248,6 +264,20 @@ class Cluster:
             f"cannot reach the cluster at {self._server}{by}: {cause}; is it running, and is this "
             "the right --context (see kubectl config get-contexts)?"
         )
+
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def if_allowed(call: Callable[[], _T], otherwise: _U) -> _T | _U:
+    """What the call returns, or `otherwise` where the server answers that we may not (403)."""
+    try:
+        return call()
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return otherwise
 
 
 def _segment(kind: str, name: str) -> str:

@@ -5,7 +5,7 @@ from support.api_server import Log
 from support.writable_api_server import WriteAPI
 
 from gptddp.errors import ClusterError
-from gptddp.k8s.cluster import connect
+from gptddp.k8s.cluster import connect, if_allowed
 
 
 @pytest.fixture
@@ -38,6 +38,38 @@ def test_what_is_not_there_need_not_be_deleted(tmp_path):
         api.forbidden = {"DELETE secrets"}
         with pytest.raises(ClusterError, match="forbidden"):
             cluster.delete("Secret", "none")
+    finally:
+        api.close()
+
+
+def test_apply_creates_or_merges(tmp_path):
+    """An object that is not there is created, one that is there keeps what others have set; a dry
+    run changes nothing."""
+    api = WriteAPI(tmp_path)
+    try:
+        cluster = connect(kubeconfig=api.kubeconfig)
+        head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo"}}
+        assert cluster.apply(head | {"data": {"a": "1"}})["data"] == {"a": "1"}
+        api.objects["configmaps", "demo"]["data"]["b"] = "theirs"
+        assert cluster.apply(head | {"data": {"a": "2"}}, dry_run=True)["data"]["a"] == "2"
+        assert api.objects["configmaps", "demo"]["data"] == {"a": "1", "b": "theirs"}
+        cluster.apply(head | {"data": {"a": "2"}})
+        assert api.objects["configmaps", "demo"]["data"] == {"a": "2", "b": "theirs"}
+    finally:
+        api.close()
+
+
+def test_what_is_forbidden_is_done_without_and_nothing_else(tmp_path):
+    """`if_allowed` gives the other value for a 403; every other failure is raised."""
+    api = WriteAPI(tmp_path)
+    try:
+        cluster = connect(kubeconfig=api.kubeconfig)
+        assert if_allowed(lambda: cluster.find("Pod"), None) == []
+        api.secrets_are_hidden = True
+        assert if_allowed(lambda: cluster.get("Secret", "demo"), "hidden") == "hidden"
+        api.down = True
+        with pytest.raises(ClusterError, match="currently unable"):
+            if_allowed(lambda: cluster.find("Pod"), None)
     finally:
         api.close()
 
