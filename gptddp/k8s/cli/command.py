@@ -13,6 +13,7 @@ import click
 from gptddp.errors import GptddpError, visible, visible_lines
 
 COMPLETE = "_GPTDDP_K8S_COMPLETE"  # environment variable of a shell that wants completions
+TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
 
 
 class Command(click.Command):
@@ -38,6 +39,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = list(args)
         at = args.index("--") if "--" in args else len(args)
         try:
             left = super().parse_args(ctx, args[:at])
