@@ -142,7 +142,7 @@ class Cluster:
         """
         path = self._path(body["kind"], body["metadata"]["name"])
         query = _writing(dry_run) | {"force": "true"}
-        return self._json("patch", path, query, json.dumps(body), "application/apply-patch+yaml")
+        return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
     def delete(self, kind: str, name: str) -> bool:
         """Delete an object, and in the background what it owns; False if it was not there."""
