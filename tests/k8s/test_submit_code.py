@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support.api_server import PLURALS
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.render import code_volume
@@ -149,18 +148,6 @@ def test_who_may_not_make_config_maps_is_told_before_anything_is_created(api, k8
     api.forbidden = {"POST configmaps"}
     result = submit(k8s, *own(a="x = 1\n"))
     assert result.exit_code == 1 and api.all() == [] and "nothing was created" in result.stderr
-
-
-def test_delete_takes_the_code_along(api, k8s, own):
-    """And where ConfigMaps may not be seen nothing is said: a job without code has none."""
-    submit(k8s, *own(a="x = 1\n"))
-    result = k8s("delete", "demo")
-    assert 'configmap "demo-code-' in result.stdout and api.all() == []
-    submit(k8s)
-    api.forbidden = {"GET configmaps"}
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and "ConfigMap" not in result.stderr
-    assert PLURALS["ConfigMap"] == "configmaps"
 
 
 def test_code_that_cannot_be_compared_is_still_other_code(api, k8s, own):

@@ -19,7 +19,7 @@ def cli() -> None:
 cli.known = {
     "completion": ("completion", "Print the script by which a shell completes commands and names."),
     "delete": ("change", "Delete a job with its pods and everything that was created beside it."),
-    "doctor": ("plan", "Look for what a cluster lacks for a job, each with its fix."),
+    "doctor": ("doctor", "Look for what a cluster lacks for a job, each with its fix."),
     "list": ("listing", "List the jobs of gptddp with their state, their pods and their age."),
     "logs": ("observe", "Print what the pods of a job have written."),
     "prepare": ("short_jobs", "Make a dataset in a volume of the cluster, from texts in a volume."),
