@@ -117,7 +117,7 @@ def _to_dict(verdict: "Verdict") -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("ids", nargs=-1, metavar="[ID ...]", shell_complete=types.completed("rules"))
+@click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="format [text]")
 def rules(ids: tuple[str, ...], output: str | None) -> None:
     """List the rules of jobs: id, field, rule and fix.

@@ -1,7 +1,6 @@
 """The commands that take a job's specification: `render` and `submit`."""
 
 import dataclasses
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,7 +171,6 @@ def submit(
         return on_cluster.say_created([(it, "created") for it in objects_of(job)], dry_run, output)
     from gptddp.k8s.cluster import connect
 
-    gc.enable()
     cluster = connect(job.namespace, kubeconfig, context)
     objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
     if dry_run == "server":
@@ -205,7 +203,6 @@ def _run_locally(
     """Run the job here; returns the exit code."""
     from gptddp.k8s.local import run as local_job
 
-    gc.enable()
     return local_job.run(objects, local_dir=local_dir, volumes=volumes, verbose=verbose)
 
 
