@@ -190,14 +190,14 @@ def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):
 
 
 def test_a_command_that_has_no_use_for_code_does_not_read_it(own, tmp_path):
-    """`prepare -f job.toml` does not depend on the code that the file names; `validate` does."""
+    """`prepare -f job.toml` does not depend on the code that the file names; `render` does."""
     write(own, {"mine/bad.py": "def f(:"})
     toml = tmp_path / "job.toml"
     toml.write_text('[job]\ncode = "own"\n')
     run = CliRunner().invoke
     prepare = ["prepare", "--dry-run", "--source", "a/b", "--data", "a/c", "-f", str(toml)]
     assert run(cli, prepare).exit_code == 0
-    result = run(cli, ["validate", "-f", str(toml)])
+    result = run(cli, ["render", "-f", str(toml)])
     assert result.exit_code == 2 and "mine/bad.py, line 1" in result.output
 
 

@@ -62,13 +62,6 @@ def trainer_flags(ctx: click.Context, param: click.Parameter | None, start: str)
     return [flag for name in config.FIELDS if (flag := flags.flag(name)).startswith(start)]
 
 
-def rules(ctx: click.Context, param: click.Parameter | None, start: str) -> list[str]:
-    """The ids of rules."""
-    from gptddp.k8s.render import catalogue
-
-    return [rule.id for rule in catalogue.rules() if rule.id.startswith(start)]
-
-
 def _of(objects: Iterable[dict[str, Any]]) -> list[str]:
     return [str(it["metadata"]["name"]) for it in objects]
 

@@ -27,13 +27,11 @@ cli.known = {
     "render": ("submit", "Print the manifest of a job, or its batch script for Slurm."),
     "resume": ("change", "Let a suspended job go on from its newest checkpoint."),
     "rerun": ("again", "Run a job again with the settings that it has on the cluster."),
-    "rules": ("check", "List the rules of jobs: id, field, rule and fix."),
     "sample": ("short_jobs", "Print text from the newest checkpoint of a job."),
     "scale": ("change", "Change the number of pods of a job while it trains."),
     "status": ("observe", "Say how a job does: its state, why it does not run, its step."),
     "submit": ("submit", "Start a job on a cluster, or on this machine."),
     "suspend": ("change", "Stop the pods of a job, which commit a checkpoint, and keep the job."),
     "top": ("observe", "Watch a job: step, loss, speed, goodput, time left, pods."),
-    "validate": ("check", "Check PyTorchJobs, yours or others', without a cluster."),
     "wait": ("observe", "Wait for a job's end, and tell each change of its state."),
 }  # fmt: skip
