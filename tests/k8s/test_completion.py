@@ -60,7 +60,6 @@ def complete(kubeconfig, *words, limit_s=25):
             ["submit", "--", "--warmu"],
             ["--warmup-steps"],
         ),
-        (["rules", "replica-c"], ["replica-count"]),
         (["submit", "x", "--dry"], ["--dry-run"]),
         (["status", "--local", "--local-dir", "/nowhere", "d"], []),
     ],

@@ -173,7 +173,7 @@ def test_a_full_disk_behind_stderr_loses_nothing_else():
     assert shell('"$@" 2>/dev/full', "render", "--replicas", "0").returncode == 2
 
 
-@pytest.mark.parametrize("args", ["validate -f -", "render -f -", "diff -f -", "prepare -f -"])
+@pytest.mark.parametrize("args", ["render -f -", "diff -f -", "prepare -f -"])
 def test_a_closed_stdin_is_an_error_where_it_is_read(args):
     """Not the default job, and no traceback; elsewhere nobody notices."""
     args = args.split() + ["--source=a/b"] * args.startswith("prepare")
@@ -184,7 +184,7 @@ def test_a_closed_stdin_is_an_error_where_it_is_read(args):
 
 def test_a_closed_stdout_is_an_error_and_a_closed_stderr_is_none():
     """What was asked for is not there; what would be said beside it is left out."""
-    result = shell('"$@" >&-', "rules", "name")
+    result = shell('"$@" >&-', "render")
     assert result.returncode == 1 and "cannot write the output: Bad file" in result.stderr
     result = shell('"$@" 2>&- <&-', "render")
     assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
