@@ -13,7 +13,7 @@ from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
 COMMANDS = [cli.get_command(None, name) for name in cli.list_commands(None)]
-SPECS = ("render", "submit", "diff", "doctor")  # the commands with the options of a job
+SPECS = ("render", "submit", "doctor")  # the commands with the options of a job
 AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
 
 
@@ -173,7 +173,7 @@ def test_a_full_disk_behind_stderr_loses_nothing_else():
     assert shell('"$@" 2>/dev/full', "render", "--replicas", "0").returncode == 2
 
 
-@pytest.mark.parametrize("args", ["render -f -", "diff -f -", "prepare -f -"])
+@pytest.mark.parametrize("args", ["render -f -", "prepare -f -"])
 def test_a_closed_stdin_is_an_error_where_it_is_read(args):
     """Not the default job, and no traceback; elsewhere nobody notices."""
     args = args.split() + ["--source=a/b"] * args.startswith("prepare")

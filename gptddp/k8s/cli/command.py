@@ -11,6 +11,8 @@ import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
 
+TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
+
 
 class Command(click.Command):
     """A command whose argument is what stands after `--`: the options of another program.
@@ -35,6 +37,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = list(args)
         at = args.index("--") if "--" in args else len(args)
         try:
             left = super().parse_args(ctx, args[:at])

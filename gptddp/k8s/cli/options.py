@@ -173,18 +173,6 @@ def wait_options(
     return add
 
 
-def refuse_waits(
-    timeout_s: float | None, wait: bool, follow: bool, dry_run: str, output: str | None
-) -> None:
-    """Refuse what has no meaning beside each other where a job is created."""
-    refuse_timeout(timeout_s, wait or follow)
-    for name, given in (("wait", wait), ("follow", follow)):
-        if given and dry_run != "none":
-            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
-    if follow and output:
-        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
-
-
 def refuse_timeout(timeout_s: float | None, waits: bool) -> None:
     """Refuse a --timeout that nothing would look at."""
     if timeout_s is not None and not waits:
