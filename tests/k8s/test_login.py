@@ -13,7 +13,6 @@ import pytest
 from support.api_server import FakeAPI, _Handler
 
 from gptddp.errors import ClusterError
-from gptddp.k8s import login
 from gptddp.k8s.cluster import connect
 
 V1 = "client.authentication.k8s.io/v1"

@@ -90,9 +90,8 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Whole sentences, which click would cut."""
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, (it.help or "").partition("\n")[0]) for name, it in self.commands.items()]
-            )
+            texts = {name: it.help or "" for name, it in sorted(self.commands.items())}
+            formatter.write_dl([(name, it.partition("\n")[0]) for name, it in texts.items()])
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
