@@ -38,9 +38,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[TYPED] = list(args)
-        at = args.index("--") if "--" in args else len(args)
         try:
-            left = super().parse_args(ctx, args[:at])
+            return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if error.option_name not in self._takes():
                 raise
@@ -49,15 +48,6 @@ class Command(click.Command):
                 f"`{ctx.command_path} ... -- {error.option_name} ...`",
                 ctx,
             ) from None
-        passed = next(str(p.name) for p in self.params if p.nargs == -1)
-        if (extra := ctx.params.get(passed)) and not ctx.resilient_parsing:
-            raise click.UsageError(
-                f"unexpected argument {extra[0]!r}: the command takes options, and after -- those "
-                f"of {self._of}",
-                ctx,
-            )
-        ctx.params[passed] = tuple(args[at + 1 :])
-        return left
 
 
 # A verb of an earlier version, and what does its work now.

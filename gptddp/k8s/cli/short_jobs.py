@@ -166,7 +166,7 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
         raise click.UsageError(f"after --: {error.format_message()}") from None
     sources = made.params["sources"][1:]
     if sources:
-        raise click.UsageError(f"{sources[0]!r} after --: name the texts with --source")
+        raise click.UsageError(f"unexpected argument {sources[0]!r}: name texts with --source")
     mount = "/" + source.split("/")[1]
     for val in made.params["val"]:
         if not val.startswith(f"{mount}/"):
