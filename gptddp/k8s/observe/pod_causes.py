@@ -122,7 +122,8 @@ def _no_node(facts: Facts, pod: Object) -> Cause | None:
     if scheduled.get("reason") == "SchedulingGated":
         return _words(facts, pod, scheduled)
     message = str(scheduled.get("message", ""))
-    for claim in [name for _, name in volume_claims(pod["spec"]) if name in facts.claims]:
+    named = [name for _, name in volume_claims(pod.get("spec") or {})]
+    for claim in filter(facts.claims.__contains__, named):
         found = facts.claims[claim]
         if found is None:
             text = f"there is no PersistentVolumeClaim {claim}: create it, or name another"
