@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.doctored import NODES, OPERATOR, doctor, healthy, items, node, operator
-from support.queue_cases import condition, local_queue
+from support.queue_cases import local_queue
 from support.writable_api_server import submit
 
 
@@ -132,15 +132,14 @@ def test_a_right_that_is_missing_is_named_with_the_command(api, right, command, 
     assert done.exit_code == 0 and "ask for a Role in default" in found[0]["fix"]
 
 
-STOPPED = local_queue()
-STOPPED["status"]["conditions"] = [condition("Active", "False", "Stopped", "Localqueue is stopped")]
+STOPPED = local_queue(active="False", reason="Stopped")  # its message is c
 
 
 @pytest.mark.parametrize(
     ("queue", "args", "status", "words"),
     [
         (local_queue(), ["--queue", "team"], "ok", "the LocalQueue team admits jobs"),
-        (STOPPED, ["--queue", "team"], "fail", "LocalQueue team: Stopped: Localqueue is stopped"),
+        (STOPPED, ["--queue", "team"], "fail", "LocalQueue team: Stopped: c"),
         (local_queue(), ["--queue", "tema"], "fail", "there are team"),
         (local_queue(), [], "warn", "the namespace has queues (team), and the job is in none"),
     ],

@@ -11,9 +11,10 @@ from support.manifests import worker
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import lifecycle
+from gptddp.k8s.cluster import connect
+from gptddp.k8s.render import manifest
 
-NAME = {"training.kubeflow.org/job-name": "demo"}  # the operator's label of pods and services
-OURS = lifecycle.ours("demo").split(",")
+OURS = manifest.labels("demo") | {"training.kubeflow.org/job-name": "demo"}
 
 
 def end(api, kind):
@@ -96,11 +97,11 @@ def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
 def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
     """Each is told; --no-wait does not, and a new job of the name ends the wait."""
     submit(k8s)
-    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": NAME}}
+    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": OURS}}
     api.put({**pod, "spec": {}, "status": {"phase": "Running"}})
     assert k8s("delete", "demo", "--no-wait").exit_code == 0
     gone = {"kind": "PyTorchJob", "name": "demo", "uid": "gone"}
-    meta = {"name": "demo", "labels": dict(term.split("=") for term in OURS), "uid": "u"}
+    meta = {"name": "demo", "labels": OURS, "uid": "u"}
     api.put({"kind": "NetworkPolicy", "metadata": meta | {"ownerReferences": [gone]}})
     threading.Timer(0.5, api.remove, ("Pod", "demo-worker-0")).start()
     threading.Timer(1.5, api.remove, ("NetworkPolicy", "demo")).start()
@@ -112,13 +113,25 @@ def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
     assert told[1] == "waiting for networkpolicy.networking.k8s.io/demo to end"
 
 
+def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api, k8s):
+    """A sample of a run whose job is gone keeps no new job waiting."""
+    labels = OURS | {"batch.kubernetes.io/job-name": "demo-sample-x"}
+    api.put({"kind": "Pod", "metadata": {"name": "demo-sample-x-1", "labels": labels}})
+    api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": OURS}})
+    cluster = connect(kubeconfig=api.kubeconfig)
+    assert lifecycle.remains(cluster, "demo") == []
+    api.remove("Job", "demo-sample-x")
+    ((kind, pod),) = lifecycle.remains(cluster, "demo")
+    assert (kind, pod["metadata"]["name"]) == ("Pod", "demo-sample-x-1")
+
+
 def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
     """Its node may be down: how to give it up is said once. Services are waited for too."""
     submit(k8s)
-    meta = {"labels": NAME, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    meta = {"labels": OURS, "deletionTimestamp": "2026-01-01T00:00:00Z"}
     pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", **meta}}
     api.put({**pod, "spec": {"nodeName": "n"}})
-    api.put({"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": NAME}})
+    api.put({"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": OURS}})
     ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
     its_time = SimpleNamespace(**{**vars(time), "sleep": lambda _: api.remove(*ends.pop(0))})
     monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep as well

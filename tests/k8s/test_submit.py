@@ -122,7 +122,7 @@ def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
     assert "rdzvId" not in result.stderr and "gptddp-k8s scale" not in result.stderr
     end(api, "Failed")
     result = submit(k8s, "--cpu", "2")
-    assert "--replace puts" in result.stderr and "gptddp-k8s delete" not in result.stderr
+    assert "--replace deletes it" in result.stderr and "gptddp-k8s delete" not in result.stderr
 
 
 def test_another_size_names_scale_where_scale_does_it(api, k8s):

@@ -37,6 +37,7 @@ UNREACHABLE = (
     "the node may be down; when it is certain that it no longer runs,"
     " `kubectl delete pod POD --force` gives the pod up"
 )
+_SHORT_JOB = "batch.kubernetes.io/job-name"  # label of the pods of `prepare` and `sample`
 _POLL_S = 1.0
 _OVERDUE_S = 10.0
 
@@ -143,9 +144,15 @@ def remains(cluster: Cluster, name: str) -> list[_Named]:
     job = cluster.get(JOB, name)
     if job is not None and "deletionTimestamp" not in job["metadata"]:
         return []  # all of it belongs to a new job, which somebody has submitted meanwhile
-    by_operator = f"{companions.JOB_NAME}={name}"
-    made = [(kind, it) for kind in ("Pod", "Service") for it in cluster.find(kind, by_operator)]
-    return made + [(kind, it) for kind, it in _beside(cluster, name) if _is_owned(it)]
+    beside = list(_beside(cluster, name))
+    jobs = [it["metadata"]["name"] for kind, it in beside if kind == "Job"]
+    left: list[_Named] = [
+        ("Pod", pod)
+        for pod in cluster.find("Pod", ours(name))
+        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # one that nobody has deleted
+    ]
+    left += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
+    return left + [(kind, it) for kind, it in beside if _is_owned(it)]
 
 
 def wait_gone(cluster: Cluster, name: str, say: Say, limit_s: float = math.inf) -> str:

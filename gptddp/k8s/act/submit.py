@@ -227,7 +227,7 @@ def another(cluster: Cluster, live: Object, found: Sequence[Difference]) -> str:
         "another --name begins a new run",
     ]
     if state in why.FINAL:
-        ways[0] = "--replace puts this one in its place, which continues its run"
+        ways[0] = "the same command with --replace deletes it, and continues its run"
     elif (count := scales_to(found)) and not (queue_name(live) and not suspended(live)):
         ways.insert(
             0, f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods"
