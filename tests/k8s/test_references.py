@@ -85,8 +85,6 @@ def test_a_read_only_claim_is_told_the_option_for_it(api, k8s):
     k8s("delete", "demo", "--no-wait")
     result = submit(k8s)
     assert result.exit_code == 0 and "with --read-only-data" in result.stderr
-    result = k8s("prepare", "--source", "data", "--data", "runs")
-    assert result.exit_code == 0 and "with --read-only-source" in result.stderr
 
 
 def test_companions_that_are_left_out_are_not_made(api, k8s):

@@ -5,7 +5,7 @@ from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, volume_claims
 from gptddp.k8s.observe.watcher import Say
 
-_READ_ONLY = {"data": "--read-only-data", "source": "--read-only-source"}  # by volume
+_READ_ONLY = {"data": "--read-only-data"}  # by volume
 
 
 def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:
