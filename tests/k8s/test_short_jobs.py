@@ -109,6 +109,7 @@ def test_one_job_toml_serves_all_commands(tmp_path):
         (["--source", "v", "--toleration", "a:Never"], "--toleration: 'a:Never' cannot be read"),
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
+        (["--source", "v", "more"], "unexpected argument 'more': name texts with --source"),
         (["--source", "v", "--", "--on-bad", "quarantine"], "after --: Invalid value"),
     ],
 )

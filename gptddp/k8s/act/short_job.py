@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
-from gptddp.k8s.act import claims, lifecycle, references
+from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster, if_allowed
 from gptddp.k8s.exit_codes import described
@@ -24,13 +24,6 @@ def state(job: Object) -> str:
     return next((kind for kind in (COMPLETE, FAILED) if holds(job, kind)), RUNNING)
 
 
-def check_needs(cluster: Cluster, job: Object, say: Say) -> None:
-    """Raises ConfigError for a claim or a Secret without which the pod would wait for ever."""
-    pod_spec = job["spec"]["template"]["spec"]
-    claims.check(cluster, pod_spec, 1, say)
-    references.check(cluster, pod_spec, [], say)
-
-
 # -- prepare -------------------------------------------------------------------------------------
 
 
@@ -43,7 +36,7 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     with says(
         "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
     ):
-        check_needs(cluster, job, say)
+        needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])
@@ -93,7 +86,7 @@ def sample(
 
     Raises JobFailed with the program's last words, TimedOut, ConfigError for a missing claim.
     """
-    check_needs(cluster, job, say)
+    needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
     created = cluster.create(job)["metadata"]["name"]
     try:
         ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
-CLAIMS = types.completed("claims")
 
 
 def _prepare_flags() -> list[str]:
@@ -41,13 +40,11 @@ def _prepare_flags() -> list[str]:
     required=True,
     metavar="CLAIM[/PATH]",
     help="volume with the texts",
-    shell_complete=CLAIMS,
 )
 @click.option(
     "--data",
     metavar="CLAIM[/PATH]",
     help="where to make the dataset [data]",
-    shell_complete=CLAIMS,
 )
 @click.option("--name", type=types.JOB, default="prepare", help="name of the Job [prepare]")
 @click.option("--image", help=f"image with gptddp [{IMAGE}]")
@@ -91,13 +88,8 @@ def prepare(
     from gptddp.k8s.render.manifest import to_yaml
 
     _check_options(options)
-    given: dict[str, Any] = {
-        "name": name,
-        "cpu": cpu,
-        "memory": memory,
-        "data": data,
-        "image": image,
-    }
+    given: dict[str, Any] = {"name": name, "cpu": cpu, "memory": memory}
+    given |= {"data": data, "image": image}
     stated = dataclasses.replace(job, **{k: v for k, v in given.items() if v is not None})
     batch_job = short_job.prepare_job(stated, source, options)
     if dry_run:
@@ -105,9 +97,10 @@ def prepare(
         return click.echo(to_yaml([batch_job]), nl=False)
     from gptddp.k8s.cluster import connect
 
-    _run_prepare(connect(namespace, kubeconfig, context), batch_job, wait, follow, timeout)
+    cluster = connect(namespace, kubeconfig, context)
+    _run_prepare(cluster, batch_job, wait, follow, timeout)
     if wait or follow:
-        note(f"next: gptddp-k8s submit --data {stated.data}")
+        note(f"next: gptddp-k8s submit --data {stated.data}{cluster.flags}")
     else:
         note("next: the same command with --follow shows its log and how it ends")
 
@@ -119,9 +112,11 @@ def _check_options(options: tuple[str, ...]) -> None:
     if any(option.partition("=")[0] == "--out" for option in options):
         raise click.UsageError("--out after --: name the place of the dataset with --data")
     try:
-        command.make_context("prepare", [".", "--out", ".", *options])
+        made = command.make_context("prepare", [".", "--out", ".", *options])
     except click.UsageError as error:
         raise click.UsageError(f"after --: {error.format_message()}") from None
+    if more := made.params["sources"][1:]:
+        raise click.UsageError(f"unexpected argument {more[0]!r}: name texts with --source")
 
 
 def _run_prepare(
@@ -146,11 +141,13 @@ def _run_prepare(
 @name_argument
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
-@click.option("--temperature", type=types.TEMPERATURE, default=0.8, help="0: likeliest token [0.8]")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.8, help="0: likeliest token [0.8]"
+)
 @click.option("--top-k", type=click.IntRange(0), default=50, help="likeliest tokens; 0: all [50]")
 @click.option(
     "--top-p",
-    type=types.PROBABILITY,
+    type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     help="of these those that come to this probability [1: all]",
 )
@@ -167,14 +164,12 @@ def _run_prepare(
     type=types.WORD,
     metavar="CLAIM[/PATH]",
     help="volume with the run [the job's, else runs]",
-    shell_complete=CLAIMS,
 )
 @click.option(
     "--data",
     type=types.WORD,
     metavar="CLAIM",
     help="volume with the dataset [the job's, else data]",
-    shell_complete=CLAIMS,
 )
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options
