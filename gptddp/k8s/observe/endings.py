@@ -28,6 +28,11 @@ class End(NamedTuple):
     def container(self) -> str:
         return str(self.status["name"])
 
+    @property
+    def by_node(self) -> bool:
+        """Did its node end the pod? The pod's status has the reason then."""
+        return bool((self.pod.get("status") or {}).get("reason"))
+
 
 def ends(pods: Iterable[Object]) -> list[End]:
     """Bad ends of containers; the first is the one that the others follow from.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gptddp.k8s.objects import Object, event_time, is_ready
+from gptddp.k8s.objects import Object, event_time, is_ready, worker_spec
 from gptddp.k8s.observe import pod_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.endings import from_outside, how_it_ended
@@ -59,16 +59,9 @@ def exits(facts: Facts) -> Iterator[Exit]:
                 terminated |= {"reason": other["reason"], "message": said[4]}
                 container = said[2]
         text = from_outside(facts, name, terminated, event_time(event))
-        text = text or how_it_ended(_template(facts.job, name), container, terminated)
+        template = worker_spec(facts.job).get("template") or {}
+        text = text or how_it_ended(template, container, terminated)
         yield Exit(event, name, text)
-
-
-def _template(job: Object, pod_name: str) -> Object:
-    """The template of a pod of the job, by the pod's name."""
-    role = pod_name.rpartition("-")[0].rpartition("-")[2].title()
-    specs = job["spec"].get("pytorchReplicaSpecs") or {}
-    template: Object = (specs.get(role) or {}).get("template") or {}
-    return template
 
 
 # -- pods that never start -----------------------------------------------------------------------
