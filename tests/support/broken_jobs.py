@@ -124,7 +124,7 @@ CASES = [
     Case(job("rank", "print('gptddp.launch: rank 3: no data'); raise SystemExit(2)"), "failed",
          ("exited with 2 (bad configuration or data): rank 3: no data",), "rank 3: no data"),
     Case(job("room", SLEEP, resources=requests(cpu="500")), "no-room",
-         ("Insufficient cpu", "resources.requests[cpu]: pytorch requests 500"), "Allocatable"),
+         ("Insufficient cpu", "resources.requests[cpu]: 500"), "Allocatable"),
     Case(job("selector", SLEEP, pod={"nodeSelector": {"disk": "ssd"}}), "taints",
          ("spec.nodeSelector: disk=ssd", "spec.tolerations: none"), "kubernetes.io/hostname"),
     Case(job("gate", SLEEP, pod={"schedulingGates": [{"name": "example.com/gate"}]}), "pod",

@@ -134,12 +134,9 @@ def _lack(pod: Object, part: str) -> tuple[str, str]:
     spec = pod.get("spec") or {}
     if "Insufficient " in part:
         resource = part.partition("Insufficient ")[2]
-        asked = [
-            (c["name"], ((c.get("resources") or {}).get("requests") or {}).get(resource))
-            for c in spec.get("containers") or []
-        ]
-        words = ", ".join(f"{name} requests {much}" for name, much in asked if much)
-        return "no-room", f"; resources.requests[{resource}]: {words}" if words else ""
+        resources = [it.get("resources") or {} for it in spec.get("containers") or []]
+        asked = [much for it in resources if (much := (it.get("requests") or {}).get(resource))]
+        return "no-room", f"; resources.requests[{resource}]: {', '.join(asked)}" if asked else ""
     if "untolerated taint" in part:
         keys = [it.get("key") or "everything" for it in spec.get("tolerations") or []]
         own = [key for key in keys if not key.startswith("node.kubernetes.io/")]
@@ -169,9 +166,7 @@ def _waiting(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _image(facts: Facts, pod: Object, status: Object, held: Object) -> Cause:
-    spec, reason, message = pod.get("spec", {}), held["reason"], str(held.get("message") or "")
-    both = [*(spec.get("initContainers") or []), *spec.get("containers", [])]
-    image = next((c.get("image") for c in both if c["name"] == status["name"]), status.get("image"))
+    image, reason, message = status.get("image"), held["reason"], str(held.get("message") or "")
     if reason == "ImagePullBackOff" and ": " not in message:  # older kubelets tell it in an event
         tried = [str(event.get("message", "")) for event in facts.about(pod, "Failed")]
         message += "".join(f": {it}" for it in sorted(tried, key=len)[-1:])

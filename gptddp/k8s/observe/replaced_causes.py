@@ -80,6 +80,11 @@ class Vain:
     reason: str
     vague: bool = False
 
+    def told(self, reason: str) -> str:
+        """The sentence, with the best reason that is known."""
+        made = f"it was made {self.count} times in {self.seconds:.0f} s"
+        return f"{made}, and its container never started: {reason}"
+
 
 def vain(facts: Facts) -> Vain | None:
     """The pod that is replaced again and again before its container starts; None: there is none.
@@ -119,8 +124,4 @@ def _has_started(event: Object) -> bool:
 def in_vain(facts: Facts) -> Iterator[Cause]:
     """A pod that never starts, and is made again and again."""
     if (found := vain(facts)) and found.count > 2:
-        text = (
-            f"it was made {found.count} times in {found.seconds:.0f} s, and never started: "
-            f"{found.reason}"
-        )
-        yield cause(facts, "in-vain", text, name=found.pod_name)
+        yield cause(facts, "in-vain", found.told(found.reason), name=found.pod_name)
