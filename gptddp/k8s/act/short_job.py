@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
-from gptddp.k8s.act import claims, lifecycle, references
+from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
@@ -13,7 +13,7 @@ from gptddp.k8s.observe import job_causes, pod_causes
 from gptddp.k8s.observe.endings import how_it_ended
 from gptddp.k8s.observe.facts import Facts, events_about
 from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render.difference import differences
+from gptddp.k8s.render.difference import NONE, compare
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
@@ -40,8 +40,7 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
         "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
     ):
         pod_spec = job["spec"]["template"]["spec"]
-        claims.check(cluster, pod_spec, 1, say)
-        references.check(cluster, pod_spec, [], say)
+        needs.check(cluster, pod_spec, 1, say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])
@@ -63,9 +62,7 @@ def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
         if now == RUNNING:
             # A Job is full of what the server adds: only what is wanted, and the whole command.
             lines = "\n".join(
-                f"  {line}"
-                for line in differences(live, job)
-                if ".command[" in line or not line.endswith("-> (none)")
+                f"  {it}" for it in compare(live, job) if ".command[" in it.path or it.new != NONE
             )
             raise ConfigError(
                 f"the Job {name} is running with other settings; wait for its end, end it with "
