@@ -66,7 +66,7 @@ def test_either_version_of_kueues_api_will_do(api, k8s, missing):
     assert submit(k8s, "--queue", "team").exit_code == 0
     put_job(api)
     put_place(api, 3)
-    assert "with 3 jobs before it: insufficient" in k8s("status", "demo").stdout
+    assert "3 before it; Pending: insufficient" in k8s("status", "demo").stdout
     assert k8s("suspend", "demo").exit_code == 0 and live(api)["spec"]["active"] is False
 
 

@@ -80,7 +80,7 @@ def test_who_may_not_read_logs_gets_one_error(api, k8s):
 
 
 def test_of_a_pods_claims_the_one_without_a_volume_is_named(api, k8s):
-    """As far as claims may be read; else all that the pod has."""
+    """As far as claims may be read; else there are the scheduler's words."""
     submit(k8s)
     unbound = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims"
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -94,6 +94,9 @@ def test_of_a_pods_claims_the_one_without_a_volume_is_named(api, k8s):
     api.put({**POD, "metadata": meta, "spec": spec, "status": waiting})
     api.objects["persistentvolumeclaims", "runs"]["status"] = {"phase": "Pending"}
     shown = k8s("status", "demo").stdout
-    assert "no volume (runs)" in shown and "kubectl describe pvc runs" in shown
+    assert (
+        "its PersistentVolumeClaim runs has no volume" in shown
+        and "kubectl describe pvc runs" in shown
+    )
     api.forbidden = {"GET persistentvolumeclaims"}
-    assert "no volume (data, runs)" in k8s("status", "demo").stdout
+    assert f"no node takes it: {unbound}" in k8s("status", "demo").stdout

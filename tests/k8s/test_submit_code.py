@@ -100,7 +100,7 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
 def test_large_code_is_as_safe_as_small(api, k8s, own, tmp_path):
     """Cut off between its ConfigMaps, completed, the same again, changed, deleted."""
     code = own(a="x = 1\n")
-    (tmp_path / "own/table.bin").write_bytes(os.urandom(1_000_000))
+    (tmp_path / "own/table.py").write_text("#" + os.urandom(1_000_000).hex())
     api.cut_at = 1
     assert submit(k8s, *code).exit_code == 1 and len(config_maps(api)) == 1
     api.cut_at = None
@@ -112,7 +112,7 @@ def test_large_code_is_as_safe_as_small(api, k8s, own, tmp_path):
     assert submit(k8s, *code).exit_code == 0 and api.writes == []
     result = submit(k8s, *own(a="x = 2\n"))
     assert result.exit_code == 2 and "code[gptddp/a.py]" in result.stderr
-    assert "table.bin" not in result.stderr
+    assert "table.py" not in result.stderr
     k8s("delete", "demo")
     assert api.all() == []
 

@@ -9,13 +9,8 @@ from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
-from gptddp.k8s.observe import (
-    container_causes,
-    job_causes,
-    node_causes,
-    scheduling_causes,
-    volume_causes,
-)
+from gptddp.k8s.observe import job_causes, pod_causes
+from gptddp.k8s.observe.endings import how_it_ended
 from gptddp.k8s.observe.facts import Facts, events_about
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import NONE, compare
@@ -155,25 +150,14 @@ class _NewestPodLog:
             pass  # broken off, or silent: the next call skips what was written
 
 
-_CHECKS = (
-    scheduling_causes.unschedulable,
-    container_causes.waiting,
-    volume_causes.volume,
-    node_causes.sandbox,
-    node_causes.unattended,
-    container_causes.pulling,
-)
-
-
 def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
     events, _ = events_about(cluster, [pod["metadata"]["name"]])
     facts = Facts(job, [pod], events, flags=cluster.flags)
-    for check in _CHECKS:
-        for cause in check(facts):
-            if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
-                raise JobFailed(f"{cause.text}; name one that the nodes have or can pull, --image")
-            return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
+    for cause in (*pod_causes.pods(facts), *job_causes.starting(facts, False)):
+        if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
+            raise JobFailed(cause.text)
+        return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
     return ""
 
 
@@ -184,8 +168,7 @@ def _refusal(cluster: Cluster, job: Object) -> str:
         return f"it has no pod yet; for what is not to be seen: {unseen}"
     facts = Facts(job, events=events, flags=cluster.flags)
     for event in reversed(facts.about(job, "FailedCreate")):
-        message = str(event.get("message", "")).removeprefix("Error creating: ")
-        return job_causes.refusal(facts, message).sentence
+        return job_causes.refusal(facts, str(event.get("message", ""))).sentence
     return ""
 
 
@@ -210,5 +193,5 @@ def _end(cluster: Cluster, name: str) -> str:
     for pod in reversed(pods(cluster, name)):
         for container in pod["status"].get("containerStatuses") or []:
             if ended := (container.get("state") or {}).get("terminated"):
-                return f"its program {container_causes.how_it_ended(pod, container['name'], ended)}"
+                return f"its program {how_it_ended(pod, container['name'], ended)}"
     return ""
