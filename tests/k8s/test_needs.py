@@ -67,13 +67,6 @@ def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
     assert result.exit_code == 0 and "warning" not in result.stderr
 
 
-def test_a_short_job_is_told_the_same(api, k8s):
-    """`prepare` does not wait for a Secret that is not there."""
-    result = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
-    assert result.exit_code == 2 and "there is no Secret proxy" in result.stderr
-    assert api.writes == []
-
-
 def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked):
     """A key that is not there keeps a pod from starting as well: nothing is created."""
     result = submit(k8s, "--env-from-secret", "HF_TOKEN=hf/toke")
@@ -136,8 +129,11 @@ def test_a_claim_that_may_not_do_is_a_warning(api, k8s, claim, modes, args, word
     assert ("warning" in result.stderr) is bool(words)
 
 
-def test_a_short_job_is_told_the_option_for_a_read_only_source(api, k8s):
-    """Its claim has another name there."""
+def test_a_short_job_is_told_the_same(api, k8s):
+    """`prepare` does not wait for a Secret, and its claims have options of other names."""
+    missing = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
+    assert missing.exit_code == 2 and "there is no Secret proxy" in missing.stderr
+    assert api.writes == []
     api.objects["persistentvolumeclaims", "data"]["spec"]["accessModes"] = ["ReadOnlyMany"]
     result = k8s("prepare", "--source", "data", "--data", "runs")
     assert result.exit_code == 0 and "add --read-only-source" in result.stderr
