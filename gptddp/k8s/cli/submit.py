@@ -159,10 +159,13 @@ def submit(
     _refuse_options(ctx, local)
     job = load(options)
     if local:
+        from gptddp.k8s.local import run
+
         folders = {claim: Path(folder) for claim, folder in volume}
         objects = objects_of(job)
         _say_left_out(job, objects[-1])
-        ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
+        local_dir = local_dir or LOCAL_DIR
+        ctx.exit(run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
@@ -197,15 +200,6 @@ def _say_left_out(job: JobSpec, manifest: "Object") -> None:
             "warning: --local does not have the Secrets and ConfigMaps whose keys are all to be "
             "variables: the pods have what this shell exports"
         )
-
-
-def _run_locally(
-    objects: "list[Object]", local_dir: Path, volumes: dict[str, Path], verbose: bool
-) -> int:
-    """Run the job here; returns the exit code."""
-    from gptddp.k8s.local import run as local_job
-
-    return local_job.run(objects, local_dir=local_dir, volumes=volumes, verbose=verbose)
 
 
 _CLUSTER_OPTIONS = (
