@@ -55,6 +55,8 @@ INSTALL_OPERATOR = (
 class Cluster:
     """One namespace of one cluster."""
 
+    local = False  # are they the jobs of this machine, in the place of a cluster's?
+
     def __init__(self, transport: Transport | None, namespace: str, flags: str = "") -> None:
         self._transport = transport
         self.namespace = namespace

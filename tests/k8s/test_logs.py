@@ -39,7 +39,7 @@ class Following:
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, note, **options)
+            logs.follow(cluster, "demo", self.got.append, note, logs.Part(**options))
         except BaseException as error:
             self.error = error
 
@@ -219,8 +219,17 @@ def test_a_pod_without_a_log_is_noted(api, cluster, capsys):
     assert "demo-worker-1" in capsys.readouterr().err
 
 
-def test_what_will_not_pass_is_an_error(api, cluster):
-    """A server that refuses at the first look is not asked again."""
-    api.down = True
-    with pytest.raises(ClusterError):
+def test_a_server_that_cannot_be_reached_at_the_first_look_is_an_error(api, cluster):
+    """It may be the wrong one, and is not asked again."""
+    api.close()
+    with pytest.raises(ClusterError, match="cannot reach"):
         logs.follow(cluster, "demo", print, note)
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
+    """With those that are there; with -f one that may come is waited for."""
+    api.put(job("Succeeded", replicas=4), done(0), done(1))
+    asked = k8s("logs", "demo", "--pod", "7", *follow)
+    assert asked.exit_code == 2 and "the pods that are there are 0, 1" in asked.stderr
+    assert k8s("logs", "demo", "--pod", "3", *follow).exit_code == (0 if follow else 2)

@@ -81,9 +81,10 @@ def _cluster(ctx: click.Context) -> "Cluster":
     """The one that the command line names so far."""
     given = ctx.params
     if given.get("local"):
-        from gptddp.k8s.local.seen import DEFAULT_DIR, LocalJobs
+        from gptddp.k8s.local import LOCAL_DIR
+        from gptddp.k8s.local.seen import LocalJobs
 
-        return LocalJobs(Path(given.get("local_dir") or DEFAULT_DIR))
+        return LocalJobs(Path(given.get("local_dir") or LOCAL_DIR))
     from gptddp.k8s.cluster import connect
 
     return connect(given.get("namespace"), given.get("kubeconfig"), given.get("context"))

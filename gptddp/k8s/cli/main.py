@@ -33,7 +33,6 @@ cli.known = {
     "status": ("observe", "Say how a job does: its state, why it does not run, its step."),
     "submit": ("submit", "Start a job on a cluster, or on this machine."),
     "suspend": ("change", "Stop the pods of a job, which commit a checkpoint, and keep the job."),
-    "top": ("observe", "Watch a job: step, loss, speed, goodput, time left, pods."),
     "validate": ("check", "Check PyTorchJobs, yours or others', without a cluster."),
     "wait": ("observe", "Wait for a job's end, and tell each change of its state."),
 }  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from gptddp.k8s.cli import types
+from gptddp.k8s.local import LOCAL_DIR
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
 
-LOCAL_DIR = Path("gptddp-local")
 _COMPLETED = {"namespace": "namespaces", "queue": "queues", "data": "claims", "runs": "claims"}
 
 
