@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,30 +35,21 @@ def show_logs(
 
     The file of a pod has the lines of all the pods of its name, without times.
     """
-    found, opened = facts.of_job(jobs, name), {}
+    found = facts.of_job(jobs, name)
     logs.check_index(found, index)
-    for pod in logs.of_index(found.pods, index):
-        path = jobs.log_of(pod["metadata"]["name"])
-        opened[short_name(pod)] = GrowingLog(path, _start_of_tail(path, tail))
+    opened = {
+        short_name(pod): GrowingLog(jobs.log_of(pod["metadata"]["name"]))
+        for pod in logs.of_index(found.pods, index)
+    }
     while True:
         goes_on = follow and locks.is_running(jobs.jobs / name)
         for prefix, log in opened.items():
-            while lines := log.lines(rest=not goes_on):
-                for line in lines:
-                    write(line if index is not None else f"[{prefix}] {line}")
+            for line in deque(log.lines(rest=not goes_on), maxlen=tail):
+                write(line if index is not None else f"[{prefix}] {line}")
         if not goes_on:
             return
+        tail = None  # of those that come later every line is new
         time.sleep(_POLL_S)
-
-
-def _start_of_tail(log: Path, count: int | None) -> int:
-    """The offset of the last `count` lines of a file."""
-    if count is None:
-        return 0
-    with contextlib.suppress(OSError):
-        lines = log.read_bytes().splitlines(keepends=True)
-        return sum(map(len, lines[: max(0, len(lines) - count)]))
-    return 0
 
 
 def suspend(jobs: LocalJobs, name: str, say: Say) -> str:

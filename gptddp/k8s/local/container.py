@@ -15,7 +15,6 @@ from pathlib import Path
 from gptddp.errors import ConfigError
 from gptddp.k8s.objects import Object, worker_pod_spec
 from gptddp.k8s.observe.pod_log import CONTAINER
-from gptddp.k8s.render.code_volume import VOLUME as CODE
 from gptddp.k8s.render.companions import secret_ref
 from gptddp.k8s.render.names import JOB_ENV
 
@@ -38,60 +37,28 @@ class Network:
         return f"{self.prefix}.{100 + index}"
 
 
-@dataclass(frozen=True)
-class Worker:
-    """One pod of the job, and what follows from its index."""
-
-    job: Object
-    index: int
-    network: Network
-
-    @property
-    def short(self) -> str:
-        return f"worker-{self.index}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.job['metadata']['name']}-{self.short}"
-
-    @property
-    def address(self) -> str:
-        return self.network.address(self.index)
-
-    @property
-    def container(self) -> Object:
-        """The trainer's; a patch may bring others, which do not run here."""
-        containers: list[Object] = worker_pod_spec(self.job)["containers"]
-        return next((it for it in containers if it["name"] == CONTAINER), containers[0])
+def name_of(job: Object, index: int) -> str:
+    """The name of a pod, as the operator gives it."""
+    return f"{job['metadata']['name']}-worker-{index}"
 
 
-# -- volumes -----------------------------------------------------------------------------------
+def container_of(job: Object) -> Object:
+    """The trainer's container; a patch may bring others, which do not run here."""
+    containers: list[Object] = worker_pod_spec(job)["containers"]
+    return next((it for it in containers if it["name"] == CONTAINER), containers[0])
 
 
-@dataclass(frozen=True)
-class Folders:
-    """Where the volumes of a job are: claims by name, else below `default`; own code in `code`."""
+def mounts(job: Object, volumes: Mapping[str, Path], scratch: Path) -> dict[str, Path]:
+    """Mount path -> folder: those in `volumes`, by a volume's name, outlive a pod, no others do.
 
-    claims: Mapping[str, Path]
-    default: Path
-    code: Path
-
-    def of(self, volume: Object, scratch: Path) -> Path:
-        """A volume's folder. Only claims and code outlive a pod: all else is in its `scratch`."""
-        if claim := volume.get("persistentVolumeClaim"):
-            return self.claims.get(claim["claimName"], self.default / claim["claimName"])
-        return self.code if volume["name"] == CODE else scratch / volume["name"]
-
-
-def mounts(worker: Worker, folders: Folders, scratch: Path) -> dict[str, Path]:
-    """Mount path -> folder. Raises ConfigError for a mount without its volume."""
-    volumes = {it["name"]: it for it in worker_pod_spec(worker.job).get("volumes") or []}
-    found = {}
-    for mount in worker.container.get("volumeMounts") or []:
+    Raises ConfigError for a mount without its volume.
+    """
+    known, found = {it["name"] for it in worker_pod_spec(job).get("volumes") or []}, {}
+    for mount in container_of(job).get("volumeMounts") or []:
         path, name = mount["mountPath"].rstrip("/"), mount["name"]
-        if name not in volumes:
+        if name not in known:
             raise ConfigError(f"volumeMounts: {path} is of the volume {name}, and there is none")
-        found[path] = folders.of(volumes[name], scratch).absolute()
+        found[path] = volumes.get(name, scratch / name).absolute()
     return found
 
 
@@ -104,9 +71,6 @@ def localized(text: str, folders: Mapping[str, Path]) -> str:
     paths = "|".join(re.escape(path) for path in longest_first)
     pattern = rf"(?<![\w.\-/])(?:{paths})(?=/|$|[^\w.\-])"
     return re.sub(pattern, lambda match: str(folders[match.group()]), text)
-
-
-# -- environment and command -------------------------------------------------------------------
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
@@ -129,30 +93,31 @@ def machine_env() -> dict[str, str]:
     return env
 
 
-def environment(worker: Worker, folders: Mapping[str, Path], key: str) -> dict[str, str]:
+def environment(
+    job: Object, index: int, network: Network, folders: Mapping[str, Path], key: str
+) -> dict[str, str]:
     """The container's whole environment. `key`: what the job's Secret has on a cluster."""
-    env = machine_env() | {"HOSTNAME": worker.name, "POD_ADDRESS": worker.address}
-    for item in worker.container.get("env") or []:
+    name = name_of(job, index)
+    env = machine_env() | {"HOSTNAME": name, "POD_ADDRESS": network.address(index)}
+    for item in container_of(job).get("env") or []:
         source = item.get("valueFrom")
         if not source:
             env[item["name"]] = expanded(localized(str(item.get("value") or ""), folders), env)
         elif source == _NAME:
-            env[item["name"]] = worker.name
-        elif source == secret_ref(worker.job["metadata"]["name"]):
+            env[item["name"]] = name
+        elif source == secret_ref(job["metadata"]["name"]):
             env[item["name"]] = key
         elif item["name"] not in env:
-            of, name = next(iter(source)), next(iter(source.values())).get("name", "")
             raise ConfigError(
-                f"the pods have {item['name']} from a {of} {name}, which --local does not have: "
-                f"export {item['name']} in this shell"
+                f"--local does not have what {item['name']} comes from on a cluster "
+                f"({' '.join(source)}): export {item['name']} in this shell"
             )
-    return env | operator_env(worker)
+    return env | operator_env(job, network)
 
 
-def operator_env(worker: Worker) -> dict[str, str]:
+def operator_env(job: Object, network: Network) -> dict[str, str]:
     """What the operator appends to a container's environment (`pt/envvar.go`, `pt/elastic.go`)."""
-    spec, network = worker.job["spec"], worker.network
-    policy = spec["elasticPolicy"]
+    spec, policy = job["spec"], job["spec"]["elasticPolicy"]
     return {
         "PYTHONUNBUFFERED": "1",
         "PET_NPROC_PER_NODE": str(spec["nprocPerNode"]),
@@ -166,10 +131,10 @@ def operator_env(worker: Worker) -> dict[str, str]:
     }
 
 
-def command(worker: Worker, folders: Mapping[str, Path], env: Mapping[str, str]) -> list[str]:
+def command(job: Object, folders: Mapping[str, Path], env: Mapping[str, str]) -> list[str]:
     """The process to start: the manifest's `command`, or the image's entrypoint, and `args`."""
     given, args = (
-        [expanded(localized(str(word), folders), env) for word in worker.container.get(key) or []]
+        [expanded(localized(str(word), folders), env) for word in container_of(job).get(key) or []]
         for key in ("command", "args")
     )
     program = given or ["python", "-m", "gptddp.launch"]

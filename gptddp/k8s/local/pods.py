@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gptddp.errors import ConfigError, visible
 from gptddp.k8s.local import container, reaper
-from gptddp.k8s.local.container import Folders, Network, Worker
+from gptddp.k8s.local.container import Network
+from gptddp.k8s.local.screen import end_of
 from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.render import quantity
 
@@ -30,7 +32,9 @@ def utc_now() -> str:
 class Plan:
     """All that starting a pod takes; worked out, and refused, before the first one starts."""
 
-    worker: Worker
+    job: Object
+    index: int
+    address: str
     argv: list[str]
     env: dict[str, str]
     folders: list[Path]  # made if they are missing
@@ -39,7 +43,7 @@ class Plan:
 
     @property
     def grace_s(self) -> float:
-        return float(worker_pod_spec(self.worker.job).get("terminationGracePeriodSeconds", 30))
+        return float(worker_pod_spec(self.job).get("terminationGracePeriodSeconds", 30))
 
     def option(self, flag: str) -> str | None:
         """The value of an option of the command, given as `--x v` or `--x=v`."""
@@ -52,27 +56,29 @@ class Plan:
 
 
 def plan(
-    job: Object, network: Network, scratch: Path, folders: Folders, key: str = ""
+    job: Object, network: Network, scratch: Path, volumes: Mapping[str, Path], key: str = ""
 ) -> list[Plan]:
-    """A plan for every pod; `key`: in the job's Secret. Raises ConfigError for what cannot run."""
+    """A plan for every pod. Raises ConfigError for what cannot run.
+
+    `volumes`: folders by the names of volumes; `key`: what the job's Secret has on a cluster.
+    """
     plans: list[Plan] = []
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
     next_core = next_gpu = 0
+    limits = (container.container_of(job).get("resources") or {}).get("limits") or {}
     for index in range(replica_count(worker_spec(job))):
-        worker = Worker(job, index, network)
-        own = scratch / worker.short
-        mounts = container.mounts(worker, folders, own)
-        env = container.environment(worker, mounts, key)
-        limits = (worker.container.get("resources") or {}).get("limits") or {}
+        own = scratch / f"worker-{index}"
+        mounts = container.mounts(job, volumes, own)
+        env = container.environment(job, index, network, mounts, key)
         count = math.ceil(quantity.number(limits.get("cpu")) or len(cores))
         cpus = {cores[(next_core + k) % len(cores)] for k in range(count)}
         wanted = sum(int(n) for name, n in limits.items() if "gpu" in name)
         next_core, next_gpu = next_core + count, next_gpu + wanted
         # A device plugin shows a container the devices that it asked for, and no others.
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus[next_gpu - wanted : next_gpu]))
-        argv = container.command(worker, mounts, env)
-        cpu_list = ",".join(map(str, sorted(cpus)))
-        plans.append(Plan(worker, argv, env, [*mounts.values()], own, cpu_list))
+        argv = container.command(job, mounts, env)
+        cpu_list, address = ",".join(map(str, sorted(cpus))), network.address(index)
+        plans.append(Plan(job, index, address, argv, env, [*mounts.values()], own, cpu_list))
     if next_gpu > len(gpus):
         raise ConfigError(
             f"the pods need {next_gpu} GPUs and this machine has {len(gpus)}: "
@@ -96,8 +102,8 @@ class Pod:
 
     def __init__(self, plan: Plan, log: Path, job_tag: str) -> None:
         self.plan, self.log = plan, log
-        self.name = plan.worker.name
-        self.tag = f"{job_tag}{plan.worker.short}/"
+        self.name = container.name_of(plan.job, plan.index)
+        self.tag = f"{job_tag}worker-{plan.index}/"
         self.phase = "Pending"
         self.process: subprocess.Popen[bytes] | None = None
         self.fd = -1  # readable once the process has ended; -1: none
@@ -187,20 +193,15 @@ class Pod:
 
     def last_line(self) -> str:
         """The last line that the newest process wrote, at most 500 characters."""
-        try:
-            with open(self.log, "rb") as file:
-                file.seek(max(self.log_start, os.path.getsize(self.log) - 4096))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return next((visible(line.strip()[:500]) for line in reversed(lines) if line.strip()), "")
+        lines = [line.strip() for line in end_of(self.log, 4096, self.log_start)]
+        return next((visible(line[:500]) for line in reversed(lines) if line), "")
 
     def status(self) -> dict[str, Any]:
         """The pod's entry in `status.json`."""
         return {
             "phase": self.phase,
             "pid": self.process.pid if self.process else None,
-            "address": self.plan.worker.address,
+            "address": self.plan.address,
             "startTime": self.started_text,
             "exitCode": None if self.process else self.exit_code,
             "log": str(self.log),

@@ -26,7 +26,7 @@ from gptddp import flags
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.exit_codes import SUCCEEDED
 from gptddp.k8s.local import LOCAL_DIR, locks, pods, reaper
-from gptddp.k8s.local.container import Folders, Network
+from gptddp.k8s.local.container import Network, container_of
 from gptddp.k8s.local.runner import Interrupts, Runner
 from gptddp.k8s.local.screen import Screen, options_for, relative_path
 from gptddp.k8s.objects import (
@@ -61,7 +61,9 @@ def run(
     job, local_dir, volumes = objects[-1], local_dir.absolute(), volumes or {}
     folder = local_dir / "jobs" / job["metadata"]["name"]
     _check(job, volumes)
-    folders = Folders(volumes, local_dir / "volumes", folder / "code")
+    folders = {CODE: folder / "code"}  # of the volumes that outlive a pod
+    for volume, claim in volume_claims(worker_pod_spec(job)):
+        folders[volume] = volumes.get(claim, local_dir / "volumes" / claim)
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", folders)[0]
     _check_dataset(trial)
     screen = Screen(folder.name)
@@ -113,7 +115,7 @@ def _check(job: Object, volumes: Mapping[str, Path]) -> None:
 def _check_dataset(plan: pods.Plan) -> None:
     """Our own launcher needs a dataset; a command of the manifest's may need anything."""
     data = plan.option("--data")
-    if plan.worker.container.get("command") or not data:
+    if container_of(plan.job).get("command") or not data:
         return
     if not Path(data, "dataset.json").is_file():
         where = relative_path(data)

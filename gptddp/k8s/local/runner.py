@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from gptddp import flags
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
-from gptddp.k8s.local import pods
+from gptddp.k8s.local import container, pods
 from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.local.screen import Progress, Screen, duration, relative_path
 from gptddp.k8s.objects import Object
@@ -63,11 +63,14 @@ class Runner:
         self.screen = Screen(folder.name)
         (folder / "logs").mkdir(exist_ok=True)
         write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
-        self.pods = [pods.Pod(p, folder / "logs" / f"{p.worker.name}.log", tag) for p in plans]
+        self.pods = [
+            pods.Pod(p, folder / "logs" / f"{container.name_of(job, p.index)}.log", tag)
+            for p in plans
+        ]
         for pod in self.pods if verbose else []:
-            self.screen.follow(pod.plan.worker.short, pod.log)
+            self.screen.follow(f"worker-{pod.plan.index}", pod.log)
         self.progress = Progress(self.pods[0].log, self.run_dir)
-        self.status_text, self.status_error = "", False
+        self.status_text = ""
         self.sessions: list[int] = []
         self.started = pods.utc_now()
         self.controller = Controller(job, self.pods, self._event)
@@ -76,7 +79,7 @@ class Runner:
         """The loop; returns the exit code. `reaper`, a stream, gets the pods' sessions."""
         began = time.monotonic()
         logs = relative_path(self.folder / "logs")
-        self.screen.event(f"{len(self.pods)} pods on {self.first.worker.address} and up; {logs}")
+        self.screen.event(f"{len(self.pods)} pods on {self.first.address} and up; {logs}")
         self.controller.create()
         while not self.controller.done:
             now = time.monotonic()
@@ -134,15 +137,10 @@ class Runner:
             "pods": {pod.name: pod.status() for pod in self.pods},
         }
         text = json.dumps(value, indent=1) + "\n"
-        if text == self.status_text:
-            return
-        try:
-            write_text(self.folder / "status.json", text)
+        if text != self.status_text:
+            with contextlib.suppress(OSError):  # of a full disk: the next change is tried again
+                write_text(self.folder / "status.json", text)
             self.status_text = text
-        except OSError as error:
-            if not self.status_error:
-                self.status_error = True
-                self.screen.event(f"warning: cannot write status.json: {error}")
 
     def _end(self, elapsed_s: float) -> int:
         """Say how it ended, and what to type next."""

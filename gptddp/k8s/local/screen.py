@@ -30,7 +30,7 @@ class Progress:
 
         spark: so many characters show the losses so far.
         """
-        found = progress(self._last_lines())
+        found = progress(end_of(self._log, _TAIL_BYTES))
         done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
         if not isinstance(done.get("step"), int):
             return pods
@@ -48,12 +48,6 @@ class Progress:
         told = [f"{name} {text}" for name, text in rows(found).items() if text]
         return visible("  ".join([*parts, pods, *told]))
 
-    def _last_lines(self) -> list[str]:
-        with contextlib.suppress(OSError), open(self._log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-        return []
-
 
 def newest(run: Path) -> dict[str, Any]:
     """Step, loss and speed of the last whole line of a run's log, where it has them.
@@ -64,13 +58,24 @@ def newest(run: Path) -> dict[str, Any]:
     names = ((path.name.split(".")[1], path) for path in run.glob("log.*.jsonl"))
     logs = {int(generation): path for generation, path in names if generation.isdigit()}
     for generation in sorted(logs, reverse=True):
-        with contextlib.suppress(OSError, ValueError, IndexError, TypeError):
-            with open(logs[generation], "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                entry = json.loads(file.read().rsplit(b"\n", 2)[-2])
+        with contextlib.suppress(ValueError, IndexError, TypeError):
+            entry = json.loads(end_of(logs[generation], 4096, whole=True)[-1])
             found = {key: entry[key] for key in ("step", "loss", "tok_s") if key in entry}
             return {k: it for k, it in found.items() if it is None or isinstance(it, int | float)}
     return {}
+
+
+def end_of(path: Path, nbytes: int, begin: int = 0, *, whole: bool = False) -> list[str]:
+    """The lines in the last bytes of a file, from `begin` on; none where it cannot be read.
+
+    whole: without a last one that has no end yet.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - nbytes))
+        data = file.read()
+        data = data[: data.rfind(b"\n") + 1] if whole else data
+        return data.decode(errors="replace").splitlines()
+    return []
 
 
 def duration(seconds: float) -> str:
@@ -100,23 +105,21 @@ class GrowingLog:
 
     def lines(self, *, rest: bool = False) -> list[str]:
         """The new whole lines; with `rest` also a last, open one."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read(2**20)
-        except OSError:
-            return []
-        whole = data if rest or len(data) == 2**20 else data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            data = data if rest else data[: data.rfind(b"\n") + 1]
+            self._offset += len(data)
+            return data.decode(errors="replace").splitlines()
+        return []
 
 
 class Screen:
     """Events and progress on stderr, the pods' lines on stdout. A closed output is no error."""
 
-    def __init__(self, name: str, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.out, self.err = out or sys.stdout, err or sys.stderr
+        self.out, self.err = sys.stdout, sys.stderr
         self.terminal = self.err.isatty()
         self.spark = _SPARK if self.terminal and has_blocks(self.err) else 0
         self._line = ""

@@ -3,26 +3,22 @@
 Read from the job's folder: manifest.yaml, status.json, logs/. Nothing is written.
 """
 
-import difflib
-import os
 import socket
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from gptddp import files
 from gptddp.errors import ClusterError, NotFoundError
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.local import locks
-from gptddp.k8s.local.screen import options_for, relative_path
+from gptddp.k8s.local.screen import end_of, options_for, relative_path
 from gptddp.k8s.objects import Object, holds
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.companions import JOB_NAME, OURS
-
-_LAST_WORDS_BYTES = 4096  # as much as a cluster keeps of a container's
 
 
 class LocalJobs(Cluster):
@@ -41,11 +37,11 @@ class LocalJobs(Cluster):
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """All jobs, or the pods of all, or of the job that `selector` ends with."""
-        jobs = [job for name in self._names() if (job := self._job(name))]
+        names = sorted(files.names_in(self.jobs))
+        jobs = [job for name in names if (job := self._job(name))]
         if kind == JOB:
             return jobs
         of = selector.removeprefix(f"{JOB_NAME}=")
-        names = [job["metadata"]["name"] for job in jobs]
         return [pod for name in names if of in (name, "", OURS) for pod in self._pods(name)]
 
     def events(self, name: str) -> list[Object]:
@@ -53,15 +49,8 @@ class LocalJobs(Cluster):
         return []
 
     def log(self, pod_name: str, *, tail: int | None = None, **_: Any) -> Iterator[str]:
-        """The last lines of a pod's log, without times. Raises ClusterError."""
-        try:
-            with open(self.log_of(pod_name), "rb") as file:
-                if tail is not None:
-                    file.seek(max(0, file.seek(0, os.SEEK_END) - 500 * tail))
-                lines = deque(file.read().decode(errors="replace").splitlines(), maxlen=tail)
-        except OSError as error:
-            raise ClusterError(f"the log of {pod_name} cannot be read: {error}") from error
-        return iter(lines)
+        """The last lines of a pod's log, without times."""
+        return iter(end_of(self.log_of(pod_name), 500 * (tail or 0))[-(tail or 0) :])
 
     def log_of(self, pod_name: str) -> Path:
         """The file with what all pods of this name have written."""
@@ -69,15 +58,9 @@ class LocalJobs(Cluster):
 
     def not_found(self, name: str) -> NotFoundError:
         """The error for a name without a job, with the names that may have been meant."""
-        near = difflib.get_close_matches(name, self._names(), n=3) or self._names()[:5]
+        near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "--local-dir names another folder"
         return NotFoundError(f"no local job {name} in {self.namespace}: {there}")
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self.jobs.iterdir())
-        except OSError:
-            return []
 
     def _job(self, name: str) -> Object | None:
         """As the manifest has it; a job that nobody runs and that has not ended is suspended."""
@@ -112,7 +95,7 @@ class LocalJobs(Cluster):
             state = {"running": {"startedAt": started}}
         elif code is not None:
             ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
-            state = {"terminated": {**ended, "message": self._last_words(name)}}
+            state = {"terminated": {**ended, "message": "\n".join(self.log(name, tail=20))}}
         status = {"name": CONTAINER, "ready": up, "state": state, "lastState": {}}
         return {
             "kind": "Pod",
@@ -128,10 +111,3 @@ class LocalJobs(Cluster):
                 "containerStatuses": [status],
             },
         }
-
-    def _last_words(self, pod_name: str) -> str:
-        try:
-            lines = list(self.log(pod_name, tail=20))
-        except ClusterError:
-            return ""
-        return "\n".join(lines)[-_LAST_WORDS_BYTES:]
