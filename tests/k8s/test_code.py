@@ -297,13 +297,6 @@ def test_large_code_comes_with_a_word_about_kubectl(own):
     assert "kubectl apply --server-side -f -" in CliRunner().invoke(cli, command).stderr
 
 
-def test_slurm_says_that_it_has_no_use_for_code(own):
-    """Nothing is left out without a word."""
-    places = ["--data", "/d", "--runs", "/r"]
-    command = ["render", "--api", "slurm", "--code", str(own), *places]
-    assert "--code has no meaning with --api slurm" in CliRunner().invoke(cli, command).stderr
-
-
 def test_this_checkout_can_be_given_as_it_is():
     """`--code .` here has the package alone, in a ConfigMap."""
     found = read(Path(code.__file__).parents[3])

@@ -1,4 +1,4 @@
-"""Real jobs on a real Slurm, of one node: `make test-slurm`.
+"""The scripts of examples/slurm, edited as a user does, on a real Slurm of one node.
 
 Whatever happens to a job, its run ends with the bits of one process that nobody has disturbed.
 """
@@ -6,6 +6,7 @@ Whatever happens to a job, its run ends with the bits of one process that nobody
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,6 @@ from support.paths import ROOT
 from support.toy import SMALL
 
 from gptddp.cli import cli as gptddp
-from gptddp.k8s.cli.main import cli as gptddp_k8s
 from gptddp.run.history import last_step, read_ledger
 
 STEPS, MID = 160, 30  # of a run, and when it is disturbed
@@ -48,14 +48,13 @@ def undisturbed(corpus, tmp_path_factory):
     return run
 
 
-def rendered(folder: Path, corpus: Path, *options: str) -> str:
-    """The script that `gptddp-k8s render --api slurm` prints for a run in the folder."""
-    where = ["--name", "run", "--memory", "3Gi", "--data", str(corpus), "--runs", str(folder)]
-    where += [] if "--python" in options else ["--python", sys.executable]
-    args = ["render", "--api", "slurm", *where, "--grace-s", "20", *options, "--", *FLAGS]
-    printed = CliRunner().invoke(gptddp_k8s, args)
-    assert printed.exit_code == 0, printed.stderr
-    (folder / "job.sbatch").write_text(printed.stdout)
+def edited(name: str, folder: Path, **lines: str) -> str:
+    """The example of this name with other values in the lines that a user edits."""
+    text = (ROOT / f"examples/slurm/train-{name}.sbatch").read_text()
+    for key, value in lines.items():
+        text, found = re.subn(rf"^{key}=.*$", f"{key}={value}", text, flags=re.M)
+        assert found == 1, key
+    (folder / "job.sbatch").write_text(text)
     return "job.sbatch"
 
 
@@ -64,8 +63,8 @@ class Job:
 
     def __init__(self, node: OneNode, folder: Path, *words: str) -> None:
         self.node, self.folder, self.run = node, folder, folder / "run"
-        path = f"{Path(sys.executable).parent}:{node.environment['PATH']}"
-        environment = {**node.environment, "PYTHONPATH": str(ROOT), "PATH": path}
+        path = f"{Path(sys.executable).parent}:{node.environment['PATH']}"  # an active venv
+        environment = {**node.environment, "PATH": path}
         command = ["sbatch", "--parsable", f"--output={folder}/%x-%j.out", *words]
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, check=True
@@ -119,12 +118,19 @@ def children(pid: int) -> list[int]:
 
 @pytest.fixture
 def submit(node, corpus, tmp_path):
-    """submit(*options of render): a job; cancelled at the end of the test if it still is there."""
+    """submit(example, ranks, *options of sbatch): a job of so many ranks on the one node."""
     jobs = []
 
-    def begin(*options: str, sbatch=()) -> Job:
-        script = rendered(tmp_path, corpus, *options)
-        jobs.append(Job(node, tmp_path, *sbatch, script))
+    def begin(example: str, ranks: int, *options: str, flags=FLAGS) -> Job:
+        lines = {"data": corpus, "run": tmp_path / "run", "python": sys.executable}
+        lines |= {"options": f"({shlex.join(flags)})"}
+        if example == "torchrun":
+            lines |= {"workers": ranks}
+            size = ["--ntasks-per-node=1", f"--cpus-per-task={ranks}"]
+        else:
+            size = [f"--ntasks-per-node={ranks}", "--cpus-per-task=1"]
+        size += ["--nodes=1", "--mem=3G", "--gres=none"]
+        jobs.append(Job(node, tmp_path, *size, *options, edited(example, tmp_path, **lines)))
         return jobs[-1]
 
     yield begin
@@ -145,27 +151,25 @@ def stops(run: Path) -> list[dict]:
 
 
 def test_a_rank_that_is_killed_costs_a_requeue_and_no_bit(submit, undisturbed):
-    """srun alone, four tasks: Slurm ends the other three, the script requeues the job."""
-    job = submit("--launcher", "srun", "--nproc-per-node", "4")
+    """srun alone, four tasks: the other three end, and the script requeues the job."""
+    job = submit("srun", 4)
     job.reach(MID)
     os.kill(job.process("SLURM_PROCID", "2", "gptddp.train"), signal.SIGKILL)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
-    # task 2, or one that has noticed its loss before Slurm has
-    assert re.search(r"tasks? \S+: Exited with exit code 241", job.log())
     assert_same_bits(job.run, undisturbed)
 
 
 def test_a_cancelled_job_has_saved_and_goes_on_with_other_ranks(submit, undisturbed):
     """scancel ends the job for good, at a checkpoint; another, of two tasks, continues its run."""
-    job = submit("--launcher", "srun", "--nproc-per-node", "3")
+    job = submit("srun", 3)
     job.reach(MID)
     job.node.output("scancel", job.id)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), job.log()
     (stop,) = stops(job.run)
     assert stop["step"] == last_step(job.run) < STEPS
-    other = submit("--launcher", "srun", "--nproc-per-node", "2")
+    other = submit("srun", 2)
     assert other.end()["JobState"] == "COMPLETED", other.log()
     assert f"step {stop['step']}" in other.log()
     assert_same_bits(other.run, undisturbed)
@@ -173,7 +177,7 @@ def test_a_cancelled_job_has_saved_and_goes_on_with_other_ranks(submit, undistur
 
 def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit, undisturbed):
     """torchrun, one task of three workers: `scontrol requeue`, then SIGKILL for a worker."""
-    job = submit("--nproc-per-node", "3", "--cpu", "3")
+    job = submit("torchrun", 3)
     job.reach(MID)
     job.node.output("scontrol", "requeue", job.id)
     job.until(lambda: stops(job.run))
@@ -187,23 +191,24 @@ def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit
     assert not Path(f"/dev/shm/gptddp-{job.id}").exists()
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_preempted_job_saves_and_comes_back(submit, undisturbed, launcher):
+@pytest.mark.parametrize("example", ["srun", "torchrun"])
+def test_a_preempted_job_saves_and_comes_back(submit, undisturbed, example):
     """A job of a partition of higher priority takes the node, for a second."""
-    job = submit("--launcher", launcher, "--nproc-per-node", "2", "--cpu", "2")
+    job = submit(example, 2)
     job.reach(MID)
     short = ["sbatch", "--partition=high", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 1"]
     job.node.output(*short)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
     (stop,) = stops(job.run)
-    assert 0 < stop["step"] < STEPS and "ended with 143; requeued" in job.log()
+    assert 0 < stop["step"] < STEPS and "exit code 143: the job is requeued" in job.log()
     assert_same_bits(job.run, undisturbed)
 
 
-def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed):
-    """SIGTERM comes to the batch script, which has the ranks stop: sent here as Slurm sends it."""
-    job = submit("--launcher", "srun", "--nproc-per-node", "2")
+@pytest.mark.parametrize("example", ["srun", "torchrun"])
+def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed, example):
+    """SIGTERM for the script alone, as Slurm sends it, at a site that passes on no environment."""
+    job = submit(example, 2, "--export=NONE")
     job.reach(MID)
     job.node.output("scancel", "--batch", "--signal=TERM", job.id)
     facts = job.end()
@@ -212,38 +217,12 @@ def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed):
     assert_same_bits(job.run, undisturbed)
 
 
-FINAL = """#!/bin/bash
-[ "$1" = - ] && exec {python} "$@"
-[ "$SLURM_PROCID" = 2 ] && sleep 1 && exit 3
-exec sleep 600
-"""
-
-
-def test_a_final_error_of_one_rank_is_the_end_of_the_job(submit, tmp_path):
-    """Its code is the job's, though Slurm ends the other ranks by a signal; no requeue."""
-    program = tmp_path / "python"
-    program.write_text(FINAL.format(python=sys.executable))
-    program.chmod(0o755)
-    job = submit("--launcher", "srun", "--nproc-per-node", "4", "--python", str(program))
+@pytest.mark.parametrize("example", ["srun", "torchrun"])
+def test_an_error_that_would_come_again_is_the_end_of_the_job(submit, example):
+    """The trainer's exit code is that of the job, and nothing is requeued."""
+    job = submit(example, 2, flags=["--stepz", "4"])
     facts = job.end()
-    assert [facts[key] for key in ("JobState", "ExitCode", "Restarts")] == ["FAILED", "3:0", "0"]
-
-
-SEES = """#!/bin/bash
-[ "$1" = - ] && exec {python} "$@"
-[ -n "${{MASTER_PORT:-}}" ] || exit 3
-"""
-
-
-def test_the_ranks_know_where_to_meet_at_any_site(submit, tmp_path):
-    """Also where jobs are submitted without the environment of their users."""
-    program = tmp_path / "python"
-    program.write_text(SEES.format(python=sys.executable))
-    program.chmod(0o755)
-    options = ("--launcher", "srun", "--nproc-per-node", "2", "--python", str(program))
-    job = submit(*options, sbatch=["--export=NONE"])
-    facts = job.end()
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), job.log()
+    assert [facts[key] for key in ("JobState", "ExitCode", "Restarts")] == ["FAILED", "2:0", "0"]
 
 
 def test_the_example_of_digits_is_one_run_of_all_tasks(node, tmp_path):

@@ -24,7 +24,7 @@ cli.known = {
     "list": ("listing", "List the jobs of gptddp with their state, their pods and their age."),
     "logs": ("observe", "Print what the pods of a job have written."),
     "prepare": ("short_jobs", "Make a dataset in a volume of the cluster, from texts in a volume."),
-    "render": ("submit", "Print the manifest of a job, or its batch script for Slurm."),
+    "render": ("submit", "Print the manifest of a job."),
     "resume": ("change", "Let a suspended job go on from its newest checkpoint."),
     "rerun": ("again", "Run a job again with the settings that it has on the cluster."),
     "rules": ("check", "List the rules of jobs: id, field, rule and fix."),

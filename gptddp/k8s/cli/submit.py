@@ -80,44 +80,14 @@ def objects_of(job: JobSpec) -> "list[Object]":
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
 )
-@click.option(
-    "--api",
-    type=click.Choice(["kubernetes", "slurm"]),
-    default="kubernetes",
-    help="what runs the job: slurm prints a batch script, a node a replica [kubernetes]",
-)
-@click.option(
-    "--launcher",
-    type=click.Choice(["torchrun", "srun"]),
-    help="with --api slurm: a task a node, with our launcher, or a task a process [torchrun]",
-)
-@click.option(
-    "--volume",
-    multiple=True,
-    metavar="CLAIM=FOLDER",
-    callback=pairs,
-    help="with --api slurm: folder of a claim, shared by all nodes; may be repeated. "
-    "--data and --runs may be such folders themselves",
-)
-@click.option("--python", help="with --api slurm: the Python on every node [python]")
-@click.pass_context
-def render(ctx: click.Context, /, output: str, api: str, **options: Any) -> None:
-    """Print the manifest of a job, or its batch script for Slurm.
+def render(output: str, **options: Any) -> None:
+    """Print the manifest of a job.
 
     The same bytes for the same options, and no cluster is asked.
 
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
-    gptddp-k8s render --api slurm --data /data/books --runs /runs -- --steps 1000 | sbatch
     """
-    place = {name: options.pop(name) for name in ("launcher", "volume", "python")}
-    if api == "slurm":
-        if ctx.get_parameter_source("output") is not ParameterSource.DEFAULT:
-            raise click.UsageError("-o has no meaning with --api slurm: it prints a batch script")
-        return _render_slurm(options, **place)
-    for name, value in place.items():
-        if value:
-            raise click.UsageError(f"--{name} has no meaning here: it is for --api slurm")
     from gptddp.k8s.render import code_volume, companions, manifest
 
     job = load(options)
@@ -131,22 +101,6 @@ def render(ctx: click.Context, /, output: str, api: str, **options: Any) -> None
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
         f"{companions.key_command(job.name, at)}"
     )
-
-
-def _render_slurm(
-    options: dict[str, Any], launcher: str | None, volume: Any, python: str | None
-) -> None:
-    """Print the batch script of a command's options, and its notes; raises ConfigError."""
-    from gptddp.k8s.render import rules, slurm
-
-    given = spec.given(options.pop("file"), options, options.pop("train_args"))
-    job = spec.resolve(given)
-    place = slurm.Place(launcher or "torchrun", dict(volume), given.min, python or "python")
-    text = slurm.script(job, place)
-    settings = dataclasses.replace(job, image=JobSpec().image)
-    for warning in [*slurm.unused(job), *rules.warnings(settings)]:
-        note(f"warning: {warning}")
-    click.echo(text, nl=False)
 
 
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)

@@ -55,23 +55,14 @@ def to_json(documents: list[Object]) -> str:
 
 
 def trainer_args(spec: JobSpec) -> list[str]:
-    """The container's arguments, with the paths in the pod."""
+    """The container's arguments: what was given, the paths in the pod, and the preset by name."""
     path = f"/{spec.data_path}" if spec.data_path else ""
-    run_dir = f"{RUNS}/{spec.run_path}"
-    train = training_args(spec, data=DATA + path, run_dir=run_dir, metrics_port=METRICS_PORT)
-    return [*code_volume.args(spec.code), *train]
-
-
-def training_args(spec: JobSpec, *, data: str, run_dir: str, metrics_port: int) -> list[str]:
-    """The trainer's arguments: what was given, the paths, and the preset by name.
-
-    `metrics_port`: where none is given; 0: none.
-    """
-    given = flags.given(spec.train)
     # The preset by name: the same manifest is to mean the same model wherever it runs.
-    preset = {"preset": "gpt2" if spec.gpus > 0 else "tiny"}
-    port = {"metrics_port": metrics_port} if metrics_port else {}  # `given` wins, with 0 too
-    return flags.to_args({**preset, **port, **given, "data": data, "run_dir": run_dir})
+    preset = "gpt2" if spec.gpus > 0 else "tiny"
+    ours = {"preset": preset, "metrics_port": METRICS_PORT}
+    places = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.run_path}"}
+    train = flags.to_args({**ours, **flags.given(spec.train), **places})
+    return [*code_volume.args(spec.code), *train]
 
 
 def labels(name: str, component: str = "trainer") -> dict[str, str]:
