@@ -44,14 +44,12 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
                 assert param.type is kinds[param.name], (command.name, param.name)
 
 
-@pytest.mark.parametrize(
-    "command", ["status", "delete", "logs", "wait", "top", "suspend", "sample"]
-)
+@pytest.mark.parametrize("command", ["status", "delete", "logs", "wait", "suspend", "sample"])
 @pytest.mark.parametrize("name", ["", "demo?x=1", "demo/../demo", "..", "Demo", "x" * 254, "a b"])
 def test_a_name_that_nothing_can_have_is_refused(k8s, command, name):
     """No request is made of it: it is part of an address, or of a folder's path."""
     refused(k8s(command, *AT, name), "cannot name a job", "lower case letters")
-    if command in ("status", "wait", "top"):
+    if command in ("status", "logs", "wait", "suspend", "delete"):
         refused(k8s(command, "--local", name), "cannot name a job")
 
 

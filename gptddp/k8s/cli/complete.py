@@ -80,7 +80,7 @@ def _cluster(ctx: click.Context) -> "Cluster":
     """The one that the command line names so far."""
     given = ctx.params
     if given.get("local"):
-        from gptddp.k8s.local import LOCAL_DIR
+        from gptddp.k8s.local.paths import LOCAL_DIR
         from gptddp.k8s.local.seen import LocalJobs
 
         return LocalJobs(Path(given.get("local_dir") or LOCAL_DIR))

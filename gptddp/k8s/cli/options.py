@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gptddp.k8s.cli import types
-from gptddp.k8s.local import LOCAL_DIR
+from gptddp.k8s.local.paths import LOCAL_DIR
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
 

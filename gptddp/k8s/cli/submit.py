@@ -20,7 +20,7 @@ from gptddp.k8s.cli.options import (
     train_arguments,
     wait_options,
 )
-from gptddp.k8s.local import LOCAL_DIR
+from gptddp.k8s.local.paths import LOCAL_DIR
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 

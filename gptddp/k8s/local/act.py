@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.local import container, locks
-from gptddp.k8s.local.screen import GrowingLog, relative_path
+from gptddp.k8s.local.paths import relative_path
+from gptddp.k8s.local.screen import GrowingLog
 from gptddp.k8s.local.seen import LocalJobs
 from gptddp.k8s.objects import Object, short_name, worker_pod_spec
 from gptddp.k8s.observe import facts, logs

@@ -25,10 +25,11 @@ from typing import IO
 from gptddp import flags
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.exit_codes import SUCCEEDED
-from gptddp.k8s.local import LOCAL_DIR, locks, pods, reaper
+from gptddp.k8s.local import locks, pods, reaper
 from gptddp.k8s.local.container import Network, container_of
+from gptddp.k8s.local.paths import LOCAL_DIR, options_for, relative_path
 from gptddp.k8s.local.runner import Interrupts, Runner
-from gptddp.k8s.local.screen import Screen, options_for, relative_path
+from gptddp.k8s.local.screen import Screen
 from gptddp.k8s.objects import (
     Object,
     holds,

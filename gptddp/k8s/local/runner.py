@@ -15,7 +15,8 @@ from gptddp import flags
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
 from gptddp.k8s.local import container, pods
 from gptddp.k8s.local.controller import Controller
-from gptddp.k8s.local.screen import Progress, Screen, duration, relative_path
+from gptddp.k8s.local.paths import relative_path
+from gptddp.k8s.local.screen import Progress, Screen, duration
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import manifest
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from gptddp.errors import visible
-from gptddp.k8s.local import LOCAL_DIR
 from gptddp.k8s.observe.progress import Losses, has_blocks, progress, rows, sparkline
 
 _TAIL_BYTES = 16 << 10
@@ -83,18 +82,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def relative_path(path: str | Path) -> str:
-    """A path as the user would type it: relative where it is below the current directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
-
-def options_for(local_dir: Path) -> str:
-    """The options that name the jobs of this folder on a command line."""
-    where = relative_path(local_dir.absolute())
-    return " --local" + ("" if where == str(LOCAL_DIR) else f" --local-dir {where}")
 
 
 class GrowingLog:

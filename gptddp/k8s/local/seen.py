@@ -14,7 +14,8 @@ from gptddp import files
 from gptddp.errors import ClusterError, NotFoundError
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.local import locks
-from gptddp.k8s.local.screen import end_of, options_for, relative_path
+from gptddp.k8s.local.paths import options_for, relative_path
+from gptddp.k8s.local.screen import end_of
 from gptddp.k8s.objects import Object, holds
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.pod_log import CONTAINER
