@@ -1,12 +1,12 @@
-"""The YAML that is written without PyYAML is PyYAML's, and kubectl reads what was written."""
+"""What is written as YAML is what PyYAML and Go read, and what is read is one table."""
 
 import random
+import re
 
 import pytest
 import yaml
 
-from gptddp.k8s.render import documents, yaml_text
-from gptddp.k8s.render.kubectl_yaml import Dumper
+from gptddp.k8s.render import yaml_text
 
 ODD = [
     "yes", "y", "NO", "nO", "on", "~", "null", "NULL", "=", "<<", "1e3", "0x1", "1_0", "4Gi",
@@ -16,6 +16,8 @@ ODD = [
     "r.io/g@sha256:0", "/x: y", "=a", "x" * 2000, "x y " * 300, "two\nlines", "\t", "\x1b[31m",
     "caf\u00e9", "\u2028", "Y", "n", "0o17", "0b1", "08", "1e-5", "1E5", "-.5", "+.inf", "7e5",
 ]  # fmt: skip
+# Texts that Go's YAML reads as numbers or truth values if they are plain, though PyYAML does not.
+GO_WORDS = ["1e3", "7e5", "1E5", "123e456", "0o17", "-0o7", "1.e3", "+5_0", "y", "Y", "n", "N"]
 
 
 def drawn(count=4000):
@@ -24,41 +26,62 @@ def drawn(count=4000):
     return ["".join(random.choices(letters, k=random.randint(0, 7))) for _ in range(count)]
 
 
-def by_pyyaml(*documents):
-    return yaml.dump_all(
-        documents, Dumper=Dumper, sort_keys=False, default_flow_style=False,
-        explicit_start=True, width=4096, allow_unicode=True,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("texts", [ODD, drawn()], ids=["odd", "drawn"])
-def test_every_text_is_written_so_that_both_readers_take_it_as_it_is(texts):
-    """As a value, a key, and in a list: kubectl takes `1e3` and `y` for no texts, PyYAML dates."""
+def test_every_text_is_read_as_it_was_written(texts):
+    """As a value, as a key and in a list, by PyYAML and by our reader."""
     for text in texts:
         for value in ({"k": text}, {text: 1}, {"k": [text, {"a": text, "b": 1}]}):
-            assert yaml_text.dump([value]) == by_pyyaml(value), repr(text)
-            assert yaml.safe_load(yaml_text.dump([value])) == value
-            (read,) = documents.parse(yaml_text.dump([value]), "it")
-            assert read.value == value, repr(text)
+            written = yaml_text.dump([value])
+            assert yaml.safe_load(written) == yaml_text.load(written) == value, repr(text)
 
 
-SHARED = {"a": 1}
+@pytest.mark.parametrize("text", GO_WORDS)
+def test_a_text_that_go_reads_as_something_else_is_quoted(text):
+    """Without quotes the API server would refuse the job: a number where a text must be."""
+    assert yaml_text.dump([{"k": text}]) == f"---\nk: '{text}'\n"
+
+
+@pytest.mark.parametrize("text", ["500m", "4Gi", "gptddp:0.1.0", "12ab34", "1.2.3", "yn", "1 e3"])
+def test_a_text_that_every_reader_takes_for_one_is_plain(text):
+    """No quotes that nobody needs."""
+    assert yaml_text.dump([{"k": text}]) == f"---\nk: {text}\n"
+
+
+def test_the_yaml_has_no_anchors():
+    """An object that is in two places is written twice: some tools read no anchors."""
+    shared = {"a": 1}
+    assert yaml_text.dump([{"x": shared, "y": shared}]) == "---\nx:\n  a: 1\n'y':\n  a: 1\n"
+
+
+def test_times_and_dates_are_texts():
+    """As they are to kubectl: YAML 1.1 has 12:30 as the number 750."""
+    found = yaml_text.load(
+        "\na: [12:30, 2026-01-01, 0440, 0x10, 1.5, yes, null, 1e3]\n2: &x b\nc: *x"
+    )
+    assert found == {
+        "a": ["12:30", "2026-01-01", 288, 16, 1.5, True, None, "1e3"],
+        "2": "b",
+        "c": "b",
+    }
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("text", "message"),
     [
-        {"a": {"b": {"c": [{"d": 1, "e": [1, 2]}, {"f": {}}, [], "x"]}}, "g": None, "h": True},
-        {"a": [[1, 2], [3]]},
-        {"a": 1.5, "b": (1, 2)},
-        {"a": SHARED, "b": SHARED},
-        {1: "a"},
-        {"a" * 200: 1},
+        ("a: [", "is not YAML: line 2: did not find"),
+        ("a: 1\nb: 2\na: 3", "line 3: a stands in line 1 and again"),
+        ("- a", "has no table: it must have one"),
+        ("a: 1\n---\nb: 2", "has 2 objects"),
+        ("", "has 0 objects"),
+        ("a: !!int x", "is not YAML: invalid literal"),
+        ("a: &x [*x]", "JSON does not know"),
+        ("a: !!timestamp 2026-01-01", "put dates"),
+        ("a: \x00", "control characters are not allowed"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("{[1]: 2}", "unhashable key"),
     ],
-    ids=repr,
 )
-def test_every_shape_is_written_as_pyyaml_writes_it(value):
-    """Also what no manifest has: lists in lists, numbers as keys, one object in two places."""
-    if isinstance(value.get("b"), tuple):
-        value = value | {"b": 2}
-    assert yaml_text.dump([value, {"z": 1}]) == by_pyyaml(value, {"z": 1})
+def test_a_text_that_is_no_table_is_refused(text, message):
+    """With the line, where there is one, and what is wrong there."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        yaml_text.load(text)

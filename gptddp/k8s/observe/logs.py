@@ -3,14 +3,14 @@
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.objects import Object, container_statuses, role_and_index, short_name, wanted_pods
+from gptddp.k8s.objects import Object, role_and_index, short_name, wanted_pods
 from gptddp.k8s.observe import facts, why
-from gptddp.k8s.observe.container_causes import ending_order, how_it_ended
+from gptddp.k8s.observe.endings import ends, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, Follow, PodLog, parse
 from gptddp.k8s.observe.wait import Changes
@@ -102,24 +102,17 @@ def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) ->
 def show_first_failure(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
     """Write the log of the container that failed first, and say how it ended.
 
-    The others end because of it, and later. That is the first container with an error of its own,
-    or that was killed if none has one. Raises NotFoundError and ClusterError.
+    The others end because of it, and later. Raises NotFoundError and ClusterError.
     """
-    found, ends = facts.of_job(cluster, name), []
-    for pod in found.pods:
-        for status in container_statuses(pod):
-            for key in ("state", "lastState"):
-                ended = (status.get(key) or {}).get("terminated") or {}
-                if int(ended.get("exitCode") or 0) and status.get("name") == CONTAINER:
-                    ends.append((pod, ended, key == "lastState"))
-    if not ends:
+    found = facts.of_job(cluster, name)
+    first = next((end for end in ends(found.pods) if end.container == CONTAINER), None)
+    if first is None:
         return _say_state(found, say, "no pod that is there has failed")
-    pod, ended, previous = min(ends, key=lambda end: ending_order(end[1]))
-    at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
-    how = how_it_ended(pod, CONTAINER, ended)
-    say(f"pod {pod['metadata']['name']} failed first{at}: {how}")
-    of_it = Part(tail=part.tail, since_s=part.since_s, previous=previous)
-    show(cluster, [pod], write, say, of_it, prefix=False)
+    at = f" at {when}" if (when := first.terminated.get("finishedAt")) else ""
+    how = how_it_ended(first.pod, CONTAINER, first.terminated)
+    say(f"pod {first.pod['metadata']['name']} failed first{at}: {how}")
+    of_it = replace(part, previous=first.previous)
+    show(cluster, [first.pod], write, say, of_it, prefix=False)
 
 
 def _say_state(found: Facts, say: Say, but: str) -> None:

@@ -10,25 +10,19 @@ from typing import Any
 
 from gptddp.k8s.objects import Object, replica_count, replica_specs, volume_claims
 from gptddp.k8s.render import names
-from gptddp.k8s.render import pod_field_rules as _registered  # noqa: F401
-from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
-from gptddp.k8s.render import template_rules as _registered_last  # noqa: F401
+from gptddp.k8s.render import queue_rules as _registered  # noqa: F401
 from gptddp.k8s.render.problem import JOB_RULES, REPLICAS, Found, Problem, job_rule
 
 
-def check_job(job: Object, malformed: bool = False) -> list[Problem]:
-    """Every broken rule of a PyTorchJob. One that a rule cannot read breaks `shape`.
-
-    malformed: that it cannot be read everywhere is known, and why: such rules are left out.
-    """
+def check_job(job: Object) -> list[Problem]:
+    """Every broken rule of a PyTorchJob. One that a rule cannot read breaks `shape`."""
     found: list[Problem] = []
     for id, judge in JOB_RULES.items():
         try:
             found += [Problem(id, *it) for it in judge(job)]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if not malformed:
-                rule = f"not shaped like a PyTorchJob ({type(error).__name__}: {error})"
-                return [Problem("shape", "manifest", rule, "compare it with `gptddp-k8s render`")]
+            rule = f"not shaped like a PyTorchJob ({type(error).__name__}: {error})"
+            return [Problem("shape", "manifest", rule, "compare it with `gptddp-k8s render`")]
     return found
 
 

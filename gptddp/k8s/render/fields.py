@@ -1,6 +1,5 @@
 """What the fields of a job are, as flags and in TOML files: texts, numbers, lists, tables."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import Field, field
 from enum import Enum
@@ -62,7 +61,7 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
     if kind is Kind.LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
     if kind is Kind.TREE and isinstance(value, dict):
-        return plain(where, value)
+        return _plain(where, value)
     if kind is Kind.TREE and isinstance(value, str):
         return from_file(where, folder / value)
     if kind is Kind.CODE and isinstance(value, str):
@@ -81,27 +80,17 @@ def _as_written(value: Any) -> str:
 
 
 def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
-    """The one object of a YAML or JSON file. Raises ConfigError that names the option `where`."""
-    from gptddp.k8s.render import documents
+    """The one table of a YAML or JSON file. Raises ConfigError that names the option `where`."""
+    from gptddp.k8s.render import yaml_text
 
     path = Path(file)
     try:
-        text = path.read_text("utf-8-sig")
+        return yaml_text.load(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"{where}: cannot read the file {path}: {reason}") from None
-    found = list(documents.parse(text, str(path)))
-    for document in found:
-        for it in document.problems:
-            line = document.line(it.field)
-            if it.id == "yaml":
-                raise ConfigError(f"{where}: {path} is not YAML: line {line}: {it.rule}; {it.fix}")
-            raise ConfigError(f"{where}: {path}, line {line}: {it.field} {it.rule}; {it.fix}")
-    values = [it.value for it in found]
-    if len(values) != 1 or not isinstance(values[0], dict):
-        what = f"{len(values)} objects" if len(values) != 1 else "no table"
-        raise ConfigError(f"{where}: {path} has {what}: it must have one, with keys and values")
-    return plain(f"{where}: {path}", values[0])
+    except ValueError as error:
+        raise ConfigError(f"{where}: {path} {error}") from None
 
 
 def from_folder(where: str, folder: Path | str) -> "Code":
@@ -113,16 +102,13 @@ def from_folder(where: str, folder: Path | str) -> "Code":
     return code.Code(where, Path(folder))
 
 
-def plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """A copy of JSON's types alone, with no part of it in two places (which would be an anchor)."""
+def _plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
+    from gptddp.k8s.render import yaml_text
+
     try:
-        copy: dict[str, Any] = json.loads(json.dumps(tree, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{where} has a value that JSON does not know ({error}): put dates, .nan and .inf in"
-            " quotes"
-        ) from None
-    return copy
+        return yaml_text.plain(tree)
+    except ValueError as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # by the value of a flag

@@ -211,8 +211,7 @@ def _job_table(file: Path) -> dict[str, Any]:
     """The `[job]` table with its values' types checked; tables are dicts."""
     if file.suffix in (".yaml", ".yml", ".json"):
         raise ConfigError(
-            f"-f {file}: job.toml is read here, and no manifest: `gptddp-k8s validate -f` checks a"
-            " PyTorchJob, and `kubectl create -f` submits it"
+            f"-f {file}: job.toml is read here, and no manifest: `kubectl create -f` submits one"
         )
     tables, where = read_toml(file, "job file"), name_of(file)
     for name, table in tables.items():

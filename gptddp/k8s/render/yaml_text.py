@@ -1,50 +1,65 @@
-"""Objects as YAML that kubectl reads as they are: PyYAML's bytes, mostly without loading it.
+"""The one reader and the one writer of YAML: PyYAML, with the words that Go's YAML has beside it.
 
-Loading PyYAML takes longer than writing a job. What is not plain enough to be sure of, such as a
-text of several lines, is left to it.
+kubectl and the API server read YAML with Go. What PyYAML takes for a text may be another thing
+there: `1e3` and `0o17` are numbers, and `y` is true. So such a text is written in quotes. What is
+read has times of day and dates as texts, as kubectl has them: YAML 1.1 calls `12:30` a number.
 """
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-_WORDS = frozenset(  # with a meaning of their own
-    form
-    for word in ("yes", "no", "true", "false", "on", "off", "null", "y", "n")
-    for form in (word, word.capitalize(), word.upper())
+import yaml
+
+_STRING = "tag:yaml.org,2002:"
+_DIGIT_FIRST = "-+0123456789."
+# Where Go sees a number: it leaves out every `_` first. PyYAML quotes longer ones by its own rules.
+_GO_NUMBER = re.compile(
+    r"(?=.{1,400}$)(?=.*\d)[-+]?_*"
+    r"([\d_]*\.?[\d_]*([eE]_*[-+]?[\d_]+)?|0_*[xX][\da-fA-F_]+|0_*[oObB][\d_]+)$"
 )
-_MOST_CHARACTERS = 1000  # of a text that is surely in one line
-_TEXT = re.compile(r"[!-~]([ -~]*[!-~])?")  # printable, and no space at an end
-# Of any other text that begins with a digit, a sign or a dot, PyYAML says whether it is a number.
-_PLAIN = re.compile(r"-{0,2}[A-Za-z/_][A-Za-z0-9_./@+=:-]*(?<!:)|[1-9][0-9]*(m|[kMGTPE]i?)")
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
-_QUOTED_FIRST = frozenset("!&*|>'\"%@`#,[]{}")
+_INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]*|[1-9][\d_]*|0x[\da-fA-F_]+)$")
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]\d+)?$")
 
 
-class _NotPlain(Exception):
-    """PyYAML has to say what this is written as."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that stands twice, of which PyYAML takes the last without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in lines:
+                rule = f"{name} stands in line {lines[name]} and again"
+                raise yaml.constructor.ConstructorError(None, None, rule, key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Quotes a text that PyYAML or Go would read as anything else; writes no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [it for it in found if it[0].rpartition(":")[2] in ("bool", "null", "merge")]
+    for first, found in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(f"{_STRING}int", _INTEGER, list(_DIGIT_FIRST))
+_Loader.add_implicit_resolver(f"{_STRING}float", _FLOAT, list(_DIGIT_FIRST))
+_Dumper.add_implicit_resolver(f"{_STRING}float", _GO_NUMBER, list(_DIGIT_FIRST))
+_Dumper.add_implicit_resolver(f"{_STRING}bool", re.compile("[yYnN]$"), list("yYnN"))
 
 
 def dump(documents: Iterable[Mapping[str, Any]]) -> str:
     """One document an object, each opened by `---`; block style, keys as they are."""
-    documents = list(documents)
-    try:
-        seen: set[int] = set()
-        lines = [line for it in documents for line in ("---", *_table(it, "", seen))]
-    except _NotPlain:
-        return _by_pyyaml(documents)
-    return "\n".join([*lines, ""])
-
-
-def _by_pyyaml(documents: list[Mapping[str, Any]]) -> str:
-    import yaml
-
-    from gptddp.k8s.render.kubectl_yaml import Dumper
-
     return str(
         yaml.dump_all(
             documents,
-            Dumper=Dumper,
+            Dumper=_Dumper,
             sort_keys=False,
             default_flow_style=False,
             explicit_start=True,
@@ -54,63 +69,29 @@ def _by_pyyaml(documents: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _table(table: Mapping[str, Any], indent: str, seen: set[int]) -> Iterator[str]:
-    _once(table, seen)
-    if type(table) is not dict or not table:
-        raise _NotPlain
-    for key, value in table.items():
-        if type(key) is not str or len(key) > 100:
-            raise _NotPlain
-        yield from _entry(f"{indent}{_text(key)}:", value, indent, seen)
+def load(text: str) -> dict[str, Any]:
+    """The one table of a text, of JSON's types alone. Raises ValueError that says what is wrong."""
+    try:
+        found = list(yaml.load_all(text, Loader=_Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"is not YAML: {where}{error.problem}; correct it there") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: `!!int x`
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from None
+    found = [it for it in found if it is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        what = f"{len(found)} objects" if len(found) != 1 else "no table"
+        raise ValueError(f"has {what}: it must have one, with keys and values")
+    return plain(found[0])
 
 
-def _entry(head: str, value: Any, indent: str, seen: set[int]) -> Iterator[str]:
-    """`head` with what belongs to it; a list is not indented."""
-    if type(value) is dict and value:
-        yield head
-        yield from _table(value, indent + "  ", seen)
-    elif type(value) is list and value:
-        _once(value, seen)
-        yield head
-        for item in value:
-            if type(item) is dict and item:
-                first, *rest = _table(item, indent + "  ", seen)
-                yield f"{indent}- {first.removeprefix(indent + '  ')}"
-                yield from rest
-            else:
-                yield f"{indent}- {_scalar(item, seen)}"
-    else:
-        yield f"{head} {_scalar(value, seen)}"
-
-
-def _once(value: Any, seen: set[int]) -> None:
-    """What is in two places would be an anchor."""
-    if id(value) in seen:
-        raise _NotPlain
-    seen.add(id(value))
-
-
-def _scalar(value: Any, seen: set[int]) -> str:
-    kind = type(value)
-    if kind is str:
-        return _text(value)
-    if value is None or kind is bool:
-        return {None: "null", True: "true", False: "false"}[value]
-    if kind is int:
-        return str(value)
-    if kind in (dict, list) and not value:
-        _once(value, seen)
-        return "{}" if kind is dict else "[]"
-    raise _NotPlain
-
-
-def _text(text: str) -> str:
-    if _PLAIN.fullmatch(text) and len(text) <= _MOST_CHARACTERS:
-        return f"'{text}'" if text in _WORDS else text
-    if not _TEXT.fullmatch(text) or len(text) > _MOST_CHARACTERS:
-        raise _NotPlain
-    if _NUMBER.fullmatch(text) or text[0] in _QUOTED_FIRST:
-        return "'" + text.replace("'", "''") + "'"
-    if text[0].isalpha() and ": " not in text and " #" not in text and text[-1] != ":":
-        return text  # words, with a space at least
-    raise _NotPlain
+def plain(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """A copy with JSON's types alone. Raises ValueError for a value that JSON does not have."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(tree, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"has a value that JSON does not know ({error}): put dates, nan and inf in quotes"
+        ) from None
+    return copy
