@@ -163,14 +163,9 @@ def submit(
 
         folders = {claim: Path(folder) for claim, folder in volume}
         objects = objects_of(job)
-<<<<<<< HEAD
-        _say_left_out(job, objects[-1])
+        _say_left_out(job)
         local_dir = local_dir or LOCAL_DIR
         ctx.exit(run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
-=======
-        _say_left_out(job)
-        ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
->>>>>>> see
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
