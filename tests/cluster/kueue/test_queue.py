@@ -91,8 +91,9 @@ def test_what_is_wrong_with_a_queue_is_said(team):
     )
 
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "Hold"})
-    doctor = team.cli("doctor", "--queue", "team", "--data", "data/corpus", code=None).stdout
-    assert "LocalQueue team: Stopped: " in doctor
+    doctor = ("doctor", "--queue", "team", "--data", "data/corpus")
+    stopped = lambda: "LocalQueue team: Stopped: " in team.cli(*doctor, code=None).stdout  # noqa: E731
+    team.until(stopped, "doctor tells what the queue says")
     team.submit("one")
     team.says("one", "Queued", "it waits in the queue team", "LocalQueue")
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "None"})
