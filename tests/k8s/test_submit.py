@@ -159,6 +159,7 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     """By the same or by another one, with a key and companions of its own."""
     submit(k8s)
     end(api, kind)
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # as the server asks about
     before = job(api)["metadata"]["uid"]
     result = submit(k8s, "--replace", *args)
     assert result.exit_code == 0 and result.stdout == "pytorchjob.kubeflow.org/demo created\n"
@@ -252,6 +253,9 @@ def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
     template = worker(job(api))["template"]
     assert pod["metadata"] == {**template["metadata"], "name": "demo-worker-0"}
     assert pod["spec"] == {**template["spec"], "restartPolicy": "Never"}
+    k8s("submit", "--name", "next")  # with an account that it makes itself
+    _, pod = (it for it in api.dry_runs if it["kind"] == "Pod")
+    assert "serviceAccountName" not in pod["spec"]
 
 
 @pytest.mark.parametrize("kind", [*RENDERED, "PyTorchJob"])
