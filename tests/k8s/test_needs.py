@@ -67,6 +67,13 @@ def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
     assert result.exit_code == 0 and "warning" not in result.stderr
 
 
+def test_a_short_job_is_told_the_same(api, k8s):
+    """`prepare` does not wait for a Secret that is not there."""
+    result = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
+    assert result.exit_code == 2 and "there is no Secret proxy" in result.stderr
+    assert api.writes == []
+
+
 def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked):
     """A key that is not there keeps a pod from starting as well: nothing is created."""
     result = submit(k8s, "--env-from-secret", "HF_TOKEN=hf/toke")
@@ -127,13 +134,3 @@ def test_a_claim_that_may_not_do_is_a_warning(api, k8s, claim, modes, args, word
     result = submit(k8s, *args)
     assert result.exit_code == 0 and words in result.stderr
     assert ("warning" in result.stderr) is bool(words)
-
-
-def test_a_short_job_is_told_the_same(api, k8s):
-    """`prepare` does not wait for a Secret, and its claims have options of other names."""
-    missing = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
-    assert missing.exit_code == 2 and "there is no Secret proxy" in missing.stderr
-    assert api.writes == []
-    api.objects["persistentvolumeclaims", "data"]["spec"]["accessModes"] = ["ReadOnlyMany"]
-    result = k8s("prepare", "--source", "data", "--data", "runs")
-    assert result.exit_code == 0 and "add --read-only-source" in result.stderr
