@@ -139,11 +139,11 @@ def test_another_size_names_scale_where_scale_does_it(api, k8s):
         command = k8s("scale", "demo", "--replicas", count)
         assert (command.exit_code == 0) is named, count
     worker(job(api))["replicas"] = 4
-    job(api)["spec"]["runPolicy"]["suspend"] = True
-    assert "gptddp-k8s scale" in k8s("submit", "--name", "demo", "--replicas", "2").stderr
     job(api)["metadata"]["labels"][QUEUE] = "team"
-    job(api)["spec"]["runPolicy"]["suspend"] = False
-    assert "gptddp-k8s scale" not in k8s("submit", "--name", "demo", "--replicas", "2").stderr
+    for suspended in (True, False):
+        job(api)["spec"]["runPolicy"]["suspend"] = suspended
+        result = k8s("submit", "--name", "demo", "--replicas", "2", "--queue", "team")
+        assert ("gptddp-k8s scale" in result.stderr) is suspended
 
 
 def flags(api):
