@@ -86,7 +86,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
-    assert "changed by others" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
+    assert "changed since" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
     assert "Kueue" not in result.stderr and api.writes == []
 
 
