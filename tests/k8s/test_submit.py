@@ -99,13 +99,15 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     ],
 )
 def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
-    """No write; the exit code is how it ended, with --wait as well."""
+    """The exit code is how it ended, with --wait as well, and nothing is made beside it any more."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
+    api.remove("NetworkPolicy", "demo")
     del api.writes[:]
     result = submit(k8s, *["--wait"] * (state != "Suspended"))
-    assert result.exit_code == code and api.writes == []
+    assert result.exit_code == code
+    assert api.writes == ["create NetworkPolicy"] * (state == "Suspended")
     assert f"is {state}" in result.stderr and words in result.stderr
 
 
