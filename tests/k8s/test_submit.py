@@ -99,7 +99,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     ],
 )
 def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
-    """The exit code is how it ended, with --wait as well, and nothing is made beside it any more."""
+    """The exit code is how it ended, with --wait as well; nothing is made beside it any more."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
