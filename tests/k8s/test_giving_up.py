@@ -54,8 +54,8 @@ def test_the_operator_is_let_to_fail_the_job_and_the_reason_is_in_it(api, look):
     assert made["spec"]["runPolicy"]["activeDeadlineSeconds"] == 1
     reason = made["metadata"]["annotations"][job_causes.GIVEN_UP]
     assert reason.startswith(
-        f"pod demo-worker-0 was made {MOST_PODS} times in {LEAST_S:.0f} s, and its container never"
-        " started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then `gptddp-k8s"
+        f"pod demo-worker-0: it was made {MOST_PODS} times in {LEAST_S:.0f} s, and its container "
+        "never started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then `gptddp"
     )
     made["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "deadline"}]}
     assert why.why(replace(facts, job=made)).startswith(reason)

@@ -66,4 +66,4 @@ def test_other_code_is_another_local_job(submit):
     result = submit("second")
     assert result.exit_code == 2 and "exists with another manifest" in result.stderr
     assert len(set(re.findall(r"/code/([0-9a-f]{64})", result.stderr))) == 2
-    assert "its run directory is then continued" in result.stderr
+    assert "its run is then continued" in result.stderr

@@ -32,11 +32,10 @@ class GivingUp:
             self._reason = found.reason
         if self._over or not found or not _is_hopeless(facts, found):
             return
-        name, at, why = facts.name, self._cluster.flags, self._reason or found.reason
+        name, at = facts.name, self._cluster.flags
         reason = (
-            f"pod {found.pod_name} was made {found.count} times in {found.seconds:.0f} s, and its "
-            f"container never started: {why}; mend that, then `gptddp-k8s delete {name}"
-            f"{at}` and the same submit go on from the newest checkpoint"
+            f"pod {found.pod_name}: {found.told(self._reason or found.reason)}; mend that, then "
+            f"`gptddp-k8s delete {name}{at}` and the same submit go on from the newest checkpoint"
         )
         patch = {
             "metadata": {"annotations": {GIVEN_UP: reason}},

@@ -33,7 +33,7 @@ _MOST_LINES = 12  # in a message
 
 
 def submit(
-    cluster: Cluster, objects: Sequence[Object], say: Say, *, line: str = "", replace: bool = False
+    cluster: Cluster, objects: Sequence[Object], say: Say, *, line: str, replace: bool
 ) -> tuple[Object, bool]:
     """The job of these objects as it is on the cluster, and whether this call created it.
 
@@ -55,14 +55,7 @@ def submit(
             live = _settled(cluster, job, say)
     created = False
     if live is None:
-        undo = f"`gptddp-k8s delete {name}{cluster.flags}` removes what is there"
-        beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
-        with says(beside, errors=GptddpError):
-            for helper in helpers:
-                companion.apply(cluster, helper)
-            rendezvous_key.make(cluster, job)
-        with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
-            live, created = _create(cluster, job, line)
+        live, created = _create(cluster, objects, line)
     check_same(cluster, live, objects)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
@@ -92,17 +85,25 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
     return live
 
 
-def _create(cluster: Cluster, job: Object, line: str) -> tuple[Object, bool]:
-    """The job, and whether it is this call that has created it."""
+def _create(cluster: Cluster, objects: Sequence[Object], line: str) -> tuple[Object, bool]:
+    """The job, after what is beside it, and whether it is this call that has created it."""
+    *helpers, job = objects
     meta = job["metadata"]
-    note = {**meta["annotations"], **({SUBMIT_LINE: line} if line else {})}
-    try:
-        return cluster.create({**job, "metadata": {**meta, "annotations": note}}), True
-    except ClusterError as error:
-        live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
-        if live is None:
-            raise
-        return live, False  # by another submit, a moment ago
+    undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what is there"
+    beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
+    with says(beside, errors=GptddpError):
+        for helper in helpers:
+            companion.apply(cluster, helper)
+        rendezvous_key.make(cluster, job)
+    notes = {**meta["annotations"], SUBMIT_LINE: line}
+    with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
+        try:
+            return cluster.create({**job, "metadata": {**meta, "annotations": notes}}), True
+        except ClusterError as error:
+            live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
+            if live is None:
+                raise
+            return live, False  # by another submit, a moment ago
 
 
 # -- before anything is created ------------------------------------------------------------------

@@ -24,14 +24,14 @@ class Watcher:
         """What there is now, None if there is no job; waits for an API server that was there.
 
         Raises TimeoutError at `end` (of time.monotonic), ClusterError for what will not pass, and
-        for anything at the first poll.
+        at the first poll for a server that cannot be reached: it may be the wrong one.
         """
         failures = 0
         while True:
             try:
                 found = facts.fetch(self.cluster, self.name)
             except ClusterError as error:
-                if not self._answered or not transient(error):
+                if not transient(error) or not (self._answered or error.status):
                     raise
                 failures += 1
                 if failures == 2:  # one alone may be a connection that had gone stale
