@@ -49,7 +49,7 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
 def test_a_name_that_nothing_can_have_is_refused(k8s, command, name):
     """No request is made of it: it is part of an address, or of a folder's path."""
     refused(k8s(command, *AT, name), "cannot name a job", "lower case letters")
-    if command in ("status", "logs", "wait", "suspend", "delete"):
+    if command in ("status", "logs", "wait", "suspend", "delete", "sample"):
         refused(k8s(command, "--local", name), "cannot name a job")
 
 
