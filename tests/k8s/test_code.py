@@ -279,14 +279,10 @@ def test_in_a_file_the_folder_is_beside_the_file(own, tmp_path):
         spec.load(toml, {}, [])
 
 
-def test_what_is_taken_along_is_said_and_large_code_with_a_word_about_kubectl(own):
-    """The hash, how many files and how large; `kubectl apply` takes no object of over 256 KiB."""
+def test_what_is_taken_along_is_said(own):
+    """The hash, how many files and how large: a file too many is seen."""
     said, found = CliRunner().invoke(cli, ["render", "--code", str(own)]).stderr, read(own)
     assert f"own code {found.sha256[:12]}: 3 files of {own}, {len(found.archive)} bytes" in said
-    assert "server-side" not in said
-    write(own, {"mine/table.py": "#" + os.urandom(300_000).hex()})
-    said = CliRunner().invoke(cli, ["render", "--code", str(own)]).stderr
-    assert "kubectl apply --server-side -f -" in said
 
 
 def test_this_checkout_can_be_given_as_it_is():

@@ -15,7 +15,7 @@ from support.api_server import Log
 from support.paths import ROOT
 
 from gptddp.k8s.cluster import connect
-from gptddp.k8s.observe import listing, status
+from gptddp.k8s.observe import listing, status, watcher
 from gptddp.k8s.observe.progress import progress
 
 STEPS = [
@@ -200,6 +200,7 @@ def test_list_has_formats_for_programs(k8s, api, listed):
 def test_watching_gives_all_then_what_changes(api, listed, monkeypatch):
     """A pod that becomes ready, a state, a job that goes; nothing for a job that only ages."""
     monkeypatch.setattr(listing, "_POLL_S", 0.01)
+    monkeypatch.setattr(watcher, "POLL_S", 0.01)
     said = []
     seen = listing.watch(connect(kubeconfig=api.kubeconfig), said.append)
     assert [row["state"] for row in next(seen)] == ["Running"]

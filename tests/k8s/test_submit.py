@@ -86,7 +86,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
-    assert "changed by others" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
+    assert "changed since" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
     assert "Kueue" not in result.stderr and api.writes == []
 
 
@@ -99,13 +99,15 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     ],
 )
 def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
-    """No write; the exit code is how it ended, with --wait as well."""
+    """The exit code is how it ended, with --wait as well; nothing is made beside it any more."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
+    api.remove("NetworkPolicy", "demo")
     del api.writes[:]
     result = submit(k8s, *["--wait"] * (state != "Suspended"))
-    assert result.exit_code == code and api.writes == []
+    assert result.exit_code == code
+    assert api.writes == ["create NetworkPolicy"] * (state == "Suspended")
     assert f"is {state}" in result.stderr and words in result.stderr
 
 
@@ -135,11 +137,11 @@ def test_another_size_names_scale_where_scale_does_it(api, k8s):
         command = k8s("scale", "demo", "--replicas", count)
         assert (command.exit_code == 0) is named, count
     worker(job(api))["replicas"] = 4
-    job(api)["spec"]["runPolicy"]["suspend"] = True
-    assert "gptddp-k8s scale" in k8s("submit", "--name", "demo", "--replicas", "2").stderr
     job(api)["metadata"]["labels"][QUEUE] = "team"
-    job(api)["spec"]["runPolicy"]["suspend"] = False
-    assert "gptddp-k8s scale" not in k8s("submit", "--name", "demo", "--replicas", "2").stderr
+    for suspended in (True, False):
+        job(api)["spec"]["runPolicy"]["suspend"] = suspended
+        result = k8s("submit", "--name", "demo", "--replicas", "2", "--queue", "team")
+        assert ("gptddp-k8s scale" in result.stderr) is suspended
 
 
 def flags(api):
@@ -155,6 +157,7 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     """By the same or by another one, with a key and companions of its own."""
     submit(k8s)
     end(api, kind)
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # as the server asks about
     before = job(api)["metadata"]["uid"]
     result = submit(k8s, "--replace", *args)
     assert result.exit_code == 0 and result.stdout == "pytorchjob.kubeflow.org/demo created\n"
@@ -248,6 +251,9 @@ def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
     template = worker(job(api))["template"]
     assert pod["metadata"] == {**template["metadata"], "name": "demo-worker-0"}
     assert pod["spec"] == {**template["spec"], "restartPolicy": "Never"}
+    k8s("submit", "--name", "next")  # with an account that it makes itself
+    _, pod = (it for it in api.dry_runs if it["kind"] == "Pod")
+    assert "serviceAccountName" not in pod["spec"]
 
 
 @pytest.mark.parametrize("kind", [*RENDERED, "PyTorchJob"])

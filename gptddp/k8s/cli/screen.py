@@ -15,7 +15,7 @@ from gptddp.k8s import exit_codes
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.observe import frame, progress, status, why
-from gptddp.k8s.observe.watcher import Watcher
+from gptddp.k8s.observe.watcher import of_job
 
 _RESIZE_S = 0.1  # between two looks at the size of the terminal
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, no cursor; and back
@@ -52,7 +52,7 @@ def watch(cluster: Cluster, name: str, every_s: float) -> int:
 
 def stream(cluster: Cluster, name: str, every_s: float) -> int:
     """Print what `status -o json` does, an object a line, at each look until the job has ended."""
-    watcher = Watcher(cluster, name, note)
+    watcher = of_job(cluster, name, note)
     if (found := watcher.poll()) is None:
         raise cluster.not_found(name)
     while found:
@@ -71,7 +71,7 @@ class _View:
     def __init__(self, cluster: Cluster, name: str, live: bool) -> None:
         self.state = ""
         self._cluster, self._live, self._note = cluster, live, ""
-        self._watcher = Watcher(cluster, name, self._say)
+        self._watcher = of_job(cluster, name, self._say)
         self._losses = progress.Losses()
         self._history: list[float] = []
         self._drawn = shutil.get_terminal_size()

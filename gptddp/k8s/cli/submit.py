@@ -83,15 +83,13 @@ def render(output: str, **options: Any) -> None:
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
     """
-    from gptddp.k8s.render import code_volume, companions, manifest
+    from gptddp.k8s.render import companions, manifest
 
     job = load(options)
     objects = objects_of(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
     at = f" -n {job.namespace}" if job.namespace else ""
-    for warning in code_volume.notes(objects):
-        note(warning)
     note(
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
         f"{companions.key_command(job.name, at)}"

@@ -4,13 +4,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, age_s, is_ready, queue_name, replica_specs, wanted_pods
 from gptddp.k8s.observe import queue, why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.queue import Queue
-from gptddp.k8s.observe.watcher import Say, transient
+from gptddp.k8s.observe.watcher import Say, Watcher
 from gptddp.k8s.render.companions import OURS
 
 Row = dict[str, Any]
@@ -56,30 +55,18 @@ def _row(job: Object, pods: list[Object], waits: Queue | None, now: float) -> Ro
 def watch(cluster: Cluster, say: Say, everywhere: bool = False) -> Iterator[list[Row]]:
     """All rows, then again and again those that have changed; the last of a job is `Gone`.
 
-    Goes on through times without an API server. Raises ClusterError at the first look, and for
-    what will not pass.
+    Goes on through times without an API server. Raises ClusterError for what will not pass.
     """
-    known: dict[tuple[str, str], Row] = {}
-    first, away = True, False
+    watcher = Watcher(lambda: rows(cluster, everywhere), say)
+    known: dict[tuple[str, str], Row] | None = None
     while True:
-        try:
-            found = {(row["namespace"], row["name"]): row for row in rows(cluster, everywhere)}
-        except ClusterError as error:
-            if first or not transient(error):
-                raise
-            if not away:
-                say(f"the API server does not answer, trying on: {error}")
-            away = True
-        else:
-            if away:
-                say("the API server answers again")
-            gone = [
-                row | {"state": GONE, "ready": 0} for key, row in known.items() if key not in found
-            ]
-            news = [row for key, row in found.items() if _seen(row) != _seen(known.get(key))]
-            if first or gone or news:
-                yield [*gone, *news]
-            known, first, away = found, False, False
+        found = {(row["namespace"], row["name"]): row for row in watcher.poll()}
+        old = known or {}
+        gone = [row | {"state": GONE, "ready": 0} for key, row in old.items() if key not in found]
+        news = [row for key, row in found.items() if _seen(row) != _seen(old.get(key))]
+        if known is None or gone or news:
+            yield [*gone, *news]
+        known = found
         time.sleep(_POLL_S)
 
 

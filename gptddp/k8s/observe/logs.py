@@ -14,7 +14,7 @@ from gptddp.k8s.observe.endings import ends, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, Follow, PodLog, parse
 from gptddp.k8s.observe.wait import Changes
-from gptddp.k8s.observe.watcher import POLL_S, Say, Watcher
+from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
 Write = Callable[[str], None]  # gets a line without its end
 
@@ -139,7 +139,7 @@ def follow(
     tell: Say = say if tell_changes else lambda text: None
     shared = Follow(cluster, write, say, prefix=part.index is None, since_s=part.since_s)
     try:
-        _follow_pods(shared, Watcher(cluster, name, tell), Changes(name, tell), part)
+        _follow_pods(shared, Changes(name, tell), part)
     finally:
         # No thread may be inside of `write` when the caller goes on, or the process ends.
         shared.stopped.set()
@@ -149,13 +149,14 @@ def follow(
         raise shared.error
 
 
-def _follow_pods(shared: Follow, watcher: Watcher, changes: Changes, part: Part) -> None:
+def _follow_pods(shared: Follow, changes: Changes, part: Part) -> None:
     """Poll, with a thread for the log of each pod, until all logs of an ended job are read."""
     threads: dict[str, PodLog] = {}
     tail, end_s = part.tail, 0.0
+    watcher = of_job(shared.cluster, changes.name, changes.say)
     found = watcher.poll()
     if found is None:
-        raise watcher.cluster.not_found(watcher.name)
+        raise shared.cluster.not_found(changes.name)
     check_index(found, part.index, may_come=True)
     while True:
         pods = of_index(found.pods if found else (), part.index)
