@@ -279,6 +279,7 @@ WELL = [
     made_again(2),
     unready(ready=True),  # by now
     saying("DisruptionTarget", "False"),
+    saying("PodScheduled", "True"),
     of(pod(0, last=terminated(1), restarts=1)),  # it runs again
     SIDECAR,
     saying("Ready", "False", "PodFailed"),  # it is being ended by its kubelet
