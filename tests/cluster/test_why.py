@@ -231,7 +231,7 @@ def test_a_wait_bounds_what_is_in_vain(asked, monkeypatch):
     said: list[str] = []
     look = giving_up.GivingUp(asked.cluster, said.append)
     assert until_done(asked.cluster, "vain", said.append, LIMIT_S, look) == exit_codes.FAILED, said
-    found = asked.becomes("vain", "limit", "vain-worker-0: it was made ", "OutOfcpu", "delete vain")
+    found = asked.becomes("vain", "limit", "vain-worker-0: it was made ", "OutOfcpu", "--replace")
     printed = asked.shell(found.command)
     assert "OutOfcpu" in printed and "Type:" in printed and "Failed" in printed
     selector = "training.kubeflow.org/job-name=vain"

@@ -17,7 +17,7 @@ _MAKE = {
     "ConfigMap": "kubectl create configmap {name} --from-literal={key}=...",
     "ServiceAccount": "kubectl create serviceaccount {name}",
 }
-_READ_ONLY = {"data": "--read-only-data", "source": "--read-only-source"}  # by volume
+_READ_ONLY = {"data": "--read-only-data"}  # by volume
 _OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
 
 

@@ -125,7 +125,7 @@ class PodOptions:
 
 FIELDS = {f.name: f for f in dataclasses.fields(PodOptions)}
 # What is of a PyTorchJob, its companions or its datasets alone, and not of any pod.
-_OF_JOBS = ("resource", "spread", "read_only_data", "egress", "without", "patch")
+_OF_JOBS = ("resource", "spread", "read_only_data", "egress", "without")
 OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_JOBS}
 
 

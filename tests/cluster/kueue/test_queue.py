@@ -31,7 +31,7 @@ def test_jobs_take_turns(team):
     assert "kubectl describe workloads -l kueue.x-k8s.io/job-uid=" in shown
     ended = team.cli("wait", "two", "--timeout", "4", code=124)
     assert "two: Queued: it waits in the queue team" in ended.stderr
-    assert "Kueue would stop at once" in team.cli("resume", "two", code=2).stderr
+    assert "it waits in the queue team" in team.cli("resume", "two").stderr
     refused = team.cli("scale", "one", "--replicas", "1", code=2).stderr
     assert "Kueue stops a job" in refused
     assert "->" not in team.cli("submit", "--dry-run", *_same("one")).stdout
@@ -83,12 +83,18 @@ def test_kueue_undoes_what_is_set_on_the_job(team):
 def test_what_is_wrong_with_a_queue_is_said(team):
     """Before a job is made where it can be, else in the words of its Workload."""
     refused = team.submit("one", "--queue", "tema", code=2).stderr
-    assert "no LocalQueue tema" in refused and "there are team" in refused
+    assert "--queue tema: there is no LocalQueue" in refused and "there are team" in refused
     refused = team.submit("one", "--priority", "none", code=2).stderr
-    assert "no WorkloadPriorityClass none" in refused and "nothing was created" in refused
+    assert (
+        "--priority none: there is no WorkloadPriorityClass" in refused
+        and "nothing was created" in refused
+    )
 
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "Hold"})
-    assert "warning: the queue team is stopped" in team.submit("one").stderr
+    doctor = ("doctor", "--queue", "team", "--data", "data/corpus")
+    stopped = lambda: "LocalQueue team: Stopped: " in team.cli(*doctor, code=None).stdout  # noqa: E731
+    team.until(stopped, "doctor tells what the queue says")
+    team.submit("one")
     team.says("one", "Queued", "it waits in the queue team", "LocalQueue")
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "None"})
     team.set_quota(stopPolicy="Hold")
