@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from support.doctored import (
     NODES,
     OPERATOR,
@@ -20,6 +21,7 @@ from support.doctored import (
     quota,
     refuses_wrong_names,
 )
+from support.paths import ROOT
 from support.queue_cases import local_queue
 from support.writable_api_server import submit
 
@@ -50,6 +52,7 @@ DIGEST = "r.io/x@sha256:" + "0" * 64
 LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 AWS = daemon_set("aws-node", "aws-node")
+OPEN = yaml.safe_load((ROOT / "k8s/overlays/openshift/egress.yaml").read_text())
 SHUT = named("deny", spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
 NO_DNS = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}}
 ENDING = {"metadata": {"name": "default", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
@@ -107,7 +110,7 @@ def claim(modes=("ReadWriteMany",), phase="Bound", **meta):
          "runs without a key"),
         (SET, items(daemon_set("kube-flannel-ds")), [], "network", "warn", "reaches the job's p"),
         (SET, items(AWS), [], "network", "warn", "no network plug-in is known here"),
-        (POLICIES, items(SHUT), [], "network", "fail", "add --egress own"),
+        (POLICIES, items(SHUT), [], "network", "fail", "openshift/egress.yaml"),
         (QUEUES, NONE, ["--queue", "team"], "queue", "fail", "the cluster has no Kueue"),
         (QUEUES, items(named("other")), ["--queue", "team"], "queue", "fail", "one of other"),
         (QUEUES, items(named("team")), [], "queue", "warn", "add --queue"),
@@ -158,7 +161,7 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         (QUOTAS, items(quota({"requests.storage": "1", "configmaps": "1"},
                              {"requests.storage": "2", "configmaps": "2"})), []),
         (SET, items(daemon_set("aws-node", "aws-node", "aws-eks-nodeagent")), []),
-        (POLICIES, items(SHUT), ["--egress", "own"]),
+        (POLICIES, items(SHUT, OPEN), []),
     ],
 )  # fmt: skip
 def test_what_will_do_is_no_complaint(api, path, answer, args):

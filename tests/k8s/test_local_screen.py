@@ -125,7 +125,7 @@ def edited(path, value):
             {"name": "shm", "configMap": {"name": "t"}},
             "ConfigMap t: .*--volume t=FOLDER",
         ),
-        ("volumes", [], "there is no volume 'data'"),
+        ("volumes", [], "no volume is named 'data'"),
         (
             "containers.0.env",
             [{"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
@@ -138,10 +138,7 @@ def edited(path, value):
         ),
         ("containers.0.resources", {"limits": {"nvidia.com/gpu": 99}}, "need 198 GPUs"),
         ("job.spec.runPolicy.suspend", True, "suspend"),
-        ("job.spec.elasticPolicy.rdzvConf", [], "panic"),
-        ("job.spec.pytorchReplicaSpecs.Worker.replicas", 151, "replica-count"),
-        ("job.spec.pytorchReplicaSpecs", {}, "Worker"),
-        ("job.spec", "text", "shape"),
+        ("job.spec.pytorchReplicaSpecs.Worker.replicas", 151, "use at most 150 --replicas"),
         ("job.kind", "Job", "0 objects of kind PyTorchJob"),
     ],
 )

@@ -64,9 +64,9 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
 
 
 def test_a_name_that_no_job_can_have_is_said_once(k8s):
-    """By its own rule, and not by those of the labels that would have it too."""
+    """By its option, and not by the names and labels that would have it too."""
     result = k8s("render", "--name", "demo?x=1")
-    refused(result, "metadata.name: 'demo?x=1' is not a DNS-1035 label")
+    refused(result, "--name: 'demo?x=1' is not the name of a job")
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -124,7 +124,7 @@ def test_after_the_dashes_there_are_options_only(k8s):
     refused(k8s("render", "--", "--steps", "9", "10"), "unexpected argument '10'")
 
 
-@pytest.mark.parametrize("option", ["--env=A=", "--data=", "--annotation=a=", "--name="])
+@pytest.mark.parametrize("option", ["--env=A=", "--data=", "--node-selector=a=", "--name="])
 def test_bytes_that_are_no_text_are_refused(k8s, option):
     """What the shell passes on of another encoding would break the manifest's hash."""
     refused(k8s("render", option + "\udcff"), "is not UTF-8")

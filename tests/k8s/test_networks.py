@@ -1,7 +1,9 @@
 """NetworkPolicies of a namespace that keep the pods of a job apart."""
 
 import pytest
+import yaml
 from support.manifests import render
+from support.paths import ROOT
 from support.writable_api_server import WriteAPI, put_claims, submit
 
 from gptddp.k8s.act import networks
@@ -12,6 +14,7 @@ ELSEWHERE = {
     "namespaceSelector": {"matchLabels": {"team": "a"}},
     "podSelector": {"matchLabels": {}},
 }
+EGRESS = yaml.safe_load((ROOT / "k8s/overlays/openshift/egress.yaml").read_text())
 DNS = {"ports": [{"protocol": "UDP", "port": 53}]}
 
 
@@ -40,12 +43,11 @@ def to(*peers, **rule):
     ],
 )
 def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
-    """A job without --egress is named the policy; one with it has its own way."""
+    """The policy is named; one beside it that opens the way is enough, as policies add up."""
     *helpers, job = render()
     text, fix = networks.closed(job, helpers, policies)
-    assert "NetworkPolicy deny keeps" in text and "--egress own" in fix, why
-    *helpers, job = render({"egress": ("own",)})
-    assert networks.closed(job, helpers, policies) is None
+    assert "NetworkPolicy deny keeps" in text and "openshift/egress.yaml" in fix, why
+    assert networks.closed(job, helpers, [*policies, EGRESS]) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_submit_warns_of_it(tmp_path):
         api.put(policy(podSelector={}, policyTypes=OUT))
         result = submit(api.command_line, "--dry-run=server")
         assert "warning: the NetworkPolicy deny keeps" in result.stderr, result.output
-        assert "NetworkPolicy" not in submit(api.command_line, "--egress", "own").stderr
+        api.put(EGRESS)
+        assert "NetworkPolicy" not in submit(api.command_line).stderr
         assert "NetworkPolicy deny" not in submit(api.command_line).stderr  # it is there
         alone = ("submit", "--name", "alone", "--replicas", "1")
         assert "NetworkPolicy" not in api.command_line(*alone).stderr

@@ -80,14 +80,14 @@ def test_what_a_submit_would_take_from_a_companion_is_a_difference(api):
 
 
 def test_labels_that_others_have_put_on_a_job_are_no_difference(api):
-    """Neither those nor annotations; one of ours is, lost or without its option."""
-    submit(api.command_line, "--label", "team=a")
+    """Neither those nor annotations; one of ours is, lost or new."""
+    submit(api.command_line)
     meta = job(api)["metadata"]
     meta["labels"]["audited"] = meta["annotations"]["audited"] = "yes"
-    assert diff(api, "--replicas", "4", "--label", "team=a").exit_code == 0
+    assert diff(api, "--replicas", "4").exit_code == 0
     meta["labels"][QUEUE] = meta["labels"].pop("app.kubernetes.io/part-of")
     lines = diff(api, "--replicas", "4").stdout.splitlines()
-    for key in ("app.kubernetes.io/part-of", "team", QUEUE):
+    for key in ("app.kubernetes.io/part-of", QUEUE):
         assert any(f"metadata.labels.{key}: " in line for line in lines), key
     assert not any("audited" in line for line in lines)
 

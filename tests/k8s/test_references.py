@@ -3,12 +3,11 @@
 import pytest
 from support.writable_api_server import job, submit
 
-ASKED = (
-    *("--service-account", "trainer", "--env-from-secret", "HF_TOKEN=hf/token"),
-    *("--env-from-configmap", "site", "--mount-secret", "certs=/etc/certs"),
-    *("--image-pull-secret", "registry", "--env-from-secret", "keys"),
-    *("--mount-configmap", "rc=/etc/rc"),
-)
+PATCH = """
+spec: {pytorchReplicaSpecs: {Worker: {template: {spec: {
+  containers: [{name: pytorch, envFrom: [{configMapRef: {name: site}}, {secretRef: {name: keys}}]}],
+  volumes: [{name: certs, secret: {secretName: certs}}, {name: rc, configMap: {name: rc}}]}}}}}
+"""
 NAMED = {
     "trainer": "ServiceAccount",
     "hf": "Secret",
@@ -20,8 +19,18 @@ NAMED = {
 }
 
 
+@pytest.fixture
+def asked(tmp_path):
+    """Options that name the objects of `NAMED`."""
+    (tmp_path / "patch.yaml").write_text(PATCH)
+    return (
+        *("--service-account", "trainer", "--env-from-secret", "HF_TOKEN=hf/token"),
+        *("--image-pull-secret", "registry", "--patch", str(tmp_path / "patch.yaml")),
+    )
+
+
 def put_named(api, but=""):
-    """What `ASKED` names, but for one of it."""
+    """What `asked` names, but for one of it."""
     for name in {*NAMED} - {but}:
         data = {} if name == "trainer" else {"data": {"token": "eA=="}}
         api.put({"kind": NAMED[name], "metadata": {"name": name}, **data})
@@ -38,14 +47,14 @@ def put_named(api, but=""):
         ("rc", "there is no ConfigMap rc"),
     ],
 )
-def test_what_pods_would_wait_for_is_missed_before_anything_is_created(api, k8s, name, words):
+def test_what_pods_would_wait_for_is_missed_before_all_else(api, k8s, asked, name, words):
     """An account, a Secret or a ConfigMap that is not there: exit code 2, and how to make it."""
     put_named(api, but=name)
-    result = submit(k8s, *ASKED)
+    result = submit(k8s, *asked)
     assert result.exit_code == 2 and words in result.stderr, result.stderr
     assert api.writes == []
     put_named(api)
-    assert submit(k8s, *ASKED).exit_code == 0
+    assert submit(k8s, *asked).exit_code == 0
 
 
 def test_a_short_job_is_told_the_same(api, k8s):
@@ -62,29 +71,35 @@ def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s):
     assert result.exit_code == 2 and "Secret hf has no key toke: it has token" in result.stderr
 
 
-def test_a_pull_secret_that_is_not_there_is_a_warning(api, k8s):
+def test_a_pull_secret_that_is_not_there_is_a_warning(api, k8s, asked):
     """The nodes may have the image."""
     put_named(api, but="registry")
-    result = submit(k8s, *ASKED)
+    result = submit(k8s, *asked)
     assert result.exit_code == 0 and "warning: there is no Secret registry" in result.stderr
 
 
-def test_who_may_not_see_secrets_submits_without_a_word_about_them(api, k8s):
+def test_who_may_not_see_secrets_submits_without_a_word_about_them(api, k8s, asked):
     """A 403 is no reason to refuse: the pods may use what their user may not see."""
     put_named(api, but="hf")
     api.secrets_are_hidden = True
-    result = submit(k8s, *ASKED)
+    result = submit(k8s, *asked)
     assert result.exit_code == 0 and "Secret hf" not in result.stderr
 
 
-def test_a_read_only_claim_is_told_the_option_for_it(api, k8s):
-    """ReadOnlyMany without --read-only-data is a warning, and with it none."""
+def test_a_read_only_claim_is_told_what_mounts_it_so(api, k8s, tmp_path):
+    """ReadOnlyMany without that patch is a warning, and with it none."""
     api.objects["persistentvolumeclaims", "data"]["spec"]["accessModes"] = ["ReadOnlyMany"]
-    result = submit(k8s, "--read-only-data")
+    volume = "[{name: data, persistentVolumeClaim: {readOnly: true}}]"
+    text = "spec: {pytorchReplicaSpecs: {Worker: {template: {spec: {volumes: %s}}}}}"
+    (tmp_path / "read.yaml").write_text(text % volume)
+    result = submit(k8s, "--patch", str(tmp_path / "read.yaml"))
     assert result.exit_code == 0 and "ReadOnlyMany" not in result.stderr
     k8s("delete", "demo", "--no-wait")
     result = submit(k8s)
-    assert result.exit_code == 0 and "with --read-only-data" in result.stderr
+    assert (
+        result.exit_code == 0
+        and "with readOnly: true in the persistentVolumeClaim" in result.stderr
+    )
     result = k8s("prepare", "--source", "data", "--data", "runs")
     assert result.exit_code == 0 and "with --read-only-source" in result.stderr
 
@@ -119,20 +134,9 @@ def test_who_may_not_touch_a_companion_leaves_it_out(api, k8s):
         assert result.exit_code == 0 and result.stdout.endswith(f" {word}\n"), result.stderr
 
 
-def test_egress_is_put_into_the_policy_of_a_job_that_runs(api, k8s):
-    """The pods stay: the policy is beside them."""
-    assert submit(k8s).exit_code == 0
-    result = submit(k8s, "--egress", "10.0.0.0/8:443")
-    assert result.stdout.endswith("unchanged\n")
-    policy = api.objects["networkpolicies", "demo"]["spec"]
-    assert policy["policyTypes"] == ["Ingress", "Egress"] and len(policy["egress"]) == 3
-    submit(k8s)
-    assert api.objects["networkpolicies", "demo"]["spec"]["policyTypes"] == ["Ingress"]
-
-
 def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
     """With the labels and annotations by which policies judge it."""
-    submit(k8s, "--label", "team=nlp", "--annotation", "example.com/cost=1")
+    submit(k8s)
     (pod,) = (it for it in api.dry_runs if it["kind"] == "Pod")
     template = job(api)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
     assert pod["metadata"] == {**template, "name": "demo-worker-0"}

@@ -52,10 +52,10 @@ def shown(done):
     [
         [],
         ["--cpu", "2", "--env", "A=1", "--data", "demo/books", "--runs", "demo"],
-        ["--annotation", "a=b", "--label", "team=demo", "--min", "4"],
+        ["--node-selector", "a=b", "--toleration", "demo", "--min", "4"],
         ["--runs", "demo/old/demo", "--", "--init-from", "/runs/demo"],
         ["--without", "networkpolicy", "--service-account", "own"],
-        ["--spread", "topology.kubernetes.io/zone", "--", "--steps", "700", "--from-scratch"],
+        ["--", "--steps", "700", "--from-scratch"],
     ],
 )
 def test_another_name_gives_what_submit_would_have_given(api, args):

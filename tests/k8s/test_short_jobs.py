@@ -69,7 +69,7 @@ def test_short_jobs_meet_the_restricted_standard():
         (["--source", "v/set/raw", "--data", "v/set"], "lies in --data v/set"),
         (["--source", "v", "--data", "v"], "a folder of its own"),
         (["--source", "/mnt/x"], "PersistentVolumeClaim"),
-        (["--source", "v/../x"], "without '..'"),
+        (["--source", "v/../x"], "--source: 'v/../x' is not the name of a Persist"),
         (["--source", "v", "--cpu", "many"], "--cpu: 'many'"),
         (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),
         (["--source", "v", "--image", ""], "--image"),

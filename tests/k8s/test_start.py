@@ -40,7 +40,7 @@ def files(tmp_path):
     [
         (["--help"], 90, HEAVY | RENDERED | {"yaml", "json", "gptddp.config"}),
         (["render", "--replicas", "4", "--", "--steps", "9"], 145, HEAVY | RENDERED),
-        (["list", "--kubeconfig", "{files}/config"], 165, HEAVY),
+        (["list", "--kubeconfig", "{files}/config"], 175, HEAVY),
     ],
     ids=lambda it: it[0] if isinstance(it, list) else None,
 )

@@ -5,7 +5,11 @@ from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, volume_claims
 from gptddp.k8s.observe.watcher import Say
 
-_READ_ONLY = {"data": "--read-only-data", "source": "--read-only-source"}  # by volume
+# What mounts a volume read-only on its node too.
+_READ_ONLY = {
+    "data": "readOnly: true in the persistentVolumeClaim of the volume data, by --patch",
+    "source": "--read-only-source",
+}
 
 
 def check(cluster: Cluster, pod_spec: Object, count: int, say: Say) -> None:

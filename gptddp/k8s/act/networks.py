@@ -32,7 +32,10 @@ def closed(
     direction, policy = found
     text = f"the NetworkPolicy {policy} keeps the job's pods from reaching each other"
     if direction == "Egress":
-        return text, "add --egress own, which opens what the job needs"
+        return text, (
+            "apply a policy that lets the pods out to DNS and to each other, as "
+            "k8s/overlays/openshift/egress.yaml of the sources does"
+        )
     return text, "let the job have its own, without --without networkpolicy"
 
 

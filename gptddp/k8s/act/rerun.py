@@ -14,7 +14,7 @@ from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, worker_pod_spec
 from gptddp.k8s.observe import queue, why
 from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render import admission, companions, manifest, rules
+from gptddp.k8s.render import companions, manifest
 from gptddp.k8s.render.difference import SERVER_SIDE
 from gptddp.k8s.render.manifest import SPEC_HASH
 from gptddp.launch import bundle
@@ -50,7 +50,6 @@ def objects(
         found = [_renamed(it, name, new_name) for it in found]
     if changed:
         found[-1] = _stamped_anew(found[-1])
-    rules.refuse(admission.check_job(found[-1]))
     return found
 
 

@@ -30,8 +30,8 @@ from gptddp.k8s.local import conditions, container, locks, pods, reaper
 from gptddp.k8s.local.replica import Network
 from gptddp.k8s.local.runner import Interrupts, Runner
 from gptddp.k8s.local.screen import Screen, relative_path
-from gptddp.k8s.objects import Object, replica_specs, volume_claims
-from gptddp.k8s.render import admission, manifest, rules
+from gptddp.k8s.objects import Object, replica_specs, volume_claims, wanted_pods
+from gptddp.k8s.render import manifest
 
 _KEY_LENGTH = 64
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
@@ -102,7 +102,7 @@ def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
 
 
 def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> Object:
-    """The one PyTorchJob, checked; other kinds mean nothing on one machine."""
+    """The one PyTorchJob; other kinds mean nothing on one machine."""
     if sys.platform != "linux":
         raise ConfigError(
             f"--local needs Linux, and this is {sys.platform}: a pod gets a loopback address of its"
@@ -112,11 +112,10 @@ def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> Object:
     jobs = [dict(o) for o in objects if o.get("kind") == "PyTorchJob"]
     if len(jobs) != 1:
         raise ConfigError(f"the manifest has {len(jobs)} objects of kind PyTorchJob: give one")
-    rules.refuse(admission.check_job(jobs[0]))
     spec = jobs[0]["spec"]
     if (spec.get("runPolicy") or {}).get("suspend"):
         raise ConfigError("spec.runPolicy.suspend is true: nothing would run; remove it")
-    count = admission.worker_count(jobs[0])
+    count = wanted_pods(jobs[0])
     if count > locks.MAX_PODS:
         raise ConfigError(f"{count} pods on one machine: use at most {locks.MAX_PODS} --replicas")
     return jobs[0]

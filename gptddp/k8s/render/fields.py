@@ -1,14 +1,15 @@
 """What the fields of a job are, as flags and in TOML files: texts, numbers, lists, tables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptddp.config import shown
 from gptddp.errors import ConfigError
 from gptddp.flags import flag as flag  # here for all who ask about a field
+from gptddp.k8s.render.problem import Problem
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
@@ -20,7 +21,6 @@ class Kind(Enum):
     TEXT = "a string"
     QUANTITY = "a quantity such as 2 or '4Gi'"
     NUMBER = "a whole number"
-    SWITCH = "true or false"
     LIST = "a list of strings"  # a flag that may be repeated
     TABLE = "a table of strings"  # a flag KEY=VALUE that may be repeated
     QUANTITIES = "a table of quantities"
@@ -31,9 +31,28 @@ class Kind(Enum):
 TABLES = (Kind.TABLE, Kind.QUANTITIES)
 
 
-def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None = None) -> Any:
-    """A field of a dataclass with its kind, and with the help and metavar of its flag."""
-    metadata = {"help": help, "kind": kind, "metavar": metavar}
+class Form(NamedTuple):
+    """How a text has to look: what it is, whether one fits, and an example of one that does."""
+
+    what: str
+    fits: Callable[[str], Any]
+    fix: str
+
+    def problem(self, where: str, text: str) -> Iterator[Problem]:
+        """The problem of a text that does not fit."""
+        if not self.fits(text):
+            yield Problem("format", where, f"{text!r} is not {self.what}", self.fix)
+
+
+def option(
+    default: Any,
+    help: str,
+    kind: Kind = Kind.TEXT,
+    metavar: str | None = None,
+    form: Form | None = None,
+) -> Any:
+    """A field of a dataclass with its kind and form, and with the help and metavar of its flag."""
+    metadata = {"help": help, "kind": kind, "metavar": metavar, "form": form}
     return field(default=default, metadata=metadata)
 
 
@@ -41,6 +60,16 @@ def kind(of: "Field[Any]") -> Kind:
     """The kind of a field that `option` has made."""
     found: Kind = of.metadata["kind"]
     return found
+
+
+def malformed(of: "Field[Any]", value: Any) -> Iterator[Problem]:
+    """A problem for each text of a field without its form; that of a table's item is KEY=VALUE."""
+    form: Form | None = of.metadata["form"]
+    if form is not None and value is not None:
+        for text in [value] if isinstance(value, str) else value:
+            yield from form.problem(
+                flag(of.name), text if isinstance(text, str) else "=".join(text)
+            )
 
 
 def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
@@ -61,12 +90,12 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
     if kind is Kind.LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
     if kind is Kind.TREE and isinstance(value, dict):
-        return _plain(where, value)
+        return _tree(where, value)
     if kind is Kind.TREE and isinstance(value, str):
         return from_file(where, folder / value)
     if kind is Kind.CODE and isinstance(value, str):
         return from_folder(where, value and folder / value)
-    plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int, Kind.SWITCH: bool}
+    plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int}
     if type(value) is plain_types.get(kind):
         return value
     raise ConfigError(f"{where} is {_as_written(value)}: it must be {kind.value}")
@@ -77,6 +106,15 @@ def _as_written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return shown(value) if isinstance(value, str | int | float | list | dict) else str(value)
+
+
+def _tree(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    from gptddp.k8s.render import yaml_text
+
+    try:
+        return yaml_text.plain(table)
+    except ValueError as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
@@ -100,15 +138,6 @@ def from_folder(where: str, folder: Path | str) -> "Code":
     if not folder:
         raise ConfigError(f"{where} is empty: it must be {Kind.CODE.value}; `.` is this one")
     return code.Code(where, Path(folder))
-
-
-def _plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
-    from gptddp.k8s.render import yaml_text
-
-    try:
-        return yaml_text.plain(tree)
-    except ValueError as error:
-        raise ConfigError(f"{where} {error}") from None
 
 
 FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # by the value of a flag

@@ -1,4 +1,4 @@
-"""What Kubernetes takes as the name of an object, a key, a value, a resource, a variable.
+"""What Kubernetes takes as the name of an object, a key, a resource, an image; variables of a pod.
 
 Patterns are compiled by the first question for them, as a start is not to pay for all.
 """
@@ -59,19 +59,15 @@ def is_key(text: str) -> bool:
     return bool(re.fullmatch(_WORD, name)) and (not slash or is_subdomain(domain))
 
 
-def is_value(text: str) -> bool:
-    """Can it be the value of a label or a taint?"""
-    return not text or bool(re.fullmatch(_WORD, text))
+def is_claim_path(text: str) -> bool:
+    """Is it CLAIM or CLAIM/PATH, whose path stays in the claim?"""
+    claim, _, path = text.partition("/")
+    return is_subdomain(claim) and ".." not in path.split("/")
 
 
 def is_resource(text: str) -> bool:
     """Can it be a resource that a cluster has beside Kubernetes' own: DOMAIN/NAME?"""
     return "/" in text and is_key(text)
-
-
-def is_variable(text: str) -> bool:
-    """Can every shell read it as the name of a variable?"""
-    return text.isascii() and text.isidentifier()
 
 
 def is_reserved(text: str) -> bool:
@@ -89,13 +85,3 @@ def is_secret(name: str, value: str = "") -> bool:
 def is_image(text: str) -> bool:
     """Can a node pull it: [HOST[:PORT]/]NAME[:TAG][@DIGEST], its name in lower case?"""
     return bool(re.fullmatch(_IMAGE, text))
-
-
-def near_image(text: str) -> str:
-    """What was meant where it is no image: without a scheme, in lower case; or an example."""
-    plain = re.sub(r"^[a-z0-9]+://", "", text.strip())
-    name, colon, tag = plain.rpartition(":") if ":" in plain.rpartition("/")[2] else (plain, "", "")
-    return next(
-        (it for it in (plain, name.lower() + colon + tag) if is_image(it)),
-        "registry.example/gptddp:0.1.0",
-    )

@@ -8,10 +8,10 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, manifest, names, pod, restricted, rules, size_rules
+from gptddp.k8s.render import code_volume, manifest, patch, pod, restricted, spec
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
 from gptddp.k8s.render.pod import PodOptions
-from gptddp.k8s.render.problem import Found, Problem
+from gptddp.k8s.render.problem import refuse
 
 SOURCE = "/source"  # mount path
 _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
@@ -35,8 +35,8 @@ class ClaimPath:
     @classmethod
     def parse(cls, flag: str, text: str) -> "ClaimPath":
         """Raises ConfigError where there is no claim's name, or the path leaves the claim."""
+        refuse(spec.CLAIM.problem(flag, text))
         claim, _, path = text.partition("/")
-        rules.refuse([Problem("volumes", *found) for found in rules.claim_path(flag, claim, path)])
         return cls(claim, path.strip("/"))
 
     def at(self, mount: str) -> str:
@@ -152,14 +152,16 @@ def sample_job(
 
 
 def _check(name: str, image: str, cpu: str, memory: str) -> None:
-    found: list[Found] = []
-    if not names.is_label(name):
-        found.append(("--name", f"{name!r} is not a DNS label", "use a-z, 0-9 and '-', up to 63"))
-    if not names.is_image(image):
-        fix = f"use one such as {names.near_image(image)}"
-        found.append(("--image", f"{image!r} is not an image reference", fix))
-    found += [*size_rules.amount("--cpu", cpu), *size_rules.amount("--memory", memory)]
-    rules.refuse([Problem("batch", *it) for it in found])
+    refuse(
+        found
+        for form, flag, text in (
+            (spec.LABEL, "--name", name),
+            (spec.IMAGE, "--image", image),
+            (spec.CPUS, "--cpu", cpu),
+            (spec.BYTES, "--memory", memory),
+        )
+        for found in form.problem(flag, text)
+    )
 
 
 def _container(name: str, image: str, command: list[str], mounts: list[Object]) -> Object:
@@ -205,33 +207,30 @@ def _follow(job: Object, name: str, template: Mapping[str, Any]) -> None:
 def _job(
     named: Object, instance: str, component: str, pod_spec: Object, asked: PodOptions
 ) -> Object:
-    ours = {**dict(asked.label), **labels(instance, component)}
-    annotations = {"annotations": dict(asked.annotation)} if asked.annotation else {}
+    ours = labels(instance, component)
     container = pod_spec["containers"][0]
     container["env"] += pod.env(asked)
     container |= pod.env_from(asked)
-    container["volumeMounts"] += pod.mounts(asked)
-    for amounts in container["resources"].values():
-        amounts |= pod.resources(asked)
-    pod_spec["volumes"] += [restricted.scratch_volume(asked.scratch), *pod.volumes(asked)]
+    pod_spec["volumes"].append(restricted.scratch_volume())
     tolerated = pod.tolerations(asked, devices=[])
+    template: Object = {
+        "metadata": {"labels": dict(ours)},
+        "spec": {
+            **pod.account(asked, own=None),
+            **restricted.pod_fields(),
+            **pod.scheduling(asked),
+            **({"tolerations": tolerated} if tolerated else {}),
+            "restartPolicy": "Never",
+            # Its process is the container's first, which the kernel keeps from SIGTERM.
+            "terminationGracePeriodSeconds": 5,
+            **pod_spec,
+        },
+    }
+    if asked.patch is not None:
+        template = patch.apply_to_pod(template, asked.patch)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**named, "labels": dict(ours)},
-        "spec": {
-            "template": {
-                "metadata": {"labels": {**ours, **pod.labels(asked)}, **annotations},
-                "spec": {
-                    **pod.account(asked, own=None),
-                    **restricted.pod_fields(pod.fs_group(asked)),
-                    **pod.scheduling(asked, {}),
-                    **({"tolerations": tolerated} if tolerated else {}),
-                    "restartPolicy": "Never",
-                    # Its process is the container's first, which the kernel keeps from SIGTERM.
-                    "terminationGracePeriodSeconds": 5,
-                    **pod_spec,
-                },
-            },
-        },
+        "metadata": {**named, "labels": ours},
+        "spec": {"template": template},
     }
