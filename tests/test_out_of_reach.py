@@ -134,10 +134,10 @@ FORGIVING = {
     "gptddp/distributed/environment.py": 1,  # the pod's own memory
     "gptddp/distributed/hardware.py": 1,
     "gptddp/inference/export.py": 1,  # the rename fails
-    "gptddp/k8s/kubeconfig.py": 1,  # of the pod's own, which the kubelet mounts
     "gptddp/k8s/local/container.py": 1,
     "gptddp/k8s/local/run.py": 2,  # a job that has succeeded is looked at once more; an error
     "gptddp/k8s/local/screen.py": 1,
+    "gptddp/k8s/login.py": 1,  # which error
     "gptddp/k8s/render/code.py": 3,  # a link: what it leads to is read, or it is refused
     "gptddp/k8s/render/documents.py": 2,  # a folder or not: it is read, and an error is told
     "gptddp/launch/agent.py": 3,  # /proc, and the pod's own memory

@@ -1,23 +1,24 @@
-"""The Kubernetes API as this package needs it, over `gptddp.k8s.transport`.
+"""The Kubernetes API as this package needs it, over the package `kubernetes`.
 
 Objects go in and come out as plain dicts. Every failure is a ClusterError with the server's own
 words, except "not found", which is an answer: None or False.
 """
 
+import contextlib
 import difflib
+import functools
 import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from gptddp.errors import ClusterError, ConfigError, NotFoundError
-from gptddp.k8s import kubeconfig as configuration
+from gptddp.k8s import login
 from gptddp.k8s.objects import Object
-from gptddp.k8s.transport import Answer, Transport
 
 JOB = "PyTorchJob"
 _CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
@@ -45,19 +46,40 @@ _ROUTES = {  # kind: (API group and version, plural)
 }
 _CLUSTER_WIDE = ("ClusterQueue", "WorkloadPriorityClass")
 FIELD_MANAGER = "gptddp-k8s"
-_TIMEOUTS_S = (5.0, 30.0)  # to connect; between two bytes of an answer
+_CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
+_AT_ONCE = 256  # connections that are kept: a log of each pod
 INSTALL_OPERATOR = (
     "install the Kubeflow training operator v1.9, by `kubectl apply --server-side -k "
-    "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.3`"
+    "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.4`"
 )
+LogIn = Callable[[], tuple[Any, str]]
+_Answer = TypeVar("_Answer")
+_Otherwise = TypeVar("_Otherwise")
+
+
+class _NoObject(ClusterError):
+    """The server knows the kind, and has no object of this name."""
+
+
+def if_allowed(call: Callable[[], _Answer], otherwise: _Otherwise) -> _Answer | _Otherwise:
+    """What the call returns, or `otherwise` where the server answers that we may not (403)."""
+    try:
+        return call()
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return otherwise
 
 
 class Cluster:
-    """One namespace of one cluster."""
+    """One namespace of one cluster; may be used by several threads."""
 
-    def __init__(self, transport: Transport | None, namespace: str, flags: str = "") -> None:
-        self._transport = transport
-        self.namespace = namespace
+    def __init__(self, log_in: LogIn | None, namespace: str, flags: str = "") -> None:
+        """log_in: gives a client and its namespace; asked again when the login has run out."""
+        self._log_in = log_in
+        self._client: Any
+        self._client, own = log_in() if log_in else (None, "")
+        self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
         self._older: set[str] = set()  # how paths begin that this cluster's Kueue has in _OLDER
 
@@ -65,11 +87,8 @@ class Cluster:
         """The object of this name, or a part of it (a subresource); None if there is none."""
         try:
             return self._json("get", self._path(kind, name) + (part and f"/{part}"))
-        except ClusterError as error:
-            # Without the operator the server does not know the path of a PyTorchJob either.
-            if error.status == 404 and "not found" in str(error):
-                return None
-            raise
+        except _NoObject:
+            return None
 
     def job(self, name: str) -> Object:
         """The PyTorchJob of this name; raises NotFoundError."""
@@ -107,27 +126,30 @@ class Cluster:
 
     def create(self, body: Mapping[str, Any], dry_run: bool = False) -> Object:
         """Create an object, with no field that the server does not know; 409 if it exists."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run else {}
-        return self._json("post", self._path(body["kind"]), query, body)
+        return self._json("post", self._path(body["kind"]), _writing(dry_run), body)
 
     def patch(
         self, kind: str, name: str, patch: Mapping[str, Any], dry_run: bool = False
     ) -> Object:
         """Merge-patch an object (RFC 7386): None removes a field, a list replaces a list."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run else {}
-        return self._json("patch", self._path(kind, name), query, patch)
+        merge = "application/merge-patch+json"
+        return self._json("patch", self._path(kind, name), _writing(dry_run), patch, merge)
+
+    def apply(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """Server-side apply: create the object, or make our fields of it what `body` says.
+
+        A field that somebody else has set to another value becomes ours.
+        """
+        path = self._path(body["kind"], body["metadata"]["name"])
+        query = _writing(dry_run) | {"force": "true"}
+        return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
     def delete(self, kind: str, name: str) -> bool:
         """Delete an object, and in the background what it owns; False if it was not there."""
         try:
-            query = {"propagationPolicy": "Background"}
-            self._json("delete", self._path(kind, name), query)
-        except ClusterError as error:
-            if error.status == 404:
-                return False
-            raise
+            self._json("delete", self._path(kind, name), {"propagationPolicy": "Background"})
+        except _NoObject:
+            return False
         return True
 
     def ask(self, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
@@ -153,17 +175,29 @@ class Cluster:
         ClusterError where the connection breaks, or stays silent for `quiet_s`: every line that
         was given until then is whole.
         """
-        query: dict[str, Any] = {"timestamps": "true"}
-        query |= {"container": container} if container else {}
-        query |= {"follow": "true"} if follow else {}
-        query |= {"previous": "true"} if previous else {}
-        query |= {"sinceTime": since_time} if since_time else {}
-        query |= {"sinceSeconds": math.ceil(since_s)} if since_s and not since_time else {}
-        query |= {"tailLines": tail} if tail is not None else {}
-        path = self._path("Pod", pod_name) + "/log"
-        answer = self._request("get", path, query, timeouts=(_TIMEOUTS_S[0], quiet_s))
-        for line in self._lines(answer):
-            yield line if keep_ends else line.removesuffix("\n")
+        query = {
+            "timestamps": "true",
+            "container": container,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "sinceTime": since_time,
+            "sinceSeconds": math.ceil(since_s) if since_s and not since_time else "",
+            "tailLines": "" if tail is None else tail,
+        }
+        query = {key: value for key, value in query.items() if value != ""}
+        answer = self._send("get", self._path("Pod", pod_name) + "/log", query, quiet_s=quiet_s)
+        try:
+            with self._reached():
+                for line in answer:
+                    text = line.decode("utf-8", "replace")
+                    yield text if keep_ends else text.removesuffix("\n")
+        finally:
+            answer.close()  # one that is left early has more to come: it cannot be used again
+
+    @property
+    def server(self) -> str:
+        """The address of the API server."""
+        return str(self._client.configuration.host)
 
     def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
         """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
@@ -172,82 +206,147 @@ class Cluster:
         scope = "" if wide else f"/namespaces/{_segment('namespace', self.namespace)}"
         return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
+    def _items(self, path: str, query: Mapping[str, Any]) -> list[Object]:
+        return list(self._json("get", path, query).get("items") or [])
+
     def _json(
-        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
     ) -> Object:
         group, newer, rest = path.partition(_NEWER)
         if newer and group in self._older:
             path, newer = group + _OLDER + rest, ""
         try:
-            answer = self._request(method, path, query or {}, body)
+            answer = self._send(method, path, query, body, content_type)
         except ClusterError as error:
-            if not newer or error.status != 404 or "not found" in str(error):
+            if not newer or error.status != 404 or isinstance(error, _NoObject):
                 raise
             self._older.add(group)
-            return self._json(method, path, query, body)
-        try:
-            value = json.loads(answer.read())
-        except OSError as error:
-            raise self._unreachable(error) from None
-        except (ValueError, RecursionError):
-            value = None
+            return self._json(method, path, query, body, content_type)
+        with self._reached():
+            value = _table(answer.data)
         # every answer is an object of the API, but for that of /version
-        if not isinstance(value, dict) or not value.keys() & {"kind", "gitVersion"}:
-            raise ClusterError(
-                f"{self._server} answers with {answer.kind or 'something'}, and not as the API "
-                "server of a cluster does: is it the right `server` in the kubeconfig, or is a "
-                "proxy or a login page before it?"
-            )
+        if not value.keys() & {"kind", "gitVersion"}:
+            raise self._no_api_server(answer.headers.get("Content-Type") or "something")
         return value
 
-    def _items(self, path: str, query: Mapping[str, Any]) -> list[Object]:
-        return list(self._json("get", path, query).get("items") or [])
-
-    def _request(
+    def _send(
         self,
         method: str,
         path: str,
-        query: Mapping[str, Any],
+        query: Mapping[str, Any] | None = None,
         body: Any = None,
-        timeouts: tuple[float, float | None] = _TIMEOUTS_S,
-    ) -> Answer:
-        """The answer to what the server has done. Raises ClusterError for any other."""
-        assert self._transport is not None
-        kind = "application/merge-patch+json" if method == "patch" else "application/json"
+        content_type: str = "application/json",
+        quiet_s: float | None = _QUIET_S,
+    ) -> Any:
+        """The answer to what the server has done, not yet read. Raises ClusterError for others."""
+        from kubernetes.client import ApiException
+
+        assert self._log_in is not None
+        for last in (False, True):
+            try:
+                with self._reached():
+                    return self._client.request(
+                        method,
+                        path,
+                        body,
+                        query_params=list((query or {}).items()),
+                        content_type=content_type,
+                        serialize=False,
+                        _request_timeout=(_CONNECT_S, quiet_s),
+                    )
+            except ApiException as error:
+                if last or error.status != 401:
+                    raise self._refusal(path, error) from None
+            # The package keeps a token without an end, and that of a file, for good:
+            # https://github.com/kubernetes-client/python/issues/741
+            self._client, _ = self._log_in()
+        raise AssertionError
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Makes every failure on the way to the server, or back, a ClusterError."""
+        from kubernetes.client import ApiException
+        from kubernetes.config import ConfigException
+        from urllib3.exceptions import HTTPError
+
         try:
-            answer = self._transport.request(
-                method, path, list(query.items()), body, kind, timeouts=timeouts
-            )
-            if 200 <= answer.status < 300:
-                return answer
-            raise ClusterError(_reason(answer, answer.read()), answer.status)
-        except OSError as error:
-            raise self._unreachable(error) from None
+            yield
+        except (ApiException, ConfigException, HTTPError, OSError) as error:
+            if isinstance(error, ApiException) and error.status:
+                raise
+            words = " ".join(str(getattr(error, "reason", "") or error).split())[:300]
+            raise ClusterError(
+                f"cannot reach the cluster at {self.server}: {words}; is it running, and is this "
+                "the right --context (see kubectl config get-contexts)?"
+            ) from None
 
-    def _lines(self, answer: Answer) -> Iterator[str]:
-        """The lines of a stream with their ends; what is not UTF-8 is replaced."""
-        rest = b""
+    def _refusal(self, path: str, error: Any) -> ClusterError:
+        """What the server has said, with the fix where there is one."""
+        status = _table(error.body)
+        message = str(status.get("message") or "")
+        if error.status == 404:
+            if (status.get("details") or {}).get("name"):
+                return _NoObject(message, 404)
+            # A path that it does not have is answered in plain text, and so does any other server.
+            if status or (path != "/version" and self._is_api_server()):
+                return ClusterError(_not_installed(path), 404)
+        if not message:
+            said = f"{error.status} {error.reason}"
+            to = (error.headers or {}).get("Location")
+            return self._no_api_server(f"{said}, to {to}" if to else said)
+        if error.status == 401:
+            message = f"the cluster does not accept who you are ({message}): log in again"
+        if error.status == 403 and " cannot " in message:
+            message += "; ask for the right, or use another --context"
+        if "failed calling webhook" in message:
+            at = re.search(r"https://([^./:]+)\.([^./:]+)\.svc", message)  # Service and namespace
+            fix = f"is {at[1]} running? `kubectl get pods -n {at[2]}`" if at else "is it running?"
+            message += f"; {fix}"
+        return ClusterError(message, error.status)
+
+    def _is_api_server(self) -> bool:
         try:
-            for chunk in answer.chunks():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield line.decode("utf-8", "replace") + "\n"
-            if rest:
-                yield rest.decode("utf-8", "replace")
-        except OSError as error:
-            raise self._unreachable(error) from None
+            return bool(self.ask("/version"))
+        except ClusterError as error:
+            return error.status == 403
 
-    @property
-    def _server(self) -> str:
-        return self._transport.server if self._transport else ""
-
-    def _unreachable(self, error: OSError) -> ClusterError:
-        cause = " ".join(str(error.strerror or error).split())[:300]
-        by = self._transport.by if self._transport else ""
+    def _no_api_server(self, said: str) -> ClusterError:
         return ClusterError(
-            f"cannot reach the cluster at {self._server}{by}: {cause}; is it running, and is this "
-            "the right --context (see kubectl config get-contexts)?"
+            f"{self.server} answers with {said}, and not as the API server of a cluster does: is "
+            "it the right `server` in the kubeconfig, or is a proxy or a login page before it?"
         )
+
+
+def connect(
+    namespace: str | None = None, kubeconfig: Path | None = None, context: str | None = None
+) -> Cluster:
+    """The cluster of kubectl's configuration (KUBECONFIG, ~/.kube/config), else of this pod.
+
+    The namespace is the given one, else the context's. Raises ClusterError; nothing is sent yet.
+    """
+    flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
+    given = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
+    return Cluster(functools.partial(login.log_in, kubeconfig, context), namespace or "", given)
+
+
+def _table(text: Any) -> dict[str, Any]:
+    """A JSON object; {} for what is none."""
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _writing(dry_run: bool) -> dict[str, str]:
+    """The query of a request that writes: no field is accepted that the server does not know."""
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    return query | ({"dryRun": "All"} if dry_run else {})
 
 
 def _segment(kind: str, name: str) -> str:
@@ -270,45 +369,8 @@ def resource(kind: str, name: str) -> str:
     return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
 
 
-def connect(
-    namespace: str | None = None, kubeconfig: Path | None = None, context: str | None = None
-) -> Cluster:
-    """The cluster of kubectl's configuration (KUBECONFIG, ~/.kube/config), else of this pod.
-
-    The namespace is the given one, else the context's. Raises ClusterError; nothing is sent yet.
-    """
-    access = configuration.load(kubeconfig, context)
-    flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
-    given = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
-    return Cluster(Transport(access), namespace or access.namespace, given)
-
-
-def _reason(answer: Answer, body: bytes) -> str:
-    """The server's message, with the fix where there is one."""
-    status = answer.status
-    try:
-        message = str(json.loads(body)["message"])
-    except (TypeError, ValueError, LookupError, RecursionError):
-        message = ""
-    # A group of APIs that the server does not have is answered in plain text.
-    if status == 404 and (not message or "find the requested resource" in message):
+def _not_installed(path: str) -> str:
+    """A server without what a path begins with: /apis/GROUP/VERSION."""
+    if _ELASTIC in path:
         return f"the cluster has no PyTorchJob: {INSTALL_OPERATOR}"
-    if status == 401:
-        return f"the cluster does not accept who you are ({message or answer.reason}): log in again"
-    if status == 403 and " cannot " in message:
-        return f"{message}; ask for the right, or use another --context"
-    if "failed calling webhook" in message:
-        return f"{message}; {_who_answers(message)}"
-    to = f", to {answer.location}" if answer.location else ""
-    return message or f"the API server answered {status} {answer.reason}{to}"
-
-
-def _who_answers(message: str) -> str:
-    """Whose webhook it is that does not answer: the Service in its address says so."""
-    found = re.search(r"https://([^./:]+)\.([^./:]+)\.svc", message)
-    if not found:
-        return "`kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations` has it"
-    service, namespace = found.groups()
-    of = {"training-operator": "the training operator", "kueue-webhook-service": "Kueue"}
-    whose = of.get(service, f"what is behind the Service {service}")
-    return f"is {whose} running? `kubectl get pods -n {namespace}`"
+    return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

@@ -11,12 +11,39 @@ PATH=$CACHE/bin:$PATH
 # The newest Kubernetes whose kubelet still runs on cgroup v1 machines without being told to. The
 # versions of etcd, CoreDNS and pause are those that its kubeadm asks for.
 K8S=v1.34.4 ETCD=3.6.5-0 COREDNS=v1.12.1 PAUSE=3.10.1
-KIND=v0.30.0 OPERATOR=v1.9.3
+KIND=v0.30.0 OPERATOR=v1.9.4
+GO=1.26 # the oldest that builds all of these: the operator v1.9.4 and Kueue v0.19 ask for it
 
 say() { printf '[%(%H:%M:%S)T] %s\n' -1 "$*" >&2; }
 die() {
   say "error: $*"
   exit 1
+}
+
+# need COMMAND FIX: ends the script where COMMAND is missing
+need() {
+  command -v "$1" >/dev/null || die "$1 is not installed: $2"
+}
+
+need_go() {
+  local fix="https://go.dev/dl, version $GO or newer, first on PATH" version
+  need go "$fix"
+  version=$(go env GOVERSION)
+  printf 'go%s\n' "$GO" "${version#go}" | sort --check=quiet --version-sort || die "$version is too old: $fix"
+}
+
+# One script at a time builds for the cache, removes from it, or makes the cluster. Those that it calls
+# belong to it. It is held until the end of the script and of all that it has started.
+lock_cache() {
+  [[ -z ${GPTDDP_CACHE_LOCKED-} ]] || return 0
+  mkdir -p "$CACHE"
+  exec 9>>"$CACHE/lock"
+  flock --nonblock 9 || {
+    say "waiting for another script that uses $CACHE: process $(cat "$CACHE/lock")"
+    flock 9
+  }
+  echo "$$, $0" >"$CACHE/lock"
+  export GPTDDP_CACHE_LOCKED=yes
 }
 
 # key WORD...: a hash of words; of a word that names a file or a folder, of what is in it.
@@ -36,7 +63,7 @@ artifact() {
   shift 2
   if [[ ! -d $folder ]]; then
     say "building $name, to be kept in $folder"
-    rm -rf "$CACHE/$name"-*
+    rm -rf "$CACHE/$name"-????????????{,.part}
     mkdir -p "$folder.part"
     "$@" "$folder.part" >&2
     mv "$folder.part" "$folder"

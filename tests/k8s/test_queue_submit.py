@@ -91,37 +91,6 @@ def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
     )
 
 
-@pytest.mark.parametrize(
-    ("service", "namespace", "words"),
-    [
-        ("kueue-webhook-service", "kueue-system", "is Kueue running?"),
-        ("training-operator", "kubeflow", "is the training operator running?"),
-        ("gatekeeper", "policies", "is what is behind the Service gatekeeper running?"),
-    ],
-)
-def test_a_webhook_that_is_down_is_blamed_by_its_address(api, k8s, service, namespace, words):
-    """Not the training operator for Kueue's."""
-    message = (
-        'Internal error occurred: failed calling webhook "mpytorchjob.kb.io": failed to call '
-        f'webhook: Post "https://{service}.{namespace}.svc:443/mutate?timeout=10s": refused'
-    )
-    api.refuse["PyTorchJob"] = (500, message)
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 1 and api.writes == []
-    assert words in result.stderr and f"`kubectl get pods -n {namespace}`" in result.stderr
-
-
-def test_a_webhook_that_is_down_is_blamed_for_every_command(api, k8s):
-    """Also where a Workload is changed."""
-    put_job(api)
-    message = (
-        'Internal error occurred: failed calling webhook "vworkload.kb.io": failed to call webhook:'
-        ' Post "https://kueue-webhook-service.kueue-system.svc:443/validate?timeout=10s": refused'
-    )
-    api.paths[WORKLOADS] = (500, message)
-    assert "is Kueue running? `kubectl get pods -n kueue-system`" in k8s("suspend", "demo").stderr
-
-
 # -- rerun ---------------------------------------------------------------------------------------
 
 

@@ -50,9 +50,9 @@ class FakeAPI:
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.kubeconfig = folder / "kubeconfig"
-        url = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
         named = {
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         }
@@ -94,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, {"kind": "Any"} | found)
         if any(part in url.path for part in self.api.unserved):
             return self._status(404, "the server could not find the requested resource")
+        if url.path == "/version":
+            return self._json(200, {"gitVersion": "v1.34.1"})
         parts = url.path.strip("/").split("/")
         if parts[-1] == "log":
             return self._log(parts[-2], query)
@@ -150,7 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.01)
 
     def _status(self, code, message):
-        self._json(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
+        status = {"kind": "Status", "status": "Failure", "message": message, "code": code}
+        if code == 404 and "not found" in message:  # of an object, not of a kind
+            status["details"] = {"name": "its name"}
+        self._json(code, status)
 
     def _json(self, code, value):
         body = json.dumps(value).encode()

@@ -60,12 +60,15 @@ class _Handler(api_server._Handler):
         self.wfile.write(body.encode())
 
     def do_POST(self):
-        body, plural, query = self._body(), self.path.split("?")[0].split("/")[-1], self._query()
+        body, plural = self._body(), self.path.split("?")[0].split("/")[-1]
         if plural == "selfsubjectaccessreviews":
             of = body["spec"]["resourceAttributes"]
             what = f"{of['verb']} {of['resource']}/{of['subresource']}".removesuffix("/")
             return self._json(201, body | {"status": {"allowed": what not in self.api.no_right}})
-        meta = body["metadata"]
+        self._create(body, plural)
+
+    def _create(self, body, plural):
+        meta, query = body["metadata"], self._query()
         if not body.get("apiVersion"):
             return self._status(400, "Object 'apiVersion' is missing")
         if wrong := self.api.webhook(body):
@@ -88,6 +91,8 @@ class _Handler(api_server._Handler):
     def do_PATCH(self):
         body, (plural, name) = self._body(), self.path.split("?")[0].split("/")[-2:]
         live = self.api.objects.get((plural, name))
+        if self.headers["Content-Type"] == "application/apply-patch+yaml" and live is None:
+            return self._create(body, plural)
         if live is None:
             return self._status(404, f'{plural} "{name}" not found')
         if "dryRun" in self._query():

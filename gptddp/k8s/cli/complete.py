@@ -36,8 +36,7 @@ def namespaces(ctx: click.Context, param: click.Parameter | None, start: str) ->
         try:
             return _of(cluster.ask("/api/v1/namespaces")["items"])
         except ClusterError:
-            entries = _contexts(ctx).values()
-            return [text for entry in entries if (text := entry.text("namespace"))]
+            return _contexts(ctx).values()
 
     return _names(ctx, start, ask)
 
@@ -82,10 +81,10 @@ def _cluster(ctx: click.Context) -> "Cluster":
     return connect(given.get("namespace"), given.get("kubeconfig"), given.get("context"))
 
 
-def _contexts(ctx: click.Context) -> dict[str, Any]:
-    from gptddp.k8s import kubeconfig
+def _contexts(ctx: click.Context) -> dict[str, str]:
+    from gptddp.k8s import login
 
-    return kubeconfig.contexts(ctx.params.get("kubeconfig"))
+    return login.contexts(ctx.params.get("kubeconfig"))
 
 
 def _within(ask: Callable[[], list[str]]) -> list[str]:

@@ -12,7 +12,7 @@ from support.toy import SMALL
 
 HERE = Path(__file__).parent
 SYSTEM = "kueue-system"
-VERSION = "kueue.x-k8s.io/v1beta1"
+VERSION = "kueue.x-k8s.io/v1beta2"
 KINDS = ("clusterqueue", "resourceflavor", "workloadpriorityclass")
 
 
