@@ -1,12 +1,14 @@
 """The scripts that build and remove the cluster, with programs that only pretend."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "cluster"
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "tests/cluster"
 # What the scripts call, and nothing else, is on PATH.
 TOOLS = (
     "awk bash basename cat chmod cp cut dirname find flock ln mkdir mv rm sed sha256sum sort "
@@ -133,3 +135,11 @@ def test_an_old_go_is_refused(machine):
     error = process.communicate()[1]
     assert process.returncode == 1
     assert "go1.25.7 is too old: https://go.dev/dl, version 1.26 or newer" in error
+
+
+def test_all_name_one_version_of_the_operator():
+    """What is built for the tests, what users apply, and what they are told to apply."""
+    built = re.search(r"OPERATOR=(\S+)", (SCRIPTS / "lib.sh").read_text())
+    assert built
+    for name in ("operator/kustomization.yaml", "operator/README.md", "gptddp/k8s/cluster.py"):
+        assert set(re.findall(r"v1\.\d+\.\d+", (ROOT / name).read_text())) == {built[1]}, name

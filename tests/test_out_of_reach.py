@@ -138,7 +138,7 @@ FORGIVING = {
     "gptddp/k8s/local/run.py": 2,  # a job that has succeeded is looked at once more; an error
     "gptddp/k8s/local/screen.py": 1,
     "gptddp/k8s/login.py": 1,  # which error
-    "gptddp/k8s/render/code.py": 3,  # a link: what it leads to is read, or it is refused
+    "gptddp/k8s/render/code.py": 1,  # of our own package
     "gptddp/k8s/render/documents.py": 2,  # a folder or not: it is read, and an error is told
     "gptddp/launch/agent.py": 3,  # /proc, and the pod's own memory
     "gptddp/launch/overlay.py": 7,  # the image's files, and the pod's own copy

@@ -50,14 +50,6 @@ def log_in(kubeconfig: Path | None, context: str | None) -> tuple[Any, str]:
         ) from None
 
 
-def contexts(kubeconfig: Path | None) -> dict[str, str]:
-    """The namespaces of kubectl's contexts, by the names of these."""
-    from kubernetes.config.kube_config import KubeConfigMerger
-
-    found = [it.value for it in KubeConfigMerger(_files(kubeconfig)).config.value["contexts"]]
-    return {it["name"]: (it.get("context") or {}).get("namespace") or "default" for it in found}
-
-
 def _files(kubeconfig: Path | None) -> str:
     """As KUBECONFIG names them. The package would read the variable once, when it is imported."""
     return str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")

@@ -8,6 +8,7 @@ Object = dict[str, Any]
 
 QUEUE = "kueue.x-k8s.io/queue-name"  # labels of a job: its LocalQueue in Kueue
 PRIORITY = "kueue.x-k8s.io/priority-class"  # and its WorkloadPriorityClass there
+SUBMIT_LINE = "gptddp/submit"  # annotation of a job: the command that has created it, as typed
 _INDEX = "training.kubeflow.org/replica-index"
 _ROLE = "training.kubeflow.org/replica-type"
 

@@ -30,7 +30,7 @@ def own(tmp_path_factory):
     (folder / "gptddp/model").mkdir(parents=True)
 
     def write(word, nbytes=0):
-        (folder / "table.bin").write_bytes(os.urandom(nbytes))
+        (folder / "table.py").write_text("#" + os.urandom(nbytes).hex())
         place = folder / "gptddp/model/gpt.py"
         shutil.copy(module, place)
         with place.open("a") as file:

@@ -1,4 +1,4 @@
-"""The first half of a job's life on a real cluster: doctor, dry run, diff, list -w, logs, rerun.
+"""The first half of a job's life on a real cluster: doctor, dry run, list -w, logs, replace.
 
 The container of the job is a shell that fails at once.
 """
@@ -57,14 +57,14 @@ def failed(namespace, pod) -> Iterator[list[str]]:
         watch.communicate()
 
 
-def test_a_dry_run_of_the_server_leaves_nothing(namespace, pod):
-    """Every object is checked by the real admission, the pods' too, and none is there."""
-    done = cli(namespace, "submit", "--name=dry", *pod, "--dry-run=server")
-    assert len(done.stdout.splitlines()) == 5 and "warning" not in done.stderr
+def test_a_dry_run_leaves_nothing(namespace, pod):
+    """Every object is checked by the real admission, a pod too, and none is there."""
+    done = cli(namespace, "submit", "--name=dry", *pod, "--dry-run")
+    assert done.stdout.count("would be created") == 5 and "warning" not in done.stderr
     assert cli(namespace, "list", "-o", "json").stdout.strip() == "[]"
     kinds = "serviceaccounts,networkpolicies,poddisruptionbudgets,secrets"
     assert "/dry" not in namespace.kubectl("get", kinds, "-o", "name").stdout
-    wrong = cli(namespace, "submit", "--name=dry", *pod, "--dry-run=server", "--data=no", code=2)
+    wrong = cli(namespace, "submit", "--name=dry", *pod, "--dry-run", "--data=no", code=2)
     assert "no claim no" in wrong.stderr
 
 
@@ -94,22 +94,28 @@ def test_the_first_failure_is_the_pods_own_word(namespace, failed):
     assert "[w0]" in recent
 
 
-def test_diff_sees_what_the_server_has_made_of_it(namespace, failed, pod):
-    """Its defaults are no difference, another setting is."""
-    assert cli(namespace, "diff", "--name=life", *pod).stdout == ""
-    other = cli(namespace, "diff", "--name=life", *pod, "--cpu=200m", code=1)
-    assert other.stdout.count("->") == 2
+def test_a_dry_run_sees_what_the_server_has_made_of_a_job(namespace, failed, pod):
+    """Its defaults are no difference, another setting and a changed companion are."""
+    same = cli(namespace, "submit", "--name=life", *pod, "--dry-run").stdout
+    assert same.count("is the same") == 4 and "->" not in same
+    other = cli(namespace, "submit", "--name=life", *pod, "--cpu=200m", "--dry-run", code=2)
+    assert other.stdout.count("->") == 2 and "--replace" in other.stderr
+    patch = '{"spec": {"maxUnavailable": 3}}'
+    namespace.kubectl("patch", "pdb", "life", "--type=merge", "-p", patch)
+    changed = cli(namespace, "submit", "--name=life", *pod, "--dry-run").stdout
+    assert "  spec.maxUnavailable: 3 -> 1" in changed.splitlines()
 
 
-def test_rerun_replaces_a_failed_job_or_begins_another(namespace, failed, pod):
-    """The same job, of another uid; under another name the one that submit would have made."""
+def test_a_failed_job_is_left_and_replaced_if_that_is_asked_for(namespace, failed, pod):
+    """The same job, of another uid, with companions of its own and the command that made it."""
     before = namespace.get("pytorchjob", "life")["metadata"]["uid"]
-    cli(namespace, "rerun", "life")
-    assert namespace.get("pytorchjob", "life")["metadata"]["uid"] != before
-    assert cli(namespace, "diff", "--name=life", *pod).stdout == ""
-    cli(namespace, "rerun", "life", "--name=next", "--", "--steps=70")
-    again = cli(namespace, "submit", "--name=next", *pod, "--", "--steps=70")
-    assert again.stdout == "pytorchjob.kubeflow.org/next unchanged\n"
+    left = cli(namespace, "submit", "--name=life", *pod, code=100)
+    assert left.stdout == "pytorchjob.kubeflow.org/life unchanged\n" and "--replace" in left.stderr
+    cli(namespace, "submit", "--name=life", *pod, "--replace")
+    meta = namespace.get("pytorchjob", "life")["metadata"]
+    assert meta["uid"] != before and meta["annotations"]["gptddp/submit"].endswith(" --replace")
+    owners = namespace.get("pdb", "life")["metadata"]["ownerReferences"]
+    assert [it["uid"] for it in owners] == [meta["uid"]]
 
 
 def test_the_shell_completes_the_jobs_that_there_are(namespace, failed):

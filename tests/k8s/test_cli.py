@@ -1,8 +1,8 @@
-"""The `gptddp-k8s` command as its users meet it: output, messages, exit codes, imports."""
+"""The `gptddp-k8s` command as its users meet it: output, messages, exit codes, its start."""
 
-import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from support.paths import ROOT
 
 from gptddp import __version__
+from gptddp.k8s.cli.command import GONE
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import run
 
@@ -28,65 +29,63 @@ def rendered(result):
     return list(yaml.safe_load_all(result.stdout))
 
 
-def test_render_prints_objects_on_stdout(k8s):
-    """YAML and JSON say the same, twice the same bytes; stderr says how to make the Secret."""
-    args = ("render", "--replicas", "4", "--name", "demo", "--", "--steps", "90")
+def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
+    """YAML and JSON say the same, twice the same bytes; a note says how to make the Secret."""
+    args = ("render", "--image", "mine", "--name", "demo", "--", "--steps", "90")
     text, again, as_json = k8s(*args), k8s(*args), k8s("render", "-o", "json", *args[1:])
     assert text.exit_code == as_json.exit_code == 0
-    assert text.stdout == again.stdout
+    assert text.stdout == again.stdout and "warning: --image mine" in text.stderr
     made = "kubectl create secret generic demo --from-file=rendezvous-key=/dev/stdin"
     assert f"openssl rand -hex 32 | {made}" in text.stderr  # no key in the list of processes
     objects = rendered(text)
     assert json.loads(as_json.stdout) == {"apiVersion": "v1", "kind": "List", "items": objects}
-    kinds = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PyTorchJob"]
-    assert [(o["kind"], o["metadata"]["name"]) for o in objects] == [(k, "demo") for k in kinds]
-
-
-def test_notes_go_to_stderr(k8s):
-    """A warning does not spoil the stream that kubectl reads."""
-    result = k8s("render", "--image", "mine")
-    assert result.exit_code == 0 and "warning: --image mine" in result.stderr
-    assert rendered(result)[-1]["kind"] == "PyTorchJob"
+    assert {it["metadata"]["name"] for it in objects} == {"demo"}
+    assert objects[-1]["kind"] == "PyTorchJob"
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--replcas", "4"], "Did you mean '--replicas'?"),
-        (["--replicas", "four"], "'four' is not a valid integer"),
-        (["--", "--stpes", "4"], "unknown option '--stpes': did you mean '--steps'?"),
-        (["--steps", "4"], "an option of the trainer: put it after --"),
-        (["--", "--batch", "50"], "world-size"),
-        (["--", "--batch", "50", "--lanes", "48"], "batch 50 is not divisible by lanes 48"),
-        (["--replicas", "64"], "use --replicas 12 or less"),
-        (["--replicas", "4", "--min", "5"], "[pods]"),
-        (["--replicas", "0"], "--replicas 1 or more"),
-        (["--name", "Demo"], "[format]"),
-        (["--env", "A"], "NAME=VALUE"),
-        (["--env", "=x"], "NAME=VALUE"),
-        (["--env", "API_KEY=x"], "[environment]"),
-        (["-f", "none.toml"], "cannot read the job file none.toml"),
+        ("--replcas 4", "Did you mean '--replicas'?"),
+        ("--replicas four", "'four' is not a valid integer"),
+        ("-- --stpes 4", "unknown option '--stpes': did you mean '--steps'?"),
+        ("--steps 4", "an option of the trainer: put it after --"),
+        ("-- --batch 50 --lanes 48", "batch 50 is not divisible by lanes 48"),
+        ("--replicas 30 -- --batch 50", "30 workers but only 10 lanes"),
+        ("--replicas 64", "use --replicas 12 or less"),
+        ("--env A", "NAME=VALUE"),
+        ("--env =x", "NAME=VALUE"),
+        ("--env A=1 --env A=2", "A is given as '1' and as '2'"),
+        ("-f none.toml", "cannot read the job file none.toml"),
     ],
 )
 def test_a_mistake_has_one_message_and_exit_code_2(k8s, args, message):
     """No traceback, nothing on stdout, the fix on stderr."""
-    if message == "world-size":
-        args, message = ["--replicas", "30", *args], "30 workers but only 10 lanes"
-    result = k8s("render", *args)
-    assert result.exit_code == 2
-    assert message in result.stderr and result.stdout == ""
-    assert "Traceback" not in result.stderr
+    result = k8s("render", *args.split())
+    assert result.exit_code == 2 and result.stdout == ""
+    assert message in result.stderr and "Traceback" not in result.stderr
 
 
-def test_every_broken_rule_is_reported_at_once(k8s):
+def test_the_same_pair_may_be_given_twice(k8s):
+    """It is no contradiction."""
+    assert k8s("render", "--env", "A=1", "--env", "A=1").exit_code == 0
+
+
+@pytest.mark.parametrize("verb", sorted(GONE))
+def test_a_verb_that_is_gone_is_answered_with_the_new_way_in_one_line(k8s, verb):
+    """Exit code 2; its options are not looked at."""
+    if verb in cli.commands:
+        pytest.skip("it is still there")
+    result = k8s(verb, "demo", "--force")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"error: there is no `{verb}` any more: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_every_broken_rule_is_reported_at_once_and_no_secret_is_shown(k8s):
     """A line for each, so that nobody has to try again and again."""
-    result = k8s("render", "--env", "RANK=1", "--min", "0", "--grace-s", "1")
+    result = k8s("render", "--env", "RANK=1", "--env", "HF_TOKEN=hunter2", "--grace-s", "1")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error"] * 3
-
-
-def test_a_secret_does_not_reach_the_message(k8s):
-    """The refusal of a secret names the variable, and not its value."""
-    result = k8s("render", "--env", "HF_TOKEN=hunter2")
     assert "HF_TOKEN" in result.stderr and "hunter2" not in result.output
 
 
@@ -112,11 +111,11 @@ def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
 def test_submit_local_says_what_a_process_takes_no_notice_of(k8s, monkeypatch):
     """One line with the options that only a cluster has a meaning for; none without them."""
     monkeypatch.setattr(run, "run", lambda objects, **how: 0)
-    asked = ["--toleration", "spot", "--priority-class", "low"]
+    asked = ["--toleration", "spot", "--node-selector", "a=b"]
     result = k8s("submit", "--local", *asked, "--env-from-secret", "proxy")
-    assert "warning: with --local --toleration, --priority-class have no meaning\n" in result.stderr
+    assert "warning: with --local --node-selector, --toleration have no meaning" in result.stderr
     assert "what this shell exports" in result.stderr
-    assert k8s("submit", "--local", "--env", "A=1").stderr == ""
+    assert k8s("submit", "--local", "--cpu", "1").stderr == ""
 
 
 def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, tmp_path):
@@ -128,84 +127,84 @@ def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_name_with_two_values_is_refused(k8s):
-    """The first would be lost without a word; the same pair twice is no matter."""
-    result = k8s("render", "--env", "A=/x", "--env", "A=/y")
-    assert result.exit_code == 2 and "A is given as '/x' and as '/y'" in result.stderr
-    assert k8s("render", "--env", "A=1", "--env", "A=1").exit_code == 0
-
-
-def test_the_help_has_the_options_of_pods_apart(k8s):
-    """They are many, and a job on a cluster of one's own needs none of them."""
+def test_the_help_has_every_command_and_every_option_and_those_of_pods_apart(k8s):
+    """Each has a text, and no summary of a command is cut."""
+    assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"
+    text = " ".join(k8s("--help").stdout.split())
+    for name, command in cli.commands.items():
+        assert f"{name} {command.help.partition(chr(10))[0]}" in text
+        assert k8s(name, "--help").exit_code == 0
+        assert all(p.help for p in command.params if p.param_type_name == "option"), name
     first, _, pods = k8s("submit", "--help").stdout.partition("What a cluster asks of its pods:")
     assert "--replicas" in first and "--wait" in first and "--toleration" not in first
     assert "--toleration" in pods and "--replicas" not in pods
 
 
-def test_help_and_version(k8s):
-    """Every command and every option has a help text."""
-    assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"
-    for name in cli.list_commands(None):
-        command = cli.get_command(None, name)
-        assert k8s(name, "--help").exit_code == 0 and f"  {name} " in k8s("--help").stdout
-        assert command.help
-        assert all(p.help for p in command.params if p.param_type_name == "option")
+# -- the start -----------------------------------------------------------------------------------
 
-
-FORBIDDEN = (
-    *("torch", "numpy", "pyarrow", "prometheus_client", "kubernetes", "requests", "httpx"),
-    *("pydantic", "jinja2", "rich", "importlib.metadata", "tokenizers"),
-)
+MAIN = "import sys; sys.argv[0] = 'gptddp-k8s'; from gptddp.k8s import main; main()"
+HEAVY = {
+    *("torch", "numpy", "pyarrow", "prometheus_client", "tokenizers", "kubernetes", "requests"),
+    *("urllib3", "ssl", "asyncio", "pydantic", "rich"),
+}
 PROBE = """
 import sys
-sys.argv = ["gptddp-k8s", *sys.argv[1:]]
 from gptddp.k8s.cli.main import cli
 try:
-    cli()
-except SystemExit as end:
-    code = end.code
-import gptddp.k8s.render.rules, gptddp.k8s.local.run, gptddp.k8s.local.pod_main
-print("\\n".join(sys.modules), file=sys.stderr)
-sys.exit(code)
+    cli(sys.argv[1:])
+finally:
+    import gptddp.k8s.local.run, gptddp.k8s.local.pod_main
+    print("\\n".join(sys.modules), file=sys.stderr)
 """
+LIMIT_S = 0.3
 
 
-def python(code, *args):
+def python(code, *args, **env):
     """Run code in a fresh interpreter."""
-    command = [sys.executable, "-c", code, *args]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=env)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=60
+    )
 
 
-@pytest.mark.parametrize("args", [["--help"], ["render", "--replicas", "4"]])
-def test_nothing_heavy_is_imported(args):
-    """The control plane, --local included, loads neither torch nor a Kubernetes client."""
-    result = python(PROBE, *args)
-    assert result.returncode == 0
-    assert not {m for m in result.stderr.splitlines() if m in FORBIDDEN}
-
-
-def test_help_does_without_yaml():
-    """What `--help` and completion do not need, they do not load."""
-    probe = PROBE.replace("import gptddp.k8s.render.rules", "#")
-    result = python(probe, "--help")
-    assert result.returncode == 0
-    assert "click" in result.stderr.split() and "yaml" not in result.stderr.split()
+@pytest.mark.parametrize("args", ["--help", "render --replicas 4", "render --stpes 4"])
+def test_a_command_that_asks_no_cluster_starts_at_once(args):
+    """It loads neither torch nor a Kubernetes client, and takes less than 0.3 s of a processor."""
+    loaded = set(python(PROBE, *args.split()).stderr.splitlines())
+    assert "click" in loaded and loaded & HEAVY == set()
+    used = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        python(MAIN, *args.split())
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) < LIMIT_S
 
 
 def test_without_its_packages_the_command_prints_the_install_line():
     """A bare wheel has no click: one line, no traceback."""
-    code = "import sys; sys.modules['click'] = None; from gptddp.k8s import main; main()"
-    result = python(code)
+    result = python("import sys; sys.modules['click'] = None; from gptddp.k8s import main; main()")
     assert result.returncode == 1
     assert result.stderr.strip().endswith("pip install 'gptddp[k8s]'")
     assert "Traceback" not in result.stderr
 
 
-def test_every_command_of_a_module_can_be_called():
-    """What stands in COMMANDS of a module of k8s/cli is in the group, with that and its summary."""
-    listed = {}
-    for module in {module for module, _ in cli.known.values()}:
-        for command in importlib.import_module(f"gptddp.k8s.cli.{module}").COMMANDS:
-            listed[command.name] = module, command.help.partition("\n")[0]
-    assert listed == dict(cli.known)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("st", ["status"]),
+        ("submit --dry", ["--dry-run"]),
+        ("render -o y", ["yaml"]),
+        ("submit -- --warmu", ["--warmup-steps"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_the_trainers(words, found):
+    """By the line that the message for the old `completion` has."""
+    typed = {"COMP_WORDS": f"gptddp-k8s {words}", "COMP_CWORD": str(len(words.split()))}
+    result = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_complete", **typed)
+    assert result.returncode == 0 and result.stderr == ""
+    assert [line.split(",")[1] for line in result.stdout.splitlines()] == found
+    assert "_GPTDDP_K8S_COMPLETE=bash_source gptddp-k8s" in GONE["completion"]
+    script = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_source").stdout
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert "_GPTDDP_K8S_COMPLETE=bash_complete" in script

@@ -10,7 +10,7 @@ from support.writable_api_server import NO_ANSWER, WriteAPI
 from gptddp.k8s.act.giving_up import LEAST_S, MOST_PODS, GivingUp
 from gptddp.k8s.act.lifecycle import ours
 from gptddp.k8s.cluster import connect
-from gptddp.k8s.observe import job_causes
+from gptddp.k8s.observe import job_causes, why
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_operator_is_let_to_fail_the_job_and_the_reason_is_in_it(api, look):
         " started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then `gptddp-k8s"
     )
     made["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "deadline"}]}
-    assert job_causes.failed(replace(facts, job=made)).sentence.startswith(reason)
+    assert why.why(replace(facts, job=made)).startswith(reason)
 
 
 def test_the_reason_is_the_best_that_a_look_has_seen(api, look):
@@ -73,7 +73,7 @@ def test_the_reason_is_the_best_that_a_look_has_seen(api, look):
     look(replace(gone, pods=[seen], events=gone.events[:5]))
     look(gone)
     reason = api.objects["pytorchjobs", "demo"]["metadata"]["annotations"][job_causes.GIVEN_UP]
-    assert "its init container before exited with 1 (an error): no database" in reason
+    assert "its container before exited with 1 (an error): no database" in reason
 
 
 def others_train(index):

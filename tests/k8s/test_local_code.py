@@ -38,7 +38,7 @@ def submit(tmp_path, monkeypatch):
 
     def run(word, nbytes=0):
         (own / "mine.py").write_text(f"WORD = {word!r}\n")
-        (own / "table.bin").write_bytes(os.urandom(nbytes))
+        (own / "table.py").write_text("#" + os.urandom(nbytes).hex())
         where = ["--local", "--local-dir", "local", "--replicas", "2", "--name", "job"]
         return CliRunner().invoke(cli, ["submit", *where, "--code", "own"])
 

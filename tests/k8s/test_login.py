@@ -13,7 +13,6 @@ import pytest
 from support.api_server import FakeAPI, _Handler
 
 from gptddp.errors import ClusterError
-from gptddp.k8s import login
 from gptddp.k8s.cluster import connect
 
 V1 = "client.authentication.k8s.io/v1"
@@ -114,7 +113,6 @@ def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch
     monkeypatch.setenv("KUBECONFIG", ":".join(str(tmp_path / it) for it in ("none", "one", "two")))
     assert (connect().server, connect().namespace) == ("http://one", "ml")
     assert connect("mine").namespace == "mine"
-    assert login.contexts(None) == {"x": "ml", "y": "default"}
 
 
 def test_a_pod_has_its_service_account(tmp_path, monkeypatch):

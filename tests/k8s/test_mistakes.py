@@ -12,8 +12,8 @@ from support.paths import ROOT
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
-COMMANDS = [cli.get_command(None, name) for name in cli.list_commands(None)]
-SPECS = ("render", "submit", "diff", "doctor")  # the commands with the options of a job
+COMMANDS = list(cli.commands.values())
+SPECS = ("render", "submit", "doctor")  # the commands with the options of a job
 AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
 
 
@@ -44,14 +44,12 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
                 assert param.type is kinds[param.name], (command.name, param.name)
 
 
-@pytest.mark.parametrize(
-    "command", ["status", "delete", "logs", "wait", "top", "suspend", "sample"]
-)
+@pytest.mark.parametrize("command", ["status", "delete", "logs", "wait", "suspend", "sample"])
 @pytest.mark.parametrize("name", ["", "demo?x=1", "demo/../demo", "..", "Demo", "x" * 254, "a b"])
 def test_a_name_that_nothing_can_have_is_refused(k8s, command, name):
     """No request is made of it: it is part of an address, or of a folder's path."""
     refused(k8s(command, *AT, name), "cannot name a job", "lower case letters")
-    if command in ("status", "wait", "top"):
+    if command in ("status", "wait"):
         refused(k8s(command, "--local", name), "cannot name a job")
 
 
@@ -70,10 +68,9 @@ def test_a_name_that_no_job_can_have_is_said_once(k8s):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("word", "said"), [("rendr", "did you mean 'render'?"), ("get", "list, ")])
-def test_a_command_that_is_none_is_told_which_there_are(k8s, word, said):
-    """The one that it is near to, else all."""
-    refused(k8s(word), f"no command '{word}'", said)
+def test_a_command_that_is_none_is_told_which_it_may_be(k8s):
+    """The one that it is near to."""
+    refused(k8s("rendr"), "No such command 'rendr'. Did you mean 'render'?")
 
 
 @pytest.mark.parametrize("command", ["status", "delete", "list", "submit", "prepare"])
@@ -84,10 +81,10 @@ def test_a_namespace_that_nothing_can_be_is_refused(k8s, command):
         refused(k8s(command, *given, *AT, "-n", namespace), repr(namespace), "lower case letters")
 
 
-@pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("seconds", ["-1", "soon", ""])
 def test_a_time_that_cannot_be_waited_for_is_refused(k8s, seconds):
-    """Negative, endless or no number."""
-    refused(k8s("wait", "demo", *AT, "--timeout", seconds), "is no time", "leave it out")
+    """Negative, or no number."""
+    refused(k8s("wait", "demo", *AT, "--timeout", seconds), "'--timeout'", repr(seconds)[1:-1])
 
 
 @pytest.mark.parametrize("args", [["submit"], ["prepare", "--source", "texts"]])
@@ -137,14 +134,6 @@ def test_a_mistake_has_the_words_of_one_program(k8s):
         refused(k8s(*args), "--help` shows what it takes")
 
 
-def test_no_summary_is_cut(k8s):
-    """`--help` has a whole sentence for every command."""
-    lines = k8s("--help").stdout.partition("Commands:\n")[2].splitlines()
-    text = " ".join(" ".join(lines).split())
-    assert "..." not in text
-    assert all(f"{name} {summary}" in text for name, (_, summary) in cli.known.items())
-
-
 # -- where the output goes -----------------------------------------------------------------------
 
 
@@ -173,7 +162,7 @@ def test_a_full_disk_behind_stderr_loses_nothing_else():
     assert shell('"$@" 2>/dev/full', "render", "--replicas", "0").returncode == 2
 
 
-@pytest.mark.parametrize("args", ["render -f -", "diff -f -", "prepare -f -"])
+@pytest.mark.parametrize("args", ["render -f -", "prepare -f -"])
 def test_a_closed_stdin_is_an_error_where_it_is_read(args):
     """Not the default job, and no traceback; elsewhere nobody notices."""
     args = args.split() + ["--source=a/b"] * args.startswith("prepare")

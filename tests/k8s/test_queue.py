@@ -5,10 +5,8 @@ import copy
 import pytest
 from support import queue_cases
 from support.api_objects import JOB_UID, at
-from support.manifests import worker
 from support.queue_cases import QUEUE, workload
 from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, put_place, queue_server
-from support.writable_api_server import job, submit
 
 from gptddp.k8s.cluster import connect
 from gptddp.k8s.observe import wait
@@ -199,19 +197,3 @@ def test_the_newest_workload_is_the_jobs(api, k8s):
     api.put(old)
     assert old["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] == JOB_UID
     assert "Queued" in k8s("status", "demo").stdout
-
-
-def test_what_kueue_adds_to_an_admitted_job_is_no_difference(api, k8s):
-    """Labels, annotations and nodes of its template; what the user has changed still is one."""
-    job_flags = ("--name", "demo", "--replicas", "4", "--queue", "team")
-    submit(k8s, "--queue", "team")
-    template = worker(job(api))["template"]
-    template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "worker"
-    template["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = "w"
-    template["spec"]["nodeSelector"] = {"pool": "h100"}
-    job(api)["spec"]["runPolicy"]["suspend"] = False
-    result = k8s("diff", *job_flags)
-    assert (result.exit_code, result.stdout) == (0, ""), result.output
-    result = k8s("diff", *job_flags, "--grace-s", "90")
-    assert result.exit_code == 1 and "kueue" not in result.stdout
-    assert "terminationGracePeriodSeconds: 60 -> 90" in result.stdout

@@ -1,12 +1,8 @@
 """A job that is put into a queue of Kueue, or again: what is looked at first, on a small server."""
 
-import copy
-
 import pytest
-from support import queue_cases
-from support.manifests import worker
-from support.queue_cases import QUEUE, local_queue, workload
-from support.queue_server import NO_RIGHT, WORKLOADS, live, put_job, put_place, queue_server
+from support.queue_cases import QUEUE, local_queue
+from support.queue_server import live, put_job, put_place, queue_server
 from support.writable_api_server import job, submit
 
 
@@ -70,7 +66,7 @@ def test_either_version_of_kueues_api_will_do(api, k8s, missing):
     assert submit(k8s, "--queue", "team").exit_code == 0
     put_job(api)
     put_place(api, 3)
-    assert "with 3 jobs before it: insufficient" in k8s("status", "demo").stdout
+    assert "3 before it; Pending: insufficient" in k8s("status", "demo").stdout
     assert k8s("suspend", "demo").exit_code == 0 and live(api)["spec"]["active"] is False
 
 
@@ -89,31 +85,3 @@ def test_what_may_not_be_seen_is_left_to_kueue(api, k8s):
     assert (
         "ClusterQueue gpus of the queue team takes no jobs" in submit(k8s, "--queue", "team").stderr
     )
-
-
-# -- rerun ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_a_rerun_has_nothing_of_kueues(api, k8s, seen):
-    """What it has put into the template when it admitted the job, it cannot put in again."""
-    wish = ("--topology", "required=rack", "--toleration", "own")
-    submit(k8s, "--queue", "team", *wish)
-    template = worker(job(api))["template"]
-    before = copy.deepcopy(template)
-    template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "worker"
-    template["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = "pytorchjob-demo-1a2b3"
-    template["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
-    job(api)["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
-    if seen:
-        template["spec"]["nodeSelector"] = {"pool": "h100"}
-        template["spec"]["tolerations"] += [{"key": "gpu", "operator": "Exists"}]
-        made = workload(*queue_cases.ADMITTED)
-        made["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] = job(api)["metadata"]["uid"]
-        made["spec"]["podSets"] = [{"name": "worker", "template": before}]
-        api.put(made)
-    else:
-        api.paths[WORKLOADS] = (403, NO_RIGHT)
-    result = k8s("rerun", "demo")
-    assert result.exit_code == 0, result.stderr
-    assert worker(job(api))["template"] == before

@@ -170,7 +170,7 @@ def test_a_refused_pod_is_told_once_with_the_object_and_a_command(api, k8s):
         event = {"kind": "Event", "metadata": {"name": f"e{n}"}, "lastTimestamp": at}
         api.put({**event, "message": message, **about})
     result = k8s("sample", "demo", "--timeout", "0.5")
-    assert "see `kubectl describe resourcequota small" in result.stderr
+    assert "quota: small, requested: pods=1; see `kubectl describe resourcequota" in result.stderr
     assert "demo-sample-x1y2z-" not in result.stderr
     api.put({**event, "message": 'Error creating: pods "x" is forbidden: a new reason', **about})
     assert "`kubectl describe job demo-sample-" in k8s("sample", "demo", "--timeout", "0.5").stderr

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shlex
 import threading
 import time
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
 from support.manifests import pod_spec, worker
+from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cli.main import cli
+from gptddp.k8s.objects import SUBMIT_LINE
 from gptddp.k8s.render import difference, manifest, spec
 
 RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
@@ -22,6 +25,12 @@ COMPANIONS = [*RENDERED, "Secret"]
 
 def end(api, kind):
     job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+
+def owners(api):
+    """The uids of all that own a companion of the job."""
+    found = [api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"] for kind in COMPANIONS]
+    return {owner["uid"] for of_one in found for owner in of_one}
 
 
 # -- submit ------------------------------------------------------------------------------------
@@ -35,39 +44,73 @@ def test_submit_creates_companions_first_and_owns_them(api, k8s):
     assert "gptddp-k8s status demo" in result.stderr and "gptddp-k8s prepare" in result.stderr
     created = [f"create {kind}" for kind in [*COMPANIONS, "PyTorchJob"]]
     assert api.writes == created + [f"patch {kind}" for kind in COMPANIONS]
+    assert owners(api) == {job(api)["metadata"]["uid"]}
     for kind in COMPANIONS:
         (owner,) = api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"]
-        assert owner["uid"] == job(api)["metadata"]["uid"]
         assert owner["controller"] is owner["blockOwnerDeletion"] is False
-    rendered = manifest.objects(spec.load(None, {"name": "demo", "replicas": 4}, []))[-1]
-    assert job(api)["spec"] == rendered["spec"]
-    assert job(api)["metadata"]["annotations"] == rendered["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("cut_at", range(9))
-def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cut_at):
-    """After any number of writes: the second call ends with the same objects and owners."""
-    api.cut_at = cut_at
-    assert submit(k8s).exit_code == 1
-    assert len(api.writes) == cut_at
-    api.cut_at = None
-    assert submit(k8s).exit_code == 0
-    assert len(api.writes) == 9
+def test_the_job_has_the_command_that_has_created_it(api, k8s):
+    """As it was typed, for a shell; the rest of the job is what render prints."""
+    submit(k8s, "--env", "A=b c", "--", "--steps", "9")
+    given = {"name": "demo", "replicas": 4, "env": [("A", "b c")]}
+    rendered = manifest.objects(spec.load(None, given, ["--steps", "9"]))[-1]
+    notes = job(api)["metadata"]["annotations"]
+    words = shlex.split(notes.pop(SUBMIT_LINE))
+    assert words[:2] == ["gptddp-k8s", "submit"] and words[-5:] == [
+        *("--env", "A=b c", "--", "--steps", "9")
+    ]
+    assert notes == rendered["metadata"]["annotations"] and job(api)["spec"] == rendered["spec"]
+
+
+@pytest.mark.parametrize("kind", [*COMPANIONS, "PyTorchJob"])
+def test_two_submits_at_the_same_time_end_with_one_job(api, k8s, kind):
+    """Whatever the first has created when the second begins."""
+    other = []
+
+    def second(body):
+        api.created.clear()
+        other.append(submit(k8s))
+
+    api.created[kind] = second
+    first = submit(k8s)
+    assert (first.exit_code, other[0].exit_code) == (0, 0), (first.stderr, other[0].stderr)
     assert sorted(api.all()) == sorted((kind, "demo") for kind in [*COMPANIONS, "PyTorchJob"])
-    for kind in COMPANIONS:
-        (owner,) = api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"]
-        assert owner["uid"] == job(api)["metadata"]["uid"]
+    assert owners(api) == {job(api)["metadata"]["uid"]}
 
 
 def test_the_same_job_again_changes_nothing(api, k8s):
-    """Exit code 0, the job's state, and not one write; scaled meanwhile, it stays scaled."""
+    """Exit code 0 and not one write; what others have changed is said, and stays."""
     submit(k8s)
-    worker(job(api))["replicas"] = 2
     end(api, "Running")
     del api.writes[:]
     result = submit(k8s)
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
-    assert "is Running" in result.stderr and api.writes == []
+    assert "with this very spec and is Running" in result.stderr
+    worker(job(api))["replicas"] = 2
+    worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
+    result = submit(k8s)
+    assert "changed by others" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
+    assert "Kueue" not in result.stderr and api.writes == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ("Succeeded", 0, "--replace and more --steps"),
+        ("Failed", 100, "--replace continues its run from the newest checkpoint"),
+        ("Suspended", 0, "`gptddp-k8s resume demo"),
+    ],
+)
+def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
+    """No write; the exit code is how it ended, with --wait as well."""
+    submit(k8s)
+    end(api, state)
+    job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
+    del api.writes[:]
+    result = submit(k8s, *["--wait"] * (state != "Suspended"))
+    assert result.exit_code == code and api.writes == []
+    assert f"is {state}" in result.stderr and words in result.stderr
 
 
 def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
@@ -81,126 +124,244 @@ def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
     assert "resources.limits.cpu: 1 -> 2" in lines
     assert "gptddp-k8s delete demo --kubeconfig" in result.stderr and "--name" in result.stderr
     assert "rdzvId" not in result.stderr and "gptddp-k8s scale" not in result.stderr
+    end(api, "Failed")
+    result = submit(k8s, "--cpu", "2")
+    assert "--replace deletes it" in result.stderr and "gptddp-k8s delete" not in result.stderr
 
 
-def test_another_size_names_scale(api, k8s):
-    """Who submits with another number of replicas wants to scale, where the job's bounds let him:
-    the command that is named works."""
+def test_another_size_names_scale_where_scale_does_it(api, k8s):
+    """Within the job's bounds, and not of a job that Kueue would stop for it."""
     submit(k8s)
     for count, named in (("1", False), ("2", True), ("5", False)):
         result = k8s("submit", "--name", "demo", "--replicas", count)
         assert result.exit_code == 2, count
-        assert ("`gptddp-k8s scale demo " in result.stderr) is named, count
-        assert (f" --replicas {count}` changes the number" in result.stderr) is named, count
+        assert (f"`gptddp-k8s scale demo{flags(api)} --replicas {count}`" in result.stderr) is named
         command = k8s("scale", "demo", "--replicas", count)
         assert (command.exit_code == 0) is named, count
+    worker(job(api))["replicas"] = 4
+    job(api)["spec"]["runPolicy"]["suspend"] = True
+    assert "gptddp-k8s scale" in k8s("submit", "--name", "demo", "--replicas", "2").stderr
+    job(api)["metadata"]["labels"][QUEUE] = "team"
+    job(api)["spec"]["runPolicy"]["suspend"] = False
+    assert "gptddp-k8s scale" not in k8s("submit", "--name", "demo", "--replicas", "2").stderr
 
 
-@pytest.mark.parametrize(("kind", "code"), [("Succeeded", 0), ("Failed", 100)])
-def test_a_job_that_has_ended_says_how_to_run_it_again(api, k8s, kind, code):
-    """No write, with --wait neither; the exit code is how it ended."""
+def flags(api):
+    return f" --kubeconfig {api.kubeconfig}"
+
+
+# -- submit --replace ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [[], ["--cpu", "2"], ["--", "--steps", "90"]])
+@pytest.mark.parametrize("kind", ["Failed", "Succeeded"])
+def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, args):
+    """By the same or by another one, with a key and companions of its own."""
     submit(k8s)
     end(api, kind)
+    before = job(api)["metadata"]["uid"]
+    result = submit(k8s, "--replace", *args)
+    assert result.exit_code == 0 and result.stdout == "pytorchjob.kubeflow.org/demo created\n"
+    assert f"is {kind}: it is replaced" in result.stderr
+    assert owners(api) == {job(api)["metadata"]["uid"]} != {before}
+    assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+
+
+def test_a_job_that_has_not_ended_is_not_replaced(api, k8s):
+    """The same one goes on, another one is refused."""
+    submit(k8s)
+    end(api, "Running")
+    before = list(api.writes)
+    assert submit(k8s, "--replace").stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+    result = submit(k8s, "--replace", "--cpu", "2")
+    assert result.exit_code == 2 and "gptddp-k8s delete demo" in result.stderr
+    assert api.writes == before
+
+
+def test_what_the_server_refuses_takes_no_place(api, k8s):
+    """The job that has ended stays, with its logs; so does one of somebody else."""
+    submit(k8s)
+    end(api, "Failed")
+    before = list(api.writes)
+    api.refuse["PyTorchJob"] = (403, "a policy forbids it")
+    result = submit(k8s, "--replace")
+    assert result.exit_code == 1 and "nothing was created" in result.stderr
+    api.refuse.clear()
+    del job(api)["metadata"]["labels"]
+    assert submit(k8s, "--replace").exit_code == 2 and api.writes == before
+
+
+@pytest.mark.parametrize("cut_at", range(14))
+def test_a_replacement_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cut_at):
+    """After any number of writes."""
+    submit(k8s)
+    end(api, "Failed")
+    before = job(api)["metadata"]["uid"]
     del api.writes[:]
-    result = submit(k8s, "--wait")
-    assert result.exit_code == code and api.writes == []
-    assert f"is {kind}" in result.stderr
-    assert "gptddp-k8s delete demo" in result.stderr and "newest checkpoint" in result.stderr
+    api.cut_at = cut_at
+    assert submit(k8s, "--replace").exit_code == 1
+    api.cut_at = None
+    assert submit(k8s, "--replace").exit_code == 0
+    assert owners(api) == {job(api)["metadata"]["uid"]} != {before}
+    assert sorted(api.all()) == sorted((kind, "demo") for kind in [*COMPANIONS, "PyTorchJob"])
 
 
-def test_a_missing_claim_is_named_with_the_fix(api, k8s):
-    """Nothing is created."""
-    api.remove("PersistentVolumeClaim", "runs")
-    result = submit(k8s)
-    assert result.exit_code == 2 and api.writes == []
-    assert "no claim runs (--runs) in the namespace default" in result.stderr
-    assert "`kubectl get pvc -n default` lists" in result.stderr
-
-
-def test_a_claim_for_one_node_is_a_warning(api, k8s):
-    """ReadWriteOnce may do on one node, and the user is told."""
-    api.objects["persistentvolumeclaims", "runs"]["spec"]["accessModes"] = ["ReadWriteOnce"]
-    result = submit(k8s)
-    assert result.exit_code == 0 and "warning: the claim runs is ReadWriteOnce" in result.stderr
+# -- what the server refuses ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("kind", "refusal", "words"),
     [
-        ({"status": {"phase": "Lost"}, "spec": {"volumeName": "pv-7"}}, "Lost: its volume pv-7"),
-        ({"metadata": {"name": "runs", "deletionTimestamp": "now"}}, "is being deleted"),
+        ("NetworkPolicy", (403, 'User "u" cannot create networkpolicies'), "ask for the right"),
+        ("PodDisruptionBudget", (403, "a policy forbids it"), "--without poddisruptionbudget"),
+        ("PyTorchJob", (403, 'admission webhook "v" denied the request: bad'), "denied"),
+        ("PyTorchJob", (404, 'namespaces "default" not found'), "kubectl create namespace"),
+        ("PyTorchJob", (500, "failed calling webhook: refused"), "is it running?"),
+        ("Pod", (422, "spec.priority: Invalid value"), "its pods would be refused: spec.priority"),
+        ("Pod", (500, "failed calling webhook: refused"), "is it running?"),
     ],
 )
-def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
-    """Its volume is gone, or it is about to be: nothing is created."""
-    api.objects["persistentvolumeclaims", "runs"].update(state)
-    result = submit(k8s)
-    assert result.exit_code == 2 and api.writes == []
-    assert f"the claim runs (--runs) {'is ' * words.startswith('Lost')}{words}" in result.stderr
-    assert "`kubectl describe pvc runs --kubeconfig" in result.stderr
-    assert "nothing was created" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("kind", "refusal", "code", "words"),
-    [
-        ("NetworkPolicy", (403, 'User "u" cannot create networkpolicies'), 1, "ask for the right"),
-        ("PodDisruptionBudget", (403, "a policy forbids it"), 1, "a policy forbids it"),
-        ("PyTorchJob", (403, 'admission webhook "v" denied the request: bad'), 1, "denied"),
-        ("PyTorchJob", (404, 'namespaces "default" not found'), 1, "kubectl create namespace"),
-        ("PyTorchJob", (500, "failed calling webhook: refused"), 1, "is it running?"),
-    ],
-)
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
 def test_what_the_server_refuses_is_said_before_anything_is_created(
-    api, k8s, kind, refusal, code, words
+    api, k8s, kind, refusal, words, option
 ):
-    """Of the job or of what is beside it: the server's words, and the fix where there is one."""
+    """Of the job, its pods or what is beside it: the server's words, with the fix."""
     api.refuse[kind] = refusal
-    result = submit(k8s)
-    assert result.exit_code == code and words in result.stderr and api.writes == []
+    result = submit(k8s, *option)
+    assert result.exit_code == 1 and words in result.stderr and api.writes == []
     assert "nothing was created" in result.stderr
 
 
-def test_pods_that_would_be_refused_are_a_warning(api, k8s):
-    """A quota may have room later: the job is created, and the user knows."""
-    api.refuse["Pod"] = (403, "exceeded quota: cpu")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("exceeded quota: cpu", True), ('U cannot create resource "pods"', False)],
+)
+def test_pods_that_would_be_refused_now_are_a_warning(api, k8s, words, told):
+    """A quota may have room later: the job is created, and the user knows. The operator has the
+    right to make pods, so it is no matter whether the user has it."""
+    api.refuse["Pod"] = (403, words)
     result = submit(k8s)
-    assert result.exit_code == 0 and "would be refused now: exceeded quota" in result.stderr
+    assert result.exit_code == 0 and (f"be refused now: {words}" in result.stderr) is told
 
 
-@pytest.mark.parametrize("kind", [*COMPANIONS, "PyTorchJob"])
+def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
+    """With the labels and annotations by which policies judge it, and an account of the user's."""
+    api.put({"kind": "ServiceAccount", "metadata": {"name": "own"}})
+    submit(k8s, "--service-account", "own")
+    (pod,) = (it for it in api.dry_runs if it["kind"] == "Pod")
+    template = worker(job(api))["template"]
+    assert pod["metadata"] == {**template["metadata"], "name": "demo-worker-0"}
+    assert pod["spec"] == {**template["spec"], "restartPolicy": "Never"}
+
+
+@pytest.mark.parametrize("kind", [*RENDERED, "PyTorchJob"])
 def test_what_is_somebody_elses_is_left_alone(api, k8s, kind):
     """An object of that name without our labels: refused, untouched, --name as the fix."""
-    theirs = {"kind": kind, "metadata": {"name": "demo"}, "spec": {"a": 1}}
-    api.put(copy.deepcopy(theirs))
+    api.put({"kind": kind, "metadata": {"name": "demo"}, "spec": {"a": 1}})
+    before = copy.deepcopy(api.objects)
     result = submit(k8s)
     assert result.exit_code == 2 and "use another --name" in result.stderr
-    assert "exists, and not from gptddp-k8s" in result.stderr
-    assert api.objects[KINDS[kind], "demo"]["spec"] == {"a": 1}
-    assert f"create {kind}" not in api.writes and "create PyTorchJob" not in api.writes
+    assert "exists, and not from gptddp-k8s" in result.stderr and api.objects == before
 
 
-def test_leftovers_of_an_earlier_job_are_adopted(api, k8s):
-    """Companions with our labels, other settings and an owner that is gone become the job's."""
+def test_what_an_earlier_submit_has_left_is_made_what_it_should_be(api, k8s):
+    """A companion with our labels and other settings becomes the job's, with those of now."""
     for obj in manifest.objects(spec.load(None, {"name": "demo"}, ["--metrics-port", "9999"]))[:-1]:
-        gone = {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "name": "demo", "uid": "old"}
-        obj["metadata"]["ownerReferences"] = [gone]
         api.put(obj)
     assert submit(k8s).exit_code == 0
     policy = api.objects["networkpolicies", "demo"]
     assert policy["spec"]["ingress"][1]["ports"][0]["port"] == 9464
-    assert [o["uid"] for o in policy["metadata"]["ownerReferences"]] == [
-        job(api)["metadata"]["uid"]
-    ]
+    assert owners(api) == {job(api)["metadata"]["uid"]}
+
+
+def test_a_companion_that_is_being_deleted_is_waited_for_by_the_user(api, k8s):
+    """Without it the pods would start unprotected: nothing is created."""
+    submit(k8s)
+    api.remove("PyTorchJob", "demo")
+    meta = api.objects["networkpolicies", "demo"]["metadata"]
+    meta |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
+    for kind in ("ServiceAccount", "PodDisruptionBudget", "Secret"):
+        api.remove(kind, "demo")
+    result = submit(k8s)
+    assert (
+        result.exit_code == 1 and "networkpolicy.networking.k8s.io/demo is being" in result.stderr
+    )
+    assert ("pytorchjobs", "demo") not in api.objects
+
+
+def test_companions_that_are_left_out_are_not_made(api, k8s):
+    """Neither at the first submit nor at the next one, and delete does without them."""
+    out = ("--without", "serviceaccount", "--without", "networkpolicy")
+    assert submit(k8s, *out).exit_code == 0
+    assert submit(k8s, *out).stdout.endswith("unchanged\n")
+    made = {line.removeprefix("create ") for line in api.writes if line.startswith("create")}
+    assert made == {"PodDisruptionBudget", "Secret", "PyTorchJob"}
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and "networkpolicy" not in result.stdout
+
+
+# -- options and output --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "args", [["--local", "--wait"], ["--local", "--context", "x"], ["-v"], ["--volume", "data=/x"]]
+    "args",
+    [
+        ["--local", "--wait"],
+        ["--local", "--context", "x"],
+        ["--local", "--dry-run"],
+        ["--local", "--replace"],
+        ["--local", "-o", "yaml"],
+        ["-v"],
+        ["--volume", "data=/x"],
+        ["--dry-run", "--wait"],
+        ["--dry-run", "--follow"],
+        ["--dry-run", "-o", "yaml"],
+        ["--follow", "-o", "json"],
+    ],
 )
-def test_an_option_of_the_other_place_is_refused(args):
-    """--local and the cluster have options of their own; none is ignored in silence."""
+def test_options_that_cannot_be_together_are_refused(args):
+    """None is ignored in silence."""
     result = CliRunner().invoke(cli, ["submit", *args])
-    assert result.exit_code == 2 and "has no meaning here" in result.stderr
+    assert result.exit_code == 2 and "no meaning" in result.stderr
+
+
+@pytest.mark.parametrize("output", ["name", "json"])
+def test_what_was_submitted_is_printed_as_asked(api, k8s, output):
+    """The job as the server has it; the notes stay on stderr."""
+    shown = submit(k8s, "-o", output).stdout
+    if output == "name":
+        assert shown == "pytorchjob.kubeflow.org/demo\n"
+    else:
+        assert json.loads(shown)["metadata"]["uid"] == job(api)["metadata"]["uid"]
+
+
+def test_a_job_file_comes_from_stdin(k8s):
+    """`-f -`; both of its tables count, and an error names stdin."""
+    text = "[job]\nname = 'demo'\nreplicas = 4\n[train]\nsteps = 70\n"
+    assert k8s("submit", "-f", "-", stdin=text).exit_code == 0
+    changed = k8s("submit", "-f", "-", stdin=text.replace("70", "71"))
+    assert "args[--steps]: 70 -> 71" in changed.stderr
+    wrong = k8s("submit", "-f", "-", stdin="[job]\nreplica = 4\n")
+    assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
+    torn = k8s("submit", "-f", "-", stdin="[job\n")
+    assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
+
+
+def test_differences_skip_what_a_server_adds():
+    """Defaults of the API are no difference, nor a suspension; other values of theirs are."""
+    wanted = manifest.objects(spec.load(None, {}, []))[-1]
+    live = json.loads(json.dumps(wanted))
+    live["spec"]["runPolicy"]["suspend"] = True
+    worker(live)["template"]["metadata"]["creationTimestamp"] = None
+    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
+    assert difference.compare(live, wanted) == []
+    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "UDP"
+    live["spec"]["runPolicy"]["backoffLimit"] = 5
+    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][2:]
+    command, limit, port = map(str, difference.compare(live, wanted))
+    assert "exec.command[2]: (none) -> ! find" in command
+    assert limit == "spec.runPolicy.backoffLimit: 5 -> (none)"
+    assert port.endswith("protocol: UDP -> (none)")
 
 
 # -- lifecycle ---------------------------------------------------------------------------------
@@ -315,17 +476,3 @@ def test_a_job_that_has_ended_or_is_not_there_cannot_be_changed(api, k8s, comman
     end(api, "Succeeded")
     result = k8s(first, "demo", *rest)
     assert result.exit_code == 2 and f"nothing to {first}" in result.stderr
-
-
-def test_differences_skip_what_a_server_adds():
-    """Defaults of the API are no difference; other values of theirs are."""
-    wanted = manifest.objects(spec.load(None, {}, []))[-1]
-    live = json.loads(json.dumps(wanted))
-    live["spec"]["runPolicy"]["suspend"] = False
-    worker(live)["template"]["metadata"]["creationTimestamp"] = None
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
-    assert difference.differences(live, wanted) == []
-    live["spec"]["runPolicy"]["suspend"] = True
-    assert difference.differences(live, wanted) == ["spec.runPolicy.suspend: True -> (none)"]
-    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][1:]
-    assert "exec.command[1]: (none) -> -c" in difference.differences(live, wanted)[0]

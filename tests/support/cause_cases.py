@@ -1,338 +1,279 @@
-"""What a cluster says of jobs that do not run, and the cause that it is."""
+"""What a cluster says of jobs that do not run, in its own words, and the cause that it is."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from support.api_objects import at, condition, event, job, pod, terminated, unscheduled, waiting
 
 from gptddp.k8s.objects import seconds
-from gptddp.k8s.observe import job_causes
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.job_causes import GIVEN_UP
 
 NOW = seconds(at(0, minute=1))
-NODES = "0/3 nodes are available: "
 HELD = "ContainerCreating"
 
 
-def refused(message):
+def of(*pods, events=(), state="Running", replicas=1, **known):
+    """A job with these pods."""
+    return Facts(job(state, replicas=replicas), list(pods), list(events), NOW, **known)
+
+
+def refused(message, what="Pod", there=0):
+    """The operator is refused a pod or a service; so many pods are there."""
     made = job()
-    told = 'Error creating: pods "demo-worker-0" is forbidden: '
-    return Facts(made, [], [event(made, "FailedCreatePod", told + message)], NOW)
+    told = event(made, f"FailedCreate{what}", f"Error creating: {message}")
+    return Facts(made, [pod(n) for n in range(there)], [told], NOW)
 
 
-def placed(message, **spec):
-    made = unscheduled(0, NODES + message)
+def placed(*parts, claims=(), reason="Unschedulable", **spec):
+    """The scheduler has found no node for a pod."""
+    message = f"0/3 nodes are available: {', '.join(parts)}. preemption: 0/3 nodes are available."
+    made = unscheduled(0, message)
+    made["status"]["conditions"][0]["reason"] = reason
     made["spec"] |= spec
-    return Facts(job("Created"), [made], (), NOW)
+    return of(made, state="Created", claims=dict(claims))
 
 
-def gated():
-    made = unscheduled(0, "Scheduling is blocked")
-    made["status"]["conditions"][0]["reason"] = "SchedulingGated"
-    return Facts(job("Created"), [made], (), NOW)
-
-
-def held(reason, message="", *events, second=5):
+def held(reason, message="", *events, kind="Warning"):
     """A container that waits; with events about its pod, (reason, message) each."""
     made = pod(0, waiting(reason, message), phase="Pending")
-    return Facts(job("Created"), [made], [event(made, *it, second=second) for it in events], NOW)
+    return of(made, events=[event(made, *it, kind=kind) for it in events], state="Created")
 
 
 def ended(code, message="", reason="Error"):
-    return Facts(job("Running"), [pod(0, terminated(code, message, reason))], (), NOW)
+    return of(pod(0, terminated(code, message, reason)), replicas=4)
 
 
-def key_of_a_mount(kind, source):
-    """A volume of a Secret or ConfigMap that lacks a key which the volume names."""
-    said = f'MountVolume.SetUp failed for volume "d" : references non-existent {kind} key: token'
-    facts = held(HELD, "", ("FailedMount", said))
-    facts.pods[0]["spec"]["volumes"] = [{"name": "e"}, {"name": "d", **source}]
-    return facts
+def looping(code, told=(), **last):
+    """A container that waits to start again; with an event of a second before its end."""
+    ended = terminated(code, **last)
+    made = pod(0, waiting("CrashLoopBackOff", "back-off"), last=ended, restarts=3)
+    return of(made, events=[event(made, *told, 29)] if told else ())
 
 
 def by_node(reason, message):
     made = pod(0, {"waiting": {}}, phase="Failed", reason=reason, message=message)
     made["status"]["containerStatuses"] = []
-    return Facts(job("Restarting"), [made], (), NOW)
+    return of(made, state="Restarting", replicas=4)
 
 
-def disrupted(reason):
-    said = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m"}
-    leaving = {"deletionTimestamp": at(59)}
-    return Facts(job("Running"), [pod(0, conditions=[said], metadata=leaving)], (), NOW)
+def saying(kind, status, reason="", message="m", **rest):
+    """A pod with a condition."""
+    told = {"type": kind, "status": status, "reason": reason, "message": message}
+    return of(pod(0, conditions=[told], **rest))
 
 
-def lost(*told, code=137):
+def lost(*told, code=137, words=""):
     """Pod 0 was replaced ten seconds ago, and its predecessor left these events."""
     made, new = job("Running", replicas=1), pod(0)
+    limited = {"name": "pytorch", "resources": {"limits": {"memory": "7Gi"}}}
+    made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = {"spec": {"containers": [limited]}}
     exited = event(made, "ExitedWithCode", f"Pod: ns.demo-worker-0 exited with code {code}", 50)
     created = event(made, "SuccessfulCreatePod", "Created pod: demo-worker-0", 51)
     created["count"] = 2
-    old = pod(0, uid="old")
-    return Facts(made, [new], [exited, created, *(event(old, *it, 49) for it in told)], NOW)
+    said = f"Error pod demo-worker-0 container pytorch exitCode: {code} terminated message: "
+    ends = [event(made, words, said, 50)] if words else []
+    old = [event(pod(0, uid="old"), *it, 49) for it in told]
+    return Facts(made, [new], [exited, created, *ends, *old], NOW)
 
 
-def out_of_memory_before():
-    """The pod is gone; its limit is in the job."""
-    facts = lost()
-    words = "Error pod demo-worker-0 container pytorch exitCode: 137 terminated message: "
-    limited = {"name": "pytorch", "resources": {"limits": {"memory": "7Gi"}}}
-    template = {"spec": {"containers": [limited]}}
-    facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = template
-    killed = event(facts.job, "OOMKilled", words, 50)
-    return Facts(facts.job, facts.pods, [*facts.events, killed], NOW)
-
-
-def made_again(count):
+def made_again(count, reason="OutOfcpu", kind="Warning", field=""):
+    """So many pods were made, and each has left one event."""
     events = [
-        event(pod(0, uid=f"u{n}"), "OutOfcpu", "Node didn't have enough resource: cpu", n)
+        event(pod(0, uid=f"u{n}"), reason, "Node didn't have enough resource: cpu", n, kind)
         for n in range(count)
     ]
+    for it in events:
+        it["involvedObject"]["fieldPath"] = field
     return Facts(job("Restarting", replicas=1), [], events, NOW)
 
 
-def unbound():
-    volume = {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}
-    return placed("pod has unbound immediate PersistentVolumeClaims.", volumes=[volume])
+def beside(state, main=None, made=None):
+    """A pod with a second container."""
+    found = pod(0, main)
+    other = {"name": "istio-proxy", "ready": False, "state": state}
+    found["status"]["containerStatuses"].append(other)
+    return Facts(made or job("Running", replicas=1), [found], (), NOW)
 
 
-def with_sidecar():
-    made = pod(0, terminated(0, reason="Completed"))
-    other = {"name": "istio-proxy", "ready": True, "state": {"running": {}}}
-    made["status"]["containerStatuses"].append(other)
-    return Facts(job("Running", replicas=1), [made], (), NOW)
-
-
-def other_crashed():
-    made = pod(0)
-    other = {"name": "istio-proxy", "ready": False, "state": terminated(1, "no token")}
-    made["status"]["containerStatuses"].append(other)
-    return Facts(job("Running", replicas=1), [made], (), NOW)
+def init(state, *events):
+    """A pod with an init container; with events about it: (reason, message, second) each."""
+    made = pod(0, waiting("PodInitializing"), phase="Pending")
+    own = {"name": "init-pytorch", "ready": False, "state": state, "image": "alpine:3.10"}
+    made["status"]["initContainerStatuses"] = [own]
+    return of(made, events=[event(made, *it) for it in events], state="Created")
 
 
 def unready(ready=False):
     made = pod(0, ready=ready)
     told = event(made, "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 5")
-    return Facts(job("Running", replicas=1), [made], [told], NOW)
+    return of(made, events=[told])
 
 
-def init():
-    made = pod(0, waiting("PodInitializing"), phase="Pending")
-    state = {"name": "init-pytorch", "ready": False, "state": {"running": {}}}
-    made["status"]["initContainerStatuses"] = [state]
-    return Facts(job("Created", replicas=1), [made], (), NOW)
+def unseen_by_kubelet(now=NOW):
+    """spec.nodeName names a node that does not exist: nobody says anything."""
+    made = pod(0, phase="Pending", node="node77")
+    made["status"] = {"phase": "Pending"}
+    return Facts(job("Created", replicas=1), [made], (), now)
 
 
-def init_without_image():
-    facts = init()
-    waits = waiting("ErrImagePull", "manifest not found")
-    facts.pods[0]["status"]["initContainerStatuses"][0] |= {"state": waits, "image": "alpine:3.10"}
+def unseen_by_scheduler():
+    facts = unseen_by_kubelet()
+    facts.pods[0]["spec"] = {"schedulerName": "volcano", "containers": []}
     return facts
-
-
-def init_failed():
-    facts = init()
-    facts.pods[0]["status"]["initContainerStatuses"][0]["state"] = terminated(3, "no such host")
-    return facts
-
-
-def taken_before():
-    """It waits for room since a pod of a higher priority has taken its predecessor's."""
-    facts = placed("3 Insufficient cpu.", **ASKS)
-    took = event(pod(0, uid="old"), "Preempted", "Preempted by pod u7 on node n1", 50)
-    return Facts(facts.job, facts.pods, [took], NOW)
 
 
 def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label="gptddp"):
     """One pod that runs since second 1; its log has a step, and then these lines."""
     start = datetime.fromtimestamp(seconds(at(0)), UTC)
-    steps = [] if last_step_s is None else [(start + timedelta(seconds=last_step_s), STEP)]
-    log = [*steps, *((start + timedelta(seconds=9), line) for line in lines)]
+    steps = [] if last_step_s is None else [last_step_s]
+    log = [(datetime.fromtimestamp(start.timestamp() + it, UTC), STEP) for it in steps]
+    log += [(datetime.fromtimestamp(start.timestamp() + 9, UTC), it) for it in lines]
     made = job("Running", replicas=1, labels={"app.kubernetes.io/name": label})
     return Facts(made, [pod(0)], (), start.timestamp() + now_s, log=log)
 
 
+def of_world(*ranks, gap_s=100, nproc="1"):
+    """Two pods that run since second 2; a step of so many ranks every `gap_s` until now."""
+    facts = quiet(690)
+    facts.job["spec"] |= {"nprocPerNode": nproc}
+    facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
+    first = facts.now - gap_s * len(ranks)
+    lines = [STEP.replace("4 ranks", "1 rank" if it == 1 else f"{it} ranks") for it in ranks]
+    log = [(datetime.fromtimestamp(first + n * gap_s, UTC), it) for n, it in enumerate(lines)]
+    return Facts(facts.job, [pod(0), pod(1)], (), facts.now, log=log)
+
+
+def named_alike():
+    """Pods of an earlier job of the name, endpoints of the pod's name, and one pod that is new."""
+    made = job("Created", replicas=1, creationTimestamp=at(30))
+    old = [event(pod(0, uid=f"u{n}"), "Failed", "no such image", n) for n in range(5)]
+    other = [event(pod(0, uid=f"e{n}"), "FailedToUpdateEndpoint", "modified", 40) for n in range(5)]
+    for it in other:
+        it["involvedObject"]["kind"] = "Endpoints"
+    return Facts(made, [pod(0, waiting(HELD), phase="Pending")], [*old, *other], NOW)
+
+
+def final(message="", *pods, **metadata):
+    return Facts(job(condition("Failed", message=message), **metadata), list(pods), (), NOW)
+
+
 STEP = "step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left"
-NO_SERVICE = event(job(), "FailedCreateService", "Error creating: 63 characters")
-TAINTED = "node(s) had untolerated taint {nvidia.com/gpu: }."
-NOT_MATCHED = "node(s) didn't match Pod's node affinity/selector."
-TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, "
-GIVEN_UP = job(condition("Failed"), annotations={job_causes.GIVEN_UP: "made 12 times: OutOfcpu"})
-GONE = job("Running", deletionTimestamp=at(50))
+TAINT, TAINTED = "1 node(s) had untolerated taint(s)", "2 node(s) had untolerated taint(s)"
+NOT_MATCHED = "2 node(s) didn't match Pod's node affinity/selector"
 ELSEWHERE = job()
 ELSEWHERE["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
-NOT_LOOKED_AT = pod(0, phase="Pending")
-NOT_LOOKED_AT["spec"] = {"schedulerName": "volcano", "containers": []}
-NOT_LOOKED_AT["status"] = {"phase": "Pending"}
-NOMINATED = unscheduled(0, NODES + "3 Insufficient cpu.")
-NOMINATED["status"]["nominatedNodeName"] = "node7"
 ASKS = {"containers": [{"name": "pytorch", "resources": {"requests": {"cpu": "64"}}}]}
-GPU = {"containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
-VOLUMES = {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "runs"}}]}
-NO_IP = "Failed to create pod sandbox: plugin failed: no IP addresses available in range set: 10/24"
+CLAIM = {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "runs"}}]}
+PENDING = {"status": {"phase": "Pending"}}
+UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 PULL = ("Pulling", 'Pulling image "team/big:1"')
-KEY = "couldn't find key token in Secret team/hub"
-START = 'exec: "pythn": executable file not found in $PATH: unknown'
-STORAGE = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-SHUT = "Pod was terminated in response to imminent node shutdown."
+HELD_BACK = {"deletionTimestamp": at(59), "finalizers": ["example.com/hold"]}
 MULTI = 'Multi-Attach error for volume "pv" Volume is already used by pod(s) x'
+DONE = terminated(0, reason="Completed")
+PROBE = ("Unhealthy", "Liveness probe failed: ")
 
 # The cause, what is there, words of the sentence.
 CASES = [
-    ("pod-security", refused('violates PodSecurity "restricted:v1": x'), "restricted:v1"),
-    ("quota", refused("exceeded quota: small, requested: pods=1"), "quota: small, requested"),
-    ("quota-unstated", refused("failed quota: small: must specify limits.cpu for: pytorch"),
-     "small wants its pods to state limits.cpu"),
-    ("limit-range", refused("maximum cpu usage per Container is 1, but limit is 2"), "LimitRange"),
-    ("service-account-missing", refused('serviceaccount "me" not found'), "no ServiceAccount me"),
-    ("priority-class-missing", refused("no PriorityClass with name high was found"),
-     "spec.priorityClassName"),
-    ("runtime-class-missing", refused('pod rejected: RuntimeClass "gpu" not found'),
-     "no RuntimeClass gpu"),
-    ("webhook", refused('admission webhook "a.b" denied the request: no'), '"a.b" denied'),
-    ("policy", refused("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
-     "'p' with"),
-    ("pod-invalid", refused('Pod "a" is invalid: spec.containers[0].name: x'),
-     "spec.containers[0].name"),
-    ("namespace-ending", refused("unable to create new content because it is being terminated"),
-     "namespace is being deleted"),
-    ("pods-refused", refused("something else"), "refused: pods"),
-    (
-        "service-refused",
-        Facts(job("Created"), [pod(n) for n in range(4)], [NO_SERVICE], NOW),
-        "63 characters",
-    ),
-    ("no-operator", Facts(job(), [], (), NOW), "no training operator"),
-    ("managed-elsewhere", Facts(ELSEWHERE, [], (), NOW), "spec.runPolicy.managedBy"),
-    ("suspended", Facts(job(suspend=True), [], (), NOW), "spec.runPolicy.suspend"),
-    ("deleting", Facts(GONE, [pod(0)], (), NOW), "1 pods are still stopping"),
-    ("failed", Facts(job("Failed"), [pod(0, terminated(2))], (), NOW), "bad configuration"),
-    ("limit", Facts(job(condition("Failed", message="it reached the backoff limit")), [], (), NOW),
-     "spec.runPolicy"),
-    ("given-up", Facts(GIVEN_UP, [], (), NOW), "made 12 times: OutOfcpu"),
+    ("pod-security", refused('pods "demo-worker-0" is forbidden: violates PodSecurity "restricted"'
+     ": x"), 'namespace\'s Pod Security refuses its pods: violates PodSecurity "restricted": x'),
+    ("quota", refused('pods "demo-worker-0" is forbidden: exceeded quota: small, requested: pods='),
+     "no room in the namespace's quota: exceeded quota: small, requested"),
+    ("refused", refused('serviceaccount "me" not found'), 'refused: serviceaccount "me" not found'),
+    ("refused", refused("63 characters", "Service", 4), "services are refused: Error creating: 63"),
+    ("no-operator", Facts(job(), [], (), NOW), "no training operator reacts to it"),
+    ("no-operator", Facts(ELSEWHERE, [], (), NOW), "multikueue has not taken it up (spec."),
     ("in-vain", made_again(5), "made 5 times in 60 s, and never started: OutOfcpu: Node didn't"),
-    ("replaced", lost(code=139), "139 (SIGSEGV); it was replaced"),
+    ("in-vain", made_again(5, "Started", "Normal", "spec.initContainers{a}"), "say no more"),
+    ("claim-missing", placed("persistentvolumeclaim not found", claims={"runs": None}, **CLAIM),
+     "there is no PersistentVolumeClaim runs: create it"),
+    ("claim-unbound", placed(UNBOUND, claims={"runs": PENDING}, **CLAIM),
+     f"its PersistentVolumeClaim runs has no volume: 0/3 nodes are available: {UNBOUND}"),
+    ("no-room", placed(TAINT, "2 Insufficient cpu", **ASKS), f"{TAINT}, 2 Insufficient cpu; spec."
+     "tolerations: none; resources.requests[cpu]: pytorch requests 64; see"),
+    ("no-room", placed("2 Insufficient cpu", claims={"runs": PENDING}, **CLAIM), "Insufficient"),
+    ("taints", placed(TAINTED, tolerations=[{"key": "a"}]), f"{TAINTED}; spec.tolerations: a"),
+    ("taints", placed(TAINT, NOT_MATCHED, nodeSelector={"disk": "ssd"}),
+     "spec.nodeSelector: disk=ssd"),
+    ("taints", placed(NOT_MATCHED), "spec.affinity.nodeAffinity"),
+    ("pod", placed(TAINT, "2 of a reason that is new"), "2 of a reason that is new"),
+    ("pod", placed('persistentvolumeclaim "d" is being deleted'), "d\" is being deleted"),
+    ("pod", placed("", reason="SchedulingGated"), "SchedulingGated: 0/3 nodes"),
+    ("not-taken-up", unseen_by_scheduler(), "its spec.schedulerName, volcano, run?"),
+    ("not-taken-up", unseen_by_kubelet(), "its node node77 has not taken it up for 59 s"),
+    ("image-denied", held("ErrImagePull", "401 Unauthorized"), "ErrImagePull: 401 Unauthorized; is"
+     " there such an image (--image), and may the pod have it (--image-pull-secret)?"),
+    ("image-denied", held("ImagePullBackOff", "Back-off", ("Failed", "pull access denied")),
+     "Back-off; pull access denied; is there"),
+    ("image", held("ErrImagePull", "manifest not found"),
+     "cannot get the image gptddp:0.1.0: ErrImagePull: manifest not found; --image"),
+    ("image", held("InvalidImageName"), "cannot get the image gptddp:0.1.0: InvalidImageName; "),
+    ("image", init(waiting("ErrImagePull", "m")), "cannot get the image alpine:3.10: ErrImagePull"),
+    ("config", held("CreateContainerConfigError", 'secret "hub" not found'),
+     'cannot start its container pytorch: CreateContainerConfigError: secret "hub" not found; see'),
+    ("pod", held("CreateContainerError", "something else"), "CreateContainerError: something else"),
+    ("starting", Facts(job("Created"), [], (), NOW), "its pods have not been created yet"),
+    ("starting", Facts(job("Created"), [], (), NOW, unseen="no right"), "to be seen: no right"),
+    ("starting", held(HELD, "", PULL, kind="Normal"), 'Pulling image "team/big:1"'),
+    ("evicted", by_node("UnexpectedAdmissionError", "Allocate failed due to no healthy devices."),
+     "its node gptddp-worker has ended or refused it: UnexpectedAdmissionError: Allocate failed"),
+    ("evicted", by_node("Evicted", "The node was low on resource: memory. "), "low on resource"),
+    ("sidecar", beside({"running": {}}, DONE), "has ended with 0, and istio-proxy keeps the pod"),
+    ("out-of-memory", ended(137, "", "OOMKilled"), "its memory of 3Gi (resources.limits.memory)"),
+    ("out-of-memory", looping(137, reason="OOMKilled"), "crashed 3 times and waits to start"),
+    ("crash", ended(1, "ValueError: no"), "exited with 1 (an error): ValueError: no"),
+    ("crash", ended(128, "exec: pythn: not found", "StartError"), "not be started): exec: pythn:"),
+    ("crash", looping(1, message="no luck"), "crashed 3 times and waits to start again: exited wi"),
+    ("crash", looping(1, PROBE, message="no luck"), "exited with 1 (an error): no luck"),
+    ("crash", looping(137, PROBE), "137 (SIGKILL): Unhealthy: Liveness probe failed"),
+    ("crash", looping(137, ("Unhealthy", "Readiness probe failed: ")), "SIGKILL from outside"),
+    ("crash", beside(terminated(1, "no token")), "its container istio-proxy exited with 1 (an err"),
+    ("crash", init(terminated(3, "no host")), "its container init-pytorch exited with 3 (loss or"),
+    ("node-lost", of(pod(0, metadata={"deletionTimestamp": at(9)})), "does not answer"),
+    ("node-lost", saying("Ready", "False"), "its node gptddp-worker has not been heard from"),
+    ("drained", saying("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: m"),
+     "it is taken off its node: EvictionByEvictionAPI: Eviction API: m"),
+    ("pod", of(pod(0, terminated(130), phase="Failed", metadata=HELD_BACK)), "example.com/hold"),
+    ("pod", saying("Ready", "False", "ReadinessGatesNotReady"), "ReadinessGatesNotReady: m"),
+    ("pod", unready(), "Unhealthy: Readiness probe failed: HTTP probe failed with statuscode: 5"),
+    ("pod", held(HELD, "", ("FailedAttachVolume", MULTI)), f"FailedAttachVolume: {MULTI}"),
+    ("pod", held(HELD, "", ("FailedMount", 'configmap "demo-code-0" not found')),
+     'FailedMount: configmap "demo-code-0" not found; the same submit makes it again'),
+    ("init", init({"running": {}}), "init-pytorch has not ended (it waits for the Master)"),
+    ("init", init({"running": {}}, ("FailedMount", "m", 9), ("Started", "m", 12)), "has not ended"),
+    ("replaced", lost(code=139), "exited with 139 (SIGSEGV); it was replaced"),
+    ("replaced", lost(words="OOMKilled"), "its memory of 7Gi (resources.limits.memory)"),
+    ("replaced", lost(("Preempted", "Preempted by pod u7 on node n1"), code=143),
+     "exited with 143 (SIGTERM): Preempted: Preempted by pod u7 on node n1; it was replaced"),
+    ("replaced", lost(("Evicted", "low on memory. "), words="OOMKilled"), "its memory of 7Gi"),
     ("no-step", quiet(None),
      "1 of 1 pods run, and not one step was logged for 699 s; the log's last line: waiting for"),
-    ("starting", Facts(job("Created"), [], (), NOW), "not been created yet"),
-    ("no-room", placed(f"{TAINT}2 Insufficient cpu.", **ASKS),
-     "resources.requests[cpu]: pytorch requests 64"),
-    ("too-many-pods", placed("3 Too many pods."), "Too many pods"),
-    (
-        "taints",
-        placed(f"1 Insufficient nvidia.com/gpu, 2 {TAINTED}", tolerations=[{"key": "a"}], **GPU),
-        "spec.tolerations: a",
-    ),
-    (
-        "node-selector",
-        placed(f"{TAINT}2 {NOT_MATCHED}", nodeSelector={"disk": "ssd"}),
-        "spec.nodeSelector: disk=ssd",
-    ),
-    ("taints", placed(f"1 {NOT_MATCHED[:-1]}, 2 {TAINTED}"), "spec.tolerations: none"),
-    ("no-room", placed(f"1 Insufficient cpu, 2 {TAINTED}", **ASKS), "pytorch requests 64"),
-    ("pod-affinity", placed("3 node(s) didn't match pod anti-affinity rules."), "spec.affinity"),
-    ("cordoned", placed(f"{TAINT}2 node(s) were unschedulable."), "unschedulable"),
-    ("nodes-not-ready", placed("2 node(s) had untolerated taint {node.kubernetes.io/not-ready: }."),
-     "not-ready"),
-    ("host-port", placed("3 node(s) didn't have free ports for the requested pod ports."),
-     "hostPort"),
-    ("preempting", Facts(job("Created"), [NOMINATED], (), NOW), "waits on node node7"),
-    ("gated", gated(), "spec.schedulingGates"),
-    ("no-scheduler", Facts(job("Created"), [NOT_LOOKED_AT], (), NOW),
-     "spec.schedulerName is volcano"),
-    ("unschedulable", placed("3 of a reason that is new."), "a reason that is new"),
-    ("image-name", held("InvalidImageName", "invalid reference format"),
-     "mend spec.containers[].image"),
-    ("image-never", held("ErrImageNeverPull"), "imagePullPolicy is Never"),
-    ("image-denied", held("ErrImagePull", "401 Unauthorized"), "spec.imagePullSecrets"),
-    ("image-platform", held("ErrImagePull", "no match for platform in manifest"), "processor"),
-    ("image-platform", ended(255, "exec /usr/bin/tini: exec format error"), "processor"),
-    (
-        "image-unreachable",
-        held("ImagePullBackOff", "Back-off", ("Failed", "Failed pulling: dial tcp: no such host")),
-        "Back-off",
-    ),
-    ("image", held("ErrImagePull", "manifest not found"),
-     "cannot get the image gptddp:0.1.0: ErrImagePull: manifest"),
-    ("image", init_without_image(), "cannot get the image alpine:3.10: ErrImagePull: manifest"),
-    ("pulling", held(HELD, "", ("Scheduled", "to node"), PULL),
-     "pulling the image team/big:1 for 55 s"),
-    ("secret-missing", held("CreateContainerConfigError", 'secret "hub" not found'),
-     'secret "hub"'),
-    (
-        "configmap-missing",
-        held(HELD, "", ("FailedMount", 'for volume "d" : configmap "c" not found')),
-        "spec.volumes",
-    ),
-    (
-        "configmap-missing",
-        held(HELD, "", ("FailedMount", 'for volume "code" : configmap "a-code-0" not found')),
-        "the same submit, with its --code, makes it again",
-    ),
-    ("key-missing", held("CreateContainerConfigError", KEY), "key token in Secret team/hub"),
-    (
-        "run-as-root",
-        held("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
-        "runAsUser",
-    ),
-    ("command", ended(128, START, "StartError"), "mend spec.containers[].command"),
-    ("container", held("CreateContainerError", "something else"), "something else"),
-    ("out-of-memory", ended(137, "", "OOMKilled"), "its memory of 3Gi (resources.limits.memory)"),
-    ("out-of-memory", out_of_memory_before(), "its memory of 7Gi (resources.limits.memory)"),
-    ("read-only", ended(1, "OSError: [Errno 30] Read-only file system: '/x'"),
-     "mount a volume there"),
-    ("permission", ended(1, "PermissionError: [Errno 13] Permission denied: '/runs/a'"), "fsGroup"),
-    ("disk-full", ended(1, "OSError: [Errno 28] No space left on device"), "make room"),
-    ("crash-loop", held("CrashLoopBackOff"), "crashed 0 times"),
-    ("crash", ended(1, "ValueError: no"), "1 (an error): ValueError: no"),
-    ("probe", unready(), "its readiness probe fails (spec.containers[].readinessProbe): HTTP"),
-    ("probe", lost(("Killing", "Container pytorch failed liveness probe, will be killed")),
-     "failed liveness probe"),
-    ("probe", lost(("Unhealthy", "Liveness probe failed: ")), "Liveness probe failed (spec"),
-    ("crash", other_crashed(), "its container istio-proxy exited with 1 (an error): no token"),
-    ("key-missing", key_of_a_mount("secret", {"secret": {"secretName": "hub"}}), "key: token"),
-    ("init", init_failed(), "its init container init-pytorch exited with 3"),
-    ("init", init(), "init-pytorch has not ended (it waits for the Master)"),
-    ("sidecar", with_sidecar(), "has ended with 0, and istio-proxy keeps the pod alive"),
-    ("rejected", by_node("UnexpectedAdmissionError", "Allocate failed due to no healthy devices"),
-     "node gptddp-worker rejects it before it starts: UnexpectedAdmissionError: Allocate"),
-    ("rejected", by_node("OutOfnvidia.com/gpu", "Pod Node didn't have enough resource"),
-     "OutOfnvidia.com/gpu: Node didn't"),
-    ("node-shutdown", by_node("Terminated", SHUT),
-     "node gptddp-worker shuts down, as a spot node may"),
-    ("drained", disrupted("EvictionByEvictionAPI"), "evicted through the API"),
-    ("tainted", disrupted("DeletionByTaintManager"), "spec.tolerations"),
-    ("tainted", lost(("TaintManagerEviction", "Marking for deletion")), "spec.tolerations"),
-    ("preempted", taken_before(),
-     "preempted by pod u7 on node n1, of a higher priority (spec.priorityClassName), and since"),
-    ("preempted", by_node("Preempting", "Preempted in order to admit critical pod"),
-     "node gptddp-worker needed its place for a critical pod"),
-    ("node-silent", by_node("NodeLost", "Node x which was running pod y is unresponsive"),
-     "has not been heard from (NodeLost: Node x"),
-    ("evicted-storage", lost(("Evicted", STORAGE)), "raise resources.limits[ephemeral-storage]"),
-    ("preempted", disrupted("PreemptionByScheduler"), "spec.priorityClassName"),
-    ("preempted", lost(("Preempted", "Preempted by pod u7 on node n1"), code=143),
-     "it was preempted by pod u7 on node n1"),
-    ("evicted", by_node("Evicted", "The node was low on resource: memory. "),
-     "low on resource: memory"),
-    ("evicted-storage", by_node("Evicted", STORAGE), "raise resources.limits[ephemeral-storage]"),
-    ("pod-deadline", by_node("DeadlineExceeded", "Pod was active too long"),
-     "spec.activeDeadlineSeconds"),
-    ("node-lost", Facts(job("Running"), [pod(0, metadata={"deletionTimestamp": at(9)})], (), NOW),
-     "does not answer"),
-    ("node-silent", lost(("NodeNotReady", "Node is not ready")), "a spot node that is gone?"),
-    (
-        "node-silent",
-        Facts(job("Running"), [pod(0, conditions=[{"type": "Ready", "status": "False"}])], (), NOW),
-        "not been heard from",
-    ),
-    ("addresses", held(HELD, "", ("FailedCreatePodSandBox", NO_IP)), "no free address"),
-    ("sandbox", held(HELD, "", ("FailedCreatePodSandBox", "no runtime for x is configured")),
-     "no runtime for x"),
-    ("claim-missing", placed('persistentvolumeclaim "d" not found.'), "no PersistentVolumeClaim d"),
-    ("claim-unbound", unbound(), "no volume (runs)"),
-    ("claim-lost", placed('persistentvolumeclaim "d" is being deleted.'), "d is being deleted"),
-    ("claim-elsewhere", placed(f"{TAINT}2 node(s) had volume node affinity conflict.", **VOLUMES),
-     "spec.volumes"),
-    ("volume-in-use", held(HELD, "", ("FailedAttachVolume", MULTI)), "ReadWriteOnce"),
-    ("volume", held(HELD, "", ("FailedMount", "hostPath type check failed")), "spec.volumes"),
+    ("no-step", quiet(10, lines=()), "no new step was logged for 690 s; the log's last line: step"),
+    ("no-step", quiet(None, lines=()), "for 699 s; the log is empty"),
+    ("left-out", of_world(2, 1, 1, 1), "2 pods are ready, and each step is done by 1 of 2 ranks"),
+    ("limit", final(annotations={GIVEN_UP: "made 12 times: OutOfcpu"}), "made 12 times: OutOfc"),
+    ("limit", final("it reached the backoff limit"), "the backoff limit (spec.runPolicy)"),
+    ("failed", final("x", pod(0, terminated(2))), "exited with 2 (bad configuration or data)"),
+    ("failed", final("it is so"), "it is so"),
+    ("failed-container", beside(terminated(1, "no token"), DONE, job("Failed")),
+     "its container istio-proxy exited with 1 (an error): no token"),
+    ("deleting", Facts(job("Running", deletionTimestamp=at(50)), [pod(0)], (), NOW),
+     "it is being deleted; 1 pods are still stopping"),
+    ("deleting", Facts(job("Running", **HELD_BACK), [pod(0)], (), NOW),
+     "it is being deleted, and metadata.finalizers hold it: example.com/hold"),
+    ("suspended", Facts(job(suspend=True), [], (), NOW), "spec.runPolicy.suspend"),
 ]  # fmt: skip
+# Each of them a little later, or once more, would be a cause.
+WELL = [
+    quiet(690),  # a step ten seconds ago
+    quiet(None, now_s=200),  # it has just begun
+    quiet(None, label="theirs"),  # another trainer, whose lines are unknown
+    of_world(2, 1, 1),  # for less than two minutes
+    of_world(1, 1, 1, 2),
+    of_world(*[1] * 20, gap_s=10, nproc="auto"),  # nobody says how many there are to be
+    made_again(2),
+    unready(ready=True),  # by now
+    saying("Ready", "False", "PodFailed"),  # it is being ended by its kubelet
+    unseen_by_kubelet(NOW - 45),
+    named_alike(),
+    held(HELD, "", ("DNSConfigForming", "Nameserver limits were exceeded")),
+]

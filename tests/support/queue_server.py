@@ -2,7 +2,7 @@
 
 from support import queue_cases
 from support.manifests import worker
-from support.queue_cases import QUEUE, cluster_queue, local_queue, workload
+from support.queue_cases import QUEUE, local_queue, workload
 from support.writable_api_server import WriteAPI, put_claims
 
 WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
@@ -14,7 +14,7 @@ def queue_server(folder):
     """A server with the queue `team`, whose dry run suspends jobs of queues."""
     server = WriteAPI(folder)
     put_claims(server)
-    server.put(local_queue(), {"kind": "ClusterQueue", **cluster_queue()})
+    server.put(local_queue())
     server.kueue = True
     server.webhook = lambda body: held(server, body)
     return server

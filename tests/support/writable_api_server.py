@@ -91,8 +91,8 @@ class _Handler(api_server._Handler):
     def do_PATCH(self):
         body, (plural, name) = self._body(), self.path.split("?")[0].split("/")[-2:]
         live = self.api.objects.get((plural, name))
-        if self.headers["Content-Type"] == "application/apply-patch+yaml" and live is None:
-            return self._create(body, plural)
+        if self.headers["Content-Type"] == "application/apply-patch+yaml":
+            return self._apply(live, body, plural)
         if live is None:
             return self._status(404, f'{plural} "{name}" not found')
         if "dryRun" in self._query():
@@ -103,6 +103,25 @@ class _Handler(api_server._Handler):
             _merge(live, body)
             _encode(live, body)
             self._json(200, live)
+
+    def _apply(self, live, body, plural):
+        """What an earlier call has set, and this one leaves out, goes."""
+        key = plural, body["metadata"]["name"]
+        if live is None:
+            if f"POST {plural}" in self.api.forbidden:
+                return self._status(403, f"{plural} is forbidden: U cannot create it")
+            self.api.applied[key] = copy.deepcopy(body)
+            return self._create(body, plural)
+        if live.get("immutable") and live["binaryData"] != body["binaryData"]:
+            return self._status(422, "binaryData: field is immutable when `immutable` is set")
+        after = copy.deepcopy(live)
+        _remove(after, self.api.applied.get(key, {}), body)
+        _merge(after, body)
+        if "dryRun" not in self._query() and after != live:
+            if not self._allowed(f"patch {live['kind']}"):
+                return None
+            self.api.objects[key], self.api.applied[key] = after, body
+        return self._json(200, after)
 
     def do_DELETE(self):
         plural, name = self.path.split("?")[0].split("/")[-2:]
@@ -138,6 +157,7 @@ class WriteAPI(api_server.FakeAPI):
 
     def __init__(self, folder):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
+        self.applied = {}  # what was sent last of an object that is applied
         self.dry_runs = []  # what the server was asked about, and not to create
         self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
@@ -207,6 +227,15 @@ def _encode(obj, patch=None):
     """As a server does for a Secret: what is given as stringData is in data."""
     for name, text in ((patch or obj).get("stringData") or {}).items():
         obj.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
+
+
+def _remove(live, before, now):
+    """Fields that were applied before, and are not any more."""
+    for key, value in before.items():
+        if key not in now:
+            live.pop(key, None)
+        elif isinstance(value, dict) and isinstance(live.get(key), dict):
+            _remove(live[key], value, now[key])
 
 
 def _merge(live, patch):

@@ -16,8 +16,7 @@ from gptddp.k8s.act import (
     companion,
     doctor_nodes,
     doctor_place,
-    plan,
-    references,
+    needs,
     share_probe,
     submit,
 )
@@ -169,11 +168,10 @@ def rights(patient: Patient) -> dict[str, list[Right]]:
     return {
         "submit": [
             *((verb, *_JOBS) for verb in ("get", "create")),
-            *((verb, *kind) for kind in beside for verb in ("get", "create")),
+            *((verb, *kind) for kind in beside for verb in ("get", "create", "patch")),
             ("get", "", "persistentvolumeclaims"),
             *gone,
         ],
-        "what goes with a job that others delete": [("patch", *kind) for kind in beside],
         "a signed rendezvous": [(verb, "", "secrets") for verb in ("get", "create", "patch")],
         "status, wait, top": looks,
         **({"why a job is queued": [("list", *workloads)]} if queue else {}),
@@ -243,8 +241,7 @@ def _pod(patient: Patient) -> Iterator[Check]:
         yield Check("pod", OK, "not tried: you have no right to create pods", fix)
         return
     said: list[str] = []
-    job = plan.with_an_account(patient.cluster, patient.job)
-    submit.check_pod(patient.cluster, job, said.append)
+    submit.check_pod(patient.cluster, patient.job, patient.helpers, said.append)
     for text in said:
         yield Check("pod", FAIL, text.removeprefix("warning: "), _REFUSED)
     if not said:
@@ -255,7 +252,7 @@ def _beside(patient: Patient) -> Iterator[Check]:
     """Dry runs of what goes with the job, which a quota or a policy may refuse."""
     for helper in patient.helpers:
         try:
-            companion.check(patient.cluster, helper)
+            companion.apply(patient.cluster, helper, dry_run=True)
         except ConfigError as error:
             yield Check("beside", FAIL, str(error), "use another --name")
         except ClusterError as error:
@@ -266,9 +263,8 @@ def _beside(patient: Patient) -> Iterator[Check]:
 
 def _named(patient: Patient) -> Iterator[Check]:
     """Secrets, ConfigMaps and the account that the pods name, and nobody makes for them."""
-    for problem in references.missing(patient.cluster, patient.pod_spec, patient.helpers):
-        what, _, fix = problem.partition(": ")
-        yield Check("named", FAIL, what, fix)
+    for lack in needs.references(patient.cluster, patient.pod_spec, patient.helpers):
+        yield Check("named", FAIL if lack.fatal else WARN, lack.text, lack.fix)
 
 
 def summary(checks: Sequence[Check]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import claims, networks, queueing
+from gptddp.k8s.act import needs, networks, queueing
 from gptddp.k8s.act.patient import FAIL, OK, WARN, Check, Patient
 from gptddp.k8s.cluster import group_and_plural
 from gptddp.k8s.objects import QUEUE, Object, volume_claims
@@ -14,38 +14,26 @@ from gptddp.k8s.render import companions, quantity
 
 def volumes(patient: Patient) -> Iterator[Check]:
     """Claims that all pods of the job can mount at once, on several nodes."""
-    for volume, claim in volume_claims(patient.pod_spec):
-        found = patient.cluster.get("PersistentVolumeClaim", claim)
-        if found is None:
-            fix = f"make one that is ReadWriteMany, or name another with --{volume}"
-            yield Check("volumes", FAIL, f"there is no claim {claim}", fix)
-        else:
-            yield _claim(patient, claim, volume, found)
+    found = list(needs.claims(patient.cluster, patient.pod_spec, patient.count))
+    for lack in found:
+        yield Check("volumes", FAIL, lack.text, lack.fix)
+    if found:
+        return
+    for _, name in volume_claims(patient.pod_spec):
+        if claim := patient.cluster.get("PersistentVolumeClaim", name):
+            yield _claim(patient, claim)
 
 
-def _claim(patient: Patient, claim: str, volume: str, found: Object) -> Check:
-    phase = (found.get("status") or {}).get("phase")
-    modes = list(found["spec"].get("accessModes") or [])
-    another = f"or name another with --{volume}"
-    if phase == "Lost" or "deletionTimestamp" in found["metadata"]:
-        word = "has lost its volume" if phase == "Lost" else "is being deleted"
-        return Check("volumes", FAIL, f"the claim {claim} {word}", f"make it anew, {another}")
-    if claims.cannot_write(found, patient.pod_spec, volume):
-        text = f"the claim {claim} is ReadOnlyMany, and the pods write to it"
-        return Check("volumes", FAIL, text, f"make it ReadWriteMany, {another}")
-    if patient.count > 1 and not claims.is_shared(found, volume):
-        text = f"the claim {claim} is {'/'.join(modes)}: pods on other nodes cannot mount it"
-        return Check("volumes", FAIL, text, f"make it ReadWriteMany, {another}")
-    if phase == "Pending":
-        fix = (
-            f"`kubectl describe pvc {claim} -n {patient.cluster.namespace}` says what it waits for"
-        )
-        return Check("volumes", WARN, f"the claim {claim} has no volume yet", fix)
-    if patient.count > 1 and (local := _local(patient, found)):
-        text = f"the claim {claim} is {'/'.join(modes)}, but {local}"
-        fix = f"`doctor --probe` tries it; else use a shared file system, {another}"
-        return Check("volumes", WARN, text, fix)
-    return Check("volumes", OK, f"the claim {claim} is {'/'.join(modes)}")
+def _claim(patient: Patient, claim: Object) -> Check:
+    """A claim that the pods can use, as far as it says."""
+    name, modes = claim["metadata"]["name"], "/".join(claim["spec"].get("accessModes") or [])
+    if (claim.get("status") or {}).get("phase") == "Pending":
+        fix = f"`kubectl describe pvc {name} -n {patient.cluster.namespace}` says what it waits for"
+        return Check("volumes", WARN, f"the claim {name} has no volume yet", fix)
+    if patient.count > 1 and (local := _local(patient, claim)):
+        fix = "`doctor --probe` tries it; else use a shared file system, or name another claim"
+        return Check("volumes", WARN, f"the claim {name} is {modes}, but {local}", fix)
+    return Check("volumes", OK, f"the claim {name} is {modes}")
 
 
 def _local(patient: Patient, claim: Object) -> str:
@@ -205,4 +193,4 @@ def _denied(patient: Patient) -> Iterator[Check]:
     """A policy that keeps the job's pods apart, which the job's own does not change."""
     live = patient.here("apis/networking.k8s.io/v1", "networkpolicies")
     if found := networks.closed(patient.job, patient.helpers, live):
-        yield Check("network", FAIL, *found)
+        yield Check("network", FAIL, found.text, found.fix)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, NotFoundError
-from gptddp.k8s.act import claims, references, short_job
+from gptddp.k8s.act import needs, short_job
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec, worker_spec
 from gptddp.k8s.observe.watcher import Say
@@ -52,8 +52,7 @@ def run(cluster: Cluster, name: str, job: Object, say: Say, timeout_s: float) ->
 
     Raises JobFailed with the program's last words, TimedOut, ConfigError for a missing claim.
     """
-    claims.check(cluster, job["spec"]["template"]["spec"], 1, say)
-    references.check(cluster, job["spec"]["template"]["spec"], [], say)
+    needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
     created = cluster.create(job)["metadata"]["name"]
     try:
         ended = short_job.watch(cluster, created, say, timeout_s=timeout_s)

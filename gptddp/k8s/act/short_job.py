@@ -5,20 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
-from gptddp.k8s.act import claims, lifecycle, references
+from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds
-from gptddp.k8s.observe import (
-    container_causes,
-    job_causes,
-    node_causes,
-    scheduling_causes,
-    volume_causes,
-)
+from gptddp.k8s.observe import job_causes, pod_causes
+from gptddp.k8s.observe.endings import how_it_ended
 from gptddp.k8s.observe.facts import Facts, events_about
 from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render.difference import differences
+from gptddp.k8s.render.difference import NONE, compare
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
@@ -45,8 +40,7 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
         "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
     ):
         pod_spec = job["spec"]["template"]["spec"]
-        claims.check(cluster, pod_spec, 1, say)
-        references.check(cluster, pod_spec, [], say)
+        needs.check(cluster, pod_spec, 1, say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])
@@ -68,9 +62,7 @@ def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
         if now == RUNNING:
             # A Job is full of what the server adds: only what is wanted, and the whole command.
             lines = "\n".join(
-                f"  {line}"
-                for line in differences(live, job)
-                if ".command[" in line or not line.endswith("-> (none)")
+                f"  {it}" for it in compare(live, job) if ".command[" in it.path or it.new != NONE
             )
             raise ConfigError(
                 f"the Job {name} is running with other settings; wait for its end, end it with "
@@ -158,25 +150,14 @@ class _NewestPodLog:
             pass  # broken off, or silent: the next call skips what was written
 
 
-_CHECKS = (
-    scheduling_causes.unschedulable,
-    container_causes.waiting,
-    volume_causes.volume,
-    node_causes.sandbox,
-    node_causes.unattended,
-    container_causes.pulling,
-)
-
-
 def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
     """Why a pod does not start; raises JobFailed for an image that is not there."""
     events, _ = events_about(cluster, [pod["metadata"]["name"]])
     facts = Facts(job, [pod], events, flags=cluster.flags)
-    for check in _CHECKS:
-        for cause in check(facts):
-            if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
-                raise JobFailed(f"{cause.text}; name one that the nodes have or can pull, --image")
-            return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
+    for cause in (*pod_causes.pods(facts), *job_causes.starting(facts, False)):
+        if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
+            raise JobFailed(cause.text)
+        return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
     return ""
 
 
@@ -187,8 +168,7 @@ def _refusal(cluster: Cluster, job: Object) -> str:
         return f"it has no pod yet; for what is not to be seen: {unseen}"
     facts = Facts(job, events=events, flags=cluster.flags)
     for event in reversed(facts.about(job, "FailedCreate")):
-        message = str(event.get("message", "")).removeprefix("Error creating: ")
-        return job_causes.refusal(facts, message).sentence
+        return job_causes.refusal(facts, str(event.get("message", ""))).sentence
     return ""
 
 
@@ -213,5 +193,5 @@ def _end(cluster: Cluster, name: str) -> str:
     for pod in reversed(pods(cluster, name)):
         for container in pod["status"].get("containerStatuses") or []:
             if ended := (container.get("state") or {}).get("terminated"):
-                return f"its program {container_causes.how_it_ended(pod, container['name'], ended)}"
+                return f"its program {how_it_ended(pod, container['name'], ended)}"
     return ""

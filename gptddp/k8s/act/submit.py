@@ -1,77 +1,68 @@
 """Creates a job on a cluster: killed at any point, the same call completes what it began.
 
-1. what the server would refuse (a dry run of the job and of its companions), and the claims,
-   Secrets and so on that must be there
-2. the companions, and a Secret with a new key: created, or adopted where an earlier call has left
-   them
+1. what keeps the job or its pods from running, asked of the server (dry runs of all objects and of
+   a pod) and looked at in the namespace
+2. the companions, and a Secret with a new key
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gptddp.errors import ClusterError, ConfigError, GptddpError
-from gptddp.k8s.act import (
-    claims,
-    code,
-    companion,
-    lifecycle,
-    networks,
-    queueing,
-    references,
-    rendezvous_key,
-)
+from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
+from gptddp.k8s.cluster import JOB, Cluster, if_allowed
+from gptddp.k8s.objects import (
+    SUBMIT_LINE,
+    Object,
+    queue_name,
+    replica_count,
+    suspended,
+    worker_pod_spec,
+    worker_spec,
+)
 from gptddp.k8s.observe import why
-from gptddp.k8s.observe.watcher import Say, transient
-from gptddp.k8s.render.difference import compare, scales_to
+from gptddp.k8s.observe.watcher import Say
+from gptddp.k8s.render.difference import NONE, Difference, compare, scales_to
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
 _MOST_LINES = 12  # in a message
 
 
-def submit(cluster: Cluster, objects: Sequence[Object], say: Say) -> tuple[Object, bool]:
+def submit(
+    cluster: Cluster, objects: Sequence[Object], say: Say, *, line: str, replace: bool
+) -> tuple[Object, bool]:
     """The job of these objects as it is on the cluster, and whether this call created it.
 
-    Raises ConfigError for another job of this name and for missing claims, ClusterError.
+    line: the command, kept with the job; replace: one that has ended makes room. Raises ConfigError
+    for another job of this name and for missing claims, ClusterError.
     """
     *helpers, job = objects
-    name, keyed = job["metadata"]["name"], False
+    name = job["metadata"]["name"]
     with says("nothing was created", errors=GptddpError):
         live = _settled(cluster, job, say)
-        if live is None:
-            answer = refuse(cluster, job)
-            queueing.check(cluster, job, answer, say)
-            check_needs(cluster, job, helpers, say)
-            for helper in helpers:
-                companion.check(cluster, helper)
-    created = live is None
+        ended = live is not None and replace and lifecycle.finished(live)
+        if live is None or ended:
+            review(cluster, objects, live, say)
+    if live is not None and ended:
+        say(f"the job {name} is {why.state(live)}: it is replaced")
+        for _ in lifecycle.delete(cluster, name, live, say):
+            pass
+        with says(f"the old job was deleted, and the new one is not created; {AGAIN}"):
+            live = _settled(cluster, job, say)
+    created = False
     if live is None:
-        undo = f"`gptddp-k8s delete {name}{cluster.flags}` removes what is there"
-        beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
-        with says(beside, errors=GptddpError):  # of what belongs to somebody else as well
-            for helper in helpers:
-                companion.ensure(cluster, helper, None)
-            keyed = rendezvous_key.make(cluster, job, say)
-            check_pod(cluster, job, say)
-        with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
-            live, created = _create(cluster, job)
+        live, created = _create(cluster, objects, line)
     check_same(cluster, live, objects)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
         with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
             for helper in helpers:
-                companion.own(cluster, helper, live, say)
-            if keyed:
-                rendezvous_key.own(cluster, job, live, say)
-            elif not created:
-                rendezvous_key.check(cluster, job, live, say)
-                companion.say_left(cluster, helpers, name, say)
-            if created:
-                code.sweep(cluster, live)
+                companion.apply(cluster, helper, live)
+            rendezvous_key.own(cluster, live, say)
     return live, created
 
 
@@ -94,97 +85,155 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
     return live
 
 
-# -- what the server would refuse ----------------------------------------------------------------
+def _create(cluster: Cluster, objects: Sequence[Object], line: str) -> tuple[Object, bool]:
+    """The job, after what is beside it, and whether it is this call that has created it."""
+    *helpers, job = objects
+    meta = job["metadata"]
+    undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what is there"
+    beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
+    with says(beside, errors=GptddpError):
+        for helper in helpers:
+            companion.apply(cluster, helper)
+        rendezvous_key.make(cluster, job)
+    notes = {**meta["annotations"], SUBMIT_LINE: line}
+    with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
+        try:
+            return cluster.create({**job, "metadata": {**meta, "annotations": notes}}), True
+        except ClusterError as error:
+            live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
+            if live is None:
+                raise
+            return live, False  # by another submit, a moment ago
 
 
-def refuse(cluster: Cluster, job: Object) -> Object:
-    """Ask the server, its webhooks included, before anything is created; the job as it would be."""
-    try:
-        return cluster.create(job, dry_run=True)
-    except ClusterError as error:
-        if error.status == 404 and "namespaces" in str(error):
-            raise ClusterError(
-                f"there is no namespace {cluster.namespace}: `kubectl create namespace "
-                f"{cluster.namespace}` makes it, -n names another",
-                404,
-            ) from None
-        if error.status != 409:  # another submit of this very moment: `check_same` judges
-            raise
-    return job
+# -- before anything is created ------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """What a submit would do to an object: create it, or make these fields what they should be."""
+
+    kind: str
+    name: str
+    exists: bool
+    fields: Sequence[Difference] = ()
+
+
+def review(
+    cluster: Cluster, objects: Sequence[Object], live: Object | None, say: Say
+) -> list[Change]:
+    """What these objects would change on the cluster, where `live` is the job; nothing is changed.
+
+    For a job that would be created, all that keeps it or its pods from running is looked for.
+    Raises ConfigError, ClusterError.
+    """
+    *helpers, job = objects
+    name, changes = job["metadata"]["name"], []
+    if live is None or lifecycle.finished(live):
+        queueing.check(cluster, job, refuse(cluster, job), say)
+        check_pod(cluster, job, helpers, say)
+        check_needs(cluster, job, helpers, say)
+        if rendezvous_key.check(cluster, job):
+            changes.append(Change("Secret", name, False))
+    for helper in helpers:
+        before, after = companion.apply(cluster, helper, dry_run=True)
+        fields = compare(before, after) if before else ()
+        changes.append(Change(helper["kind"], helper["metadata"]["name"], bool(before), fields))
+    fields = differences(cluster, live, objects) if live else ()
+    return [*changes, Change(JOB, name, live is not None, fields)]
 
 
 def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
     """What the pods name and would wait for without a word; raises ConfigError."""
-    claims.check(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), say)
-    references.check(cluster, worker_pod_spec(job), helpers, say)
-    _check_network(cluster, job, helpers, say)
+    count = replica_count(worker_spec(job))
+    needs.check(cluster, worker_pod_spec(job), count, say, own=helpers)
+    policies = if_allowed(lambda: cluster.find("NetworkPolicy"), [])
+    if lack := networks.closed(job, helpers, policies):
+        say(f"warning: {lack}")
 
 
-def _check_network(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
-    """Pods that may not talk to each other would wait for their peers: a warning, with the fix."""
+def refuse(cluster: Cluster, job: Object) -> Object:
+    """The job as the server and its webhooks would have it. Raises ClusterError in their words."""
     try:
-        found = cluster.find("NetworkPolicy")
+        return cluster.create(job, dry_run=True)
     except ClusterError as error:
-        if error.status != 403:
+        if error.status == 404 and "namespaces" in str(error):
+            make = f"`kubectl create namespace {cluster.namespace}` makes it, -n names another"
+            raise ClusterError(f"there is no namespace {cluster.namespace}: {make}", 404) from None
+        if error.status != 409:  # it exists: all else was looked at before that
             raise
-        return
-    if replica_count(worker_spec(job)) > 1 and (closed := networks.closed(job, helpers, found)):
-        say(f"warning: {closed[0]}, where the network enforces it; {closed[1]}")
+    return job
 
 
-def check_pod(cluster: Cluster, job: Object, say: Say) -> None:
-    """A quota or a policy that refuses the pods now: a warning, as that may change."""
-    meta, template = job["metadata"], worker_spec(job)["template"]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**template["metadata"], "name": f"{meta['name']}-worker-0"},
-        "spec": {**template["spec"], "restartPolicy": "Never"},
-    }
+def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
+    """Let the server look at a pod of the job, which it judges only when the pod is made.
+
+    A quota or a policy that refuses it now may change: a warning. Raises ClusterError for a pod
+    that no cluster of this version can have.
+    """
+    template = worker_spec(job)["template"]
+    spec = {**template["spec"], "restartPolicy": "Never"}
+    if any(it["kind"] == "ServiceAccount" for it in helpers):
+        spec.pop("serviceAccountName", None)  # it is not there yet
+    meta = {**template["metadata"], "name": f"{job['metadata']['name']}-worker-0"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
     try:
         cluster.create(pod, dry_run=True)
     except ClusterError as error:
-        if transient(error):
-            say(f"warning: whether its pods would be refused now is not known: {error}")
-        elif " cannot create resource " not in str(error):  # no right to create pods, no matter
+        if error.status not in (403, 409):
+            raise ClusterError(f"its pods would be refused: {error}", error.status) from None
+        # without the right to make pods the operator, which has it, finds out
+        if error.status == 403 and " cannot create resource " not in str(error):
             say(f"warning: its pods would be refused now: {error}")
-
-
-def _create(cluster: Cluster, job: Object) -> tuple[Object, bool]:
-    """The job, and whether it is this call that has created it."""
-    try:
-        return cluster.create(job), True
-    except ClusterError as error:
-        live = cluster.get(JOB, job["metadata"]["name"]) if error.status == 409 else None
-        if live is None:
-            raise
-        return live, False  # by another submit, a moment ago
 
 
 # -- what exists ---------------------------------------------------------------------------------
 
 
-def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> None:
-    """Refuse to take another job for this one, the last of the objects."""
-    job = objects[-1]
+def differences(cluster: Cluster, live: Object, objects: Sequence[Object]) -> list[Difference]:
+    """What of a live job is not as in the last of these objects.
+
+    Of a job with the same options, what others have added is none: Kueue sets fields of its pods.
+    """
+    found = code.differences(cluster, live, objects, compare(live, objects[-1]))
+    return [it for it in found if it.new != NONE] if is_same(live, objects[-1]) else found
+
+
+def is_same(live: Object, job: Object) -> bool:
+    """Was it submitted with the same options? Raises ConfigError for a job of somebody else."""
     name = job["metadata"]["name"]
-    hashes = [o["metadata"].get("annotations", {}).get(SPEC_HASH) for o in (live, job)]
+    hashes = [it["metadata"].get("annotations", {}).get(SPEC_HASH) for it in (live, job)]
     if not lifecycle.is_ours(live, name) or hashes[0] is None:
         raise ConfigError(
             f"a PyTorchJob {name} exists, and not from gptddp-k8s: use another --name"
         )
-    if hashes[0] == hashes[1]:
+    return bool(hashes[0] == hashes[1])
+
+
+def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> None:
+    """Refuse to take another job for this one, the last of the objects."""
+    if is_same(live, objects[-1]):
         return
-    found = code.differences(cluster, live, objects, compare(live, job))
-    lines = [f"  {it}" for it in found[:_MOST_LINES]]
-    lines += [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
-    at = cluster.flags
-    scale = ""
-    if count := scales_to(found):
-        scale = f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods; "
-    head = (
-        f"the job {name} exists, is {why.state(live)} and has another spec; {scale}"
-        f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run;"
-        " or use another --name:"
-    )
-    raise ConfigError("\n".join([head, *lines]))
+    found = differences(cluster, live, objects)
+    raise ConfigError("\n".join([f"{another(cluster, live, found)}:", *lines(found)]))
+
+
+def lines(found: Sequence[Difference]) -> list[str]:
+    """The first of the fields that differ, a line each."""
+    more = [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
+    return [*(f"  {it}" for it in found[:_MOST_LINES]), *more]
+
+
+def another(cluster: Cluster, live: Object, found: Sequence[Difference]) -> str:
+    """That a job of the name exists with another spec, and what to do."""
+    name, at, state = live["metadata"]["name"], cluster.flags, why.state(live)
+    ways = [
+        f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run",
+        "another --name begins a new run",
+    ]
+    if state in why.FINAL:
+        ways[0] = "the same command with --replace deletes it, and continues its run"
+    elif (count := scales_to(found)) and not (queue_name(live) and not suspended(live)):
+        ways.insert(
+            0, f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods"
+        )
+    return f"the job {name} exists, is {state} and has another spec; {'; '.join(ways)}"

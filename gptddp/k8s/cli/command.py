@@ -2,17 +2,16 @@
 
 import contextlib
 import errno
-import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
 
-COMPLETE = "_GPTDDP_K8S_COMPLETE"  # environment variable of a shell that wants completions
+TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
 
 
 class Command(click.Command):
@@ -38,9 +37,9 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[TYPED] = list(args)
         try:
-            left = super().parse_args(ctx, args[:at])
+            return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from gptddp.k8s.render import pod
 
@@ -53,69 +52,46 @@ class Command(click.Command):
                 f"`{ctx.command_path} ... -- {error.option_name} ...`",
                 ctx,
             ) from None
-        passed = next(str(p.name) for p in self.params if p.nargs == -1)
-        if (extra := ctx.params.get(passed)) and not ctx.resilient_parsing:
-            raise click.UsageError(
-                f"unexpected argument {extra[0]!r}: the command takes options, and after -- those "
-                f"of {self._of}",
-                ctx,
-            )
-        ctx.params[passed] = tuple(args[at + 1 :])
-        return left
+
+
+# A verb of an earlier version, and what does its work now.
+GONE = {
+    "completion": "the shell's own line completes: "
+    'eval "$(_GPTDDP_K8S_COMPLETE=bash_source gptddp-k8s)", or zsh_source, fish_source',
+    "diff": "`gptddp-k8s submit --dry-run` prints what differs from the cluster, and so does "
+    "`gptddp-k8s render ... | kubectl diff -f -`",
+    "rerun": "`gptddp-k8s submit --replace` puts a job in the place of one that has ended; "
+    "`gptddp-k8s status NAME` prints the line of its submit",
+    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/k8s.md of the sources lists "
+    "them",
+    "top": "`gptddp-k8s status NAME --watch` watches a job",
+    "validate": "`gptddp-k8s render -f job.toml` checks a job; for other manifests there is "
+    "`kubectl apply --dry-run=server -f FILE`",
+}
 
 
 class Group(click.Group):
-    """Turns our errors into a message on stderr and their exit code; no traceback.
-
-    A command is loaded when it is asked for: its options cost a millisecond.
-    """
-
-    # command: the module of this package that has it in COMMANDS, and the first line of its help
-    known: Mapping[str, tuple[str, str]] = {}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.known)
+    """Turns our errors into a message on stderr and their exit code; no traceback."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """click's, which cannot know what a wrong name is near to."""
         word = args[0]
-        if word not in self.known and not word.startswith("-") and not ctx.resilient_parsing:
-            from gptddp.flags import did_you_mean
-
-            raise click.UsageError(
-                f"no command {word!r}{did_you_mean(word, sorted(self.known))}", ctx
-            )
+        if word in GONE and word not in self.commands:
+            raise click.UsageError(f"there is no `{word}` any more: {GONE[word]}")
         return super().resolve_command(ctx, args)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.known:
-            return None
-        module = importlib.import_module(f"gptddp.k8s.cli.{self.known[cmd_name][0]}")
-        found: Sequence[click.Command] = module.COMMANDS
-        return next(command for command in found if command.name == cmd_name)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Whole sentences, and without loading what they are about."""
+        """Whole sentences, which click would cut."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.known[name][1]) for name in sorted(self.known)])
+            texts = {name: it.help or "" for name, it in sorted(self.commands.items())}
+            formatter.write_dl([(name, it.partition("\n")[0]) for name, it in texts.items()])
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
         options["standalone_mode"] = False
         _open_what_is_closed()
-        completes = os.environ.get(COMPLETE, "").endswith("_complete")
-        if completes:  # nothing but completions may come into a line that somebody is typing
-            for stream, mode in ((0, os.O_RDONLY), (2, os.O_WRONLY)):  # a plug-in may ask, or say
-                os.dup2(os.open(os.devnull, mode), stream)
-        try:
-            code = _exit_code(lambda: super(Group, self).main(*args, **options))
-        except Exception:
-            if not completes:
-                raise
-            code = 0
-        sys.exit(code)
+        sys.exit(_exit_code(lambda: super(Group, self).main(*args, **options)))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for arg in args:

@@ -1,12 +1,13 @@
 """The `gptddp-k8s` command: data on stdout, notes on stderr, exit code 2 for what is refused.
 
-Nothing here imports torch or a Kubernetes client, and what `--help` does not need is imported
-where it is used, so that the command starts fast.
+Nothing here imports torch or a Kubernetes client: those that need them import them where they are
+used, so that the command starts fast.
 """
 
 import click
 
 from gptddp import __version__
+from gptddp.k8s.cli import change, listing, observe, plan, short_jobs, submit
 from gptddp.k8s.cli.command import Group
 
 
@@ -16,22 +17,6 @@ def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
 
 
-cli.known = {
-    "completion": ("completion", "Print the script by which a shell completes commands and names."),
-    "delete": ("change", "Delete a job with its pods and everything that was created beside it."),
-    "diff": ("plan", "Show what differs between a job on the cluster and these options."),
-    "doctor": ("plan", "Look for what a cluster lacks for a job, each with its fix."),
-    "list": ("listing", "List the jobs of gptddp with their state, their pods and their age."),
-    "logs": ("observe", "Print what the pods of a job have written."),
-    "prepare": ("short_jobs", "Make a dataset in a volume of the cluster, from texts in a volume."),
-    "render": ("submit", "Print the manifest of a job."),
-    "resume": ("change", "Let a suspended job go on from its newest checkpoint."),
-    "rerun": ("again", "Run a job again with the settings that it has on the cluster."),
-    "sample": ("short_jobs", "Print text from the newest checkpoint of a job."),
-    "scale": ("change", "Change the number of pods of a job while it trains."),
-    "status": ("observe", "Say how a job does: its state, why it does not run, its step."),
-    "submit": ("submit", "Start a job on a cluster, or on this machine."),
-    "suspend": ("change", "Stop the pods of a job, which commit a checkpoint, and keep the job."),
-    "top": ("observe", "Watch a job: step, loss, speed, goodput, time left, pods."),
-    "wait": ("observe", "Wait for a job's end, and tell each change of its state."),
-}  # fmt: skip
+for module in (change, listing, observe, plan, short_jobs, submit):
+    for command in module.COMMANDS:
+        cli.add_command(command)

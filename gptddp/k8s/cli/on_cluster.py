@@ -2,43 +2,41 @@
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-from gptddp.errors import GptddpError
+from gptddp.errors import ConfigError, GptddpError, visible
 from gptddp.k8s import exit_codes
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act import submit as act
 from gptddp.k8s.act.failure import says
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import Cluster, resource
+from gptddp.k8s.cluster import JOB, Cluster, resource
 from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.render.manifest import DATA
-
-_MOST_LINES = 12  # in a message
 
 
 def submit(
     cluster: Cluster,
     objects: Sequence[Object],
     *,
+    line: str,
+    replace: bool,
     output: str | None,
     wait: bool,
     follow: bool,
     timeout_s: float | None,
-    file: Path | None = None,
 ) -> int:
-    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`.
+    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
+    name, at = objects[-1]["metadata"]["name"], cluster.flags
+    job, created = act.submit(cluster, objects, note, line=line, replace=replace)
+    if output:
+        from gptddp.k8s.cli import output as formats
 
-    `file`: one that has the objects, not needed once the job is there.
-    """
-    name = objects[-1]["metadata"]["name"]
-    job, created = act.submit(cluster, objects, note)
-    if file:
-        file.unlink(missing_ok=True)
-    say_created([(job, "created" if created else "unchanged")], "none", output)
+        formats.objects([job], output)
+    else:
+        click.echo(f"{resource(JOB, name)} {'created' if created else 'unchanged'}")
     if not created:
         _say_state(cluster, objects, job)
     if lifecycle.finished(job):
@@ -46,7 +44,6 @@ def submit(
         return exit_codes.FAILED if failed else exit_codes.SUCCEEDED
     if wait or follow:
         return _wait(cluster, name, follow, timeout_s)
-    at = cluster.flags
     note(f"next: gptddp-k8s status {name}{at}")
     note(f"      gptddp-k8s logs {name} -f{at}")
     if created:
@@ -57,47 +54,45 @@ def submit(
     return exit_codes.SUCCEEDED
 
 
-def dry_run(cluster: Cluster, objects: Sequence[Object], output: str | None) -> None:
-    """Let the server check every object, and say what it would do. Raises ConfigError too."""
-    from gptddp.k8s.act import plan
-
+def dry_run(cluster: Cluster, objects: Sequence[Object], *, replace: bool) -> None:
+    """Print what a submit would create or change; raises ConfigError for what it would refuse."""
+    job = objects[-1]
     with says("nothing was created: this was a dry run", errors=GptddpError):
-        answers = plan.dry_run(cluster, objects, note)
-    say_created(answers, "server", output)
-
-
-def say_created(answers: Sequence[tuple[Object, str]], dry_run: str, output: str | None) -> None:
-    """Objects with what was done to them, as kubectl says it; or the objects."""
-    if output:
-        from gptddp.k8s.cli import output as formats
-
-        return formats.objects([it for it, _ in answers], output)
-    suffix = {"none": "", "client": " (dry run)", "server": " (server dry run)"}[dry_run]
-    for it, done in answers:
-        click.echo(f"{resource(it['kind'], it['metadata']['name'])} {done}{suffix}")
+        live = cluster.get(JOB, job["metadata"]["name"])
+        if live is not None and "deletionTimestamp" in live["metadata"]:
+            live = None
+        changes = act.review(cluster, objects, live, note)
+        replaced = live is not None and replace and lifecycle.finished(live)
+        for change in changes:
+            would = "differs" if change.fields else "is the same"
+            if replaced and change.kind == JOB:
+                would = "would be replaced"
+            elif not change.exists:
+                would = "would be created"
+            click.echo(f"{resource(change.kind, change.name)} {would}")
+            for field in change.fields:
+                click.echo(visible(f"  {field}"))
+        if live is not None and not replaced and not act.is_same(live, job):
+            raise ConfigError(act.another(cluster, live, changes[-1].fields))
 
 
 def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None:
     """What became of a job that exists already, from the same options."""
-    from gptddp.k8s.act import plan
-
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
-    edits = [it for it in plan.edits(cluster, objects, job) if not it.path.endswith(".replicas")]
-    spec = "these options, changed by others," if edits else "this very spec"
+    changed = act.differences(cluster, job, objects)
+    spec = "these options, changed by others (live -> yours)," if changed else "this very spec"
     note(f"the job exists with {spec} and is {state}")
-    for it in edits[:_MOST_LINES]:
-        note(f"  {it.path}: submitted with {it.new}, is {it.old}")
-    if edits[_MOST_LINES:]:
-        note(f"  ... and {len(edits) - _MOST_LINES} more: `gptddp-k8s diff` shows all")
+    for line in act.lines(changed):
+        note(line)
     if state == why.SUCCEEDED:
         note(
-            f"another --name starts a new run; `gptddp-k8s delete {name}{at}` and a submit with"
-            " more --steps go on from its newest checkpoint"
+            "another --name starts a new run; --replace and more --steps continue this one from its"
+            " newest checkpoint"
         )
     elif state == why.FAILED:
         note(
-            f"`gptddp-k8s status {name}{at}` says why; when that is mended, `gptddp-k8s "
-            f"delete {name}{at}` and the same submit go on from the newest checkpoint"
+            f"`gptddp-k8s status {name}{at}` says why; when that is mended, the same submit with "
+            "--replace continues its run from the newest checkpoint"
         )
     elif state == why.QUEUED:
         note(f"`gptddp-k8s status {name}{at}` says what it waits for in its queue")

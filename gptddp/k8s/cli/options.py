@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from gptddp import config, flags
 from gptddp.k8s.cli import types
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
 
 LOCAL_DIR = Path("gptddp-local")
-_COMPLETED = {"namespace": "namespaces", "queue": "queues", "data": "claims", "runs": "claims"}
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
@@ -44,8 +44,6 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     else:
         settings["type"] = int if kind is Kind.NUMBER else str
         help += f" [default: {field.default}]" if field.default is not None else ""
-    if what := _COMPLETED.get(field.name):
-        settings["shell_complete"] = types.completed(what)
     return {**settings, "help": help}
 
 
@@ -79,49 +77,32 @@ def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """kubectl's `--context` and `--kubeconfig`, as they are."""
-    for option in (
-        click.option(
-            "--kubeconfig",
-            type=types.FILE,
-            help="kubectl's configuration file [KUBECONFIG, ~/.kube/config]",
-        ),
-        click.option(
-            "--context",
-            type=types.WORD,
-            help="context of that file [its current one]",
-            shell_complete=types.completed("contexts"),
-        ),
-    ):
-        command = option(command)
-    return command
+    kubeconfig = "kubectl's configuration file [KUBECONFIG, ~/.kube/config]"
+    command = click.option("--kubeconfig", type=types.FILE, help=kubeconfig)(command)
+    context = "context of that file [its current one]"
+    return click.option("--context", type=types.WORD, help=context)(command)
 
 
 def namespace_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`-n`."""
-    return click.option(
-        "-n",
-        "--namespace",
-        type=types.NAMESPACE,
-        help="namespace [the context's]",
-        shell_complete=types.completed("namespaces"),
-    )(command)
+    help = "namespace [the context's]"
+    return click.option("-n", "--namespace", type=types.NAMESPACE, help=help)(command)
 
 
 def train_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """The trainer's options, after `--`."""
-    argument = click.argument(
-        "train_args",
-        nargs=-1,
-        metavar="[-- TRAINER OPTIONS]",
-        shell_complete=types.completed("trainer_flags"),
-    )
+
+    def complete(ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
+        return [it for name in config.FIELDS if (it := flags.flag(name)).startswith(start)]
+
+    metavar = "[-- TRAINER OPTIONS]"
+    argument = click.argument("train_args", nargs=-1, metavar=metavar, shell_complete=complete)
     return argument(command)
 
 
 def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """The job."""
-    argument = click.argument("name", type=types.JOB, shell_complete=types.completed("jobs"))
-    return argument(command)
+    return click.argument("name", type=types.JOB)(command)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,18 +168,6 @@ def wait_options(
         return command
 
     return add
-
-
-def refuse_waits(
-    timeout_s: float | None, wait: bool, follow: bool, dry_run: str, output: str | None
-) -> None:
-    """Refuse what has no meaning beside each other where a job is created."""
-    refuse_timeout(timeout_s, wait or follow)
-    for name, given in (("wait", wait), ("follow", follow)):
-        if given and dry_run != "none":
-            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
-    if follow and output:
-        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
 
 
 def refuse_timeout(timeout_s: float | None, waits: bool) -> None:

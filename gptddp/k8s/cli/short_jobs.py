@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
-CLAIMS = types.completed("claims")
 
 
 def _prepare_flags() -> list[str]:
@@ -41,13 +40,11 @@ def _prepare_flags() -> list[str]:
     required=True,
     metavar="CLAIM[/PATH]",
     help="volume with the texts",
-    shell_complete=CLAIMS,
 )
 @click.option(
     "--data",
     metavar="CLAIM[/PATH]",
     help="where to make the dataset [data]",
-    shell_complete=CLAIMS,
 )
 @click.option(
     "--read-only-source", is_flag=True, help="mount its claim read-only on the node: ReadOnlyMany"
@@ -169,7 +166,7 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
         raise click.UsageError(f"after --: {error.format_message()}") from None
     sources = made.params["sources"][1:]
     if sources:
-        raise click.UsageError(f"{sources[0]!r} after --: name the texts with --source")
+        raise click.UsageError(f"unexpected argument {sources[0]!r}: name texts with --source")
     mount = "/" + source.split("/")[1]
     for val in made.params["val"]:
         if not val.startswith(f"{mount}/"):
@@ -183,11 +180,13 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 @name_argument
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
-@click.option("--temperature", type=types.TEMPERATURE, default=0.8, help="0: likeliest token [0.8]")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.8, help="0: likeliest token [0.8]"
+)
 @click.option("--top-k", type=click.IntRange(0), default=50, help="likeliest tokens; 0: all [50]")
 @click.option(
     "--top-p",
-    type=types.PROBABILITY,
+    type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     help="of these those that come to this probability [1: all]",
 )
@@ -204,14 +203,12 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
     type=types.WORD,
     metavar="CLAIM[/PATH]",
     help="volume with the run [the job's, else runs]",
-    shell_complete=CLAIMS,
 )
 @click.option(
     "--data",
     type=types.WORD,
     metavar="CLAIM",
     help="volume with the dataset [the job's, else data]",
-    shell_complete=CLAIMS,
 )
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options

@@ -1,7 +1,7 @@
 """The commands that take a job's specification: `render` and `submit`."""
 
 import dataclasses
-import gc
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,13 @@ from click.core import ParameterSource
 
 from gptddp import config, flags
 from gptddp.k8s.cli import types
-from gptddp.k8s.cli.command import Command, note
+from gptddp.k8s.cli.command import TYPED, Command, note
 from gptddp.k8s.cli.options import (
     LOCAL_DIR,
     context_options,
     flag_of,
     pairs,
-    refuse_waits,
+    refuse_timeout,
     train_arguments,
     wait_options,
 )
@@ -101,10 +101,10 @@ def render(output: str, **options: Any) -> None:
 @context_options
 @click.option(
     "--dry-run",
-    type=click.Choice(["none", "client", "server"]),
-    default="none",
-    help="create nothing: say what would be created, or let the server check all of it [none]",
+    is_flag=True,
+    help="create nothing: let the server check it, print what would be created or what differs",
 )
+@click.option("--replace", is_flag=True, help="put the job in the place of one that has ended")
 @click.option(
     "-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="format [what was done]"
 )
@@ -133,7 +133,8 @@ def submit(
     verbose: bool,
     kubeconfig: Path | None,
     context: str | None,
-    dry_run: str,
+    dry_run: bool,
+    replace: bool,
     output: str | None,
     wait: bool,
     follow: bool,
@@ -143,10 +144,11 @@ def submit(
     """Start a job on a cluster, or on this machine.
 
     The cluster is that of kubectl's context. The same command again changes nothing, and a job of
-    that name with other settings is refused with the difference. With --local, each pod of the
-    manifest runs as a process on this machine until the job ends, and the same command continues
-    it; memory limits and read-only mounts are not enforced there. Exit code 0: submitted, or with
-    --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
+    that name with other settings is refused with the difference. A job that has ended stays, with
+    its logs, unless --replace deletes it: its run continues from the newest checkpoint. With
+    --local, each pod of the manifest runs as a process on this machine until the job ends, and the
+    same command continues it; memory limits and read-only mounts are not enforced there. Exit code
+    0: submitted, or with --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
     gptddp-k8s submit --replicas 4 -- --steps 1000
@@ -160,19 +162,22 @@ def submit(
         _say_left_out(job, objects[-1])
         ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
     from gptddp.k8s.cli import on_cluster
-
-    if dry_run == "client":
-        return on_cluster.say_created([(it, "created") for it in objects_of(job)], dry_run, output)
     from gptddp.k8s.cluster import connect
 
-    gc.enable()
     cluster = connect(job.namespace, kubeconfig, context)
     objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
-    if dry_run == "server":
-        return on_cluster.dry_run(cluster, objects, output)
+    if dry_run:
+        return on_cluster.dry_run(cluster, objects, replace=replace)
     ctx.exit(
         on_cluster.submit(
-            cluster, objects, output=output, wait=wait, follow=follow, timeout_s=timeout
+            cluster,
+            objects,
+            line=shlex.join(["gptddp-k8s", "submit", *ctx.meta[TYPED]]),
+            replace=replace,
+            output=output,
+            wait=wait,
+            follow=follow,
+            timeout_s=timeout,
         )
     )
 
@@ -198,11 +203,13 @@ def _run_locally(
     """Run the job here; returns the exit code."""
     from gptddp.k8s.local import run as local_job
 
-    gc.enable()
     return local_job.run(objects, local_dir=local_dir, volumes=volumes, verbose=verbose)
 
 
-_CLUSTER_OPTIONS = ("kubeconfig", "context", "dry_run", "output", "wait", "follow", "timeout")
+_CLUSTER_OPTIONS = (
+    *("kubeconfig", "context", "dry_run", "replace"),
+    *("output", "wait", "follow", "timeout"),
+)
 _LOCAL_OPTIONS = ("local_dir", "volume", "verbose")
 
 
@@ -216,7 +223,13 @@ def _refuse_options(ctx: click.Context, local: bool) -> None:
                 else "it is for --local"
             )
             raise click.UsageError(f"{spec.flag(name)} has no meaning here: {fix}")
-    refuse_waits(*(ctx.params[it] for it in ("timeout", "wait", "follow", "dry_run", "output")))
+    given = {name for name, value in ctx.params.items() if value}
+    refuse_timeout(ctx.params["timeout"], bool(given & {"wait", "follow"}))
+    for name in ("wait", "follow", "output"):
+        if {name, "dry_run"} <= given:
+            raise click.UsageError(f"--{name} has no meaning here: --dry-run creates no job")
+    if {"follow", "output"} <= given:
+        raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
 
 
 COMMANDS = (render, submit)

@@ -1,25 +1,10 @@
 """What the values of arguments and options are: names, times, files. A mistake is told its rule."""
 
-import math
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import click
-
-Completer = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def completed(what: str) -> Completer:
-    """Completion by a function of `complete`, which is loaded when it is asked."""
-
-    def ask(ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
-        from gptddp.k8s.cli import complete
-
-        found: list[str] = getattr(complete, what)(ctx, param, start)
-        return found
-
-    return ask
 
 
 class _Name(click.ParamType[str]):
@@ -31,42 +16,18 @@ class _Name(click.ParamType[str]):
         """prefix: pattern of what may stand before it and is not of the name."""
         self._what, self._most, self._dots, self._prefix = what, most, dots, prefix
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        import re
-
+    def convert(self, value: Any, *rest: Any) -> str:
         part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
         pattern = rf"{part}(\.{part})*" if self._dots else part
         text = re.sub(rf"\A(?:{self._prefix})", "", str(value))
         if not (re.fullmatch(pattern, text) and len(text) <= self._most):
-            letters = (
-                "lower case letters, digits, '-' and '.'"
-                if self._dots
-                else ("lower case letters, digits and '-'")
-            )
+            letters = "digits, '-' and '.'" if self._dots else "digits and '-'"
             self.fail(
-                f"{text!r} cannot name {self._what}: use up to {self._most} {letters}, with a "
-                "letter or a digit at both ends",
-                param,
-                ctx,
+                f"{text!r} cannot name {self._what}: use up to {self._most} lower case letters, "
+                f"{letters}, with a letter or a digit at both ends",
+                *rest,
             )
         return text
-
-
-class _Number(click.ParamType[float]):
-    """A finite number of a range, which `rule` says; `fix`: an example."""
-
-    def __init__(self, name: str, least: float, most: float, rule: str, fix: str) -> None:
-        self.name, self._least, self._most = name, least, most
-        self._rule, self._fix = rule, fix
-
-    def convert(self, value: Any, *rest: Any) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not (self._least <= number <= self._most) or math.isinf(number):
-            self.fail(f"{value!r} is {self._rule}: {self._fix}", *rest)
-        return number
 
 
 class _Duration(click.ParamType[float]):
@@ -74,20 +35,14 @@ class _Duration(click.ParamType[float]):
 
     name = "duration"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        import re
-
+    def convert(self, value: Any, *rest: Any) -> float:
         number = r"(\d+(?:\.\d*)?|\.\d+)"
         match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", str(value))
-        parts = [float(part or 0) for part in match.groups()] if match else []
-        if not sum(parts):
-            self.fail(
-                f"{value!r} is no length of time: write it as in 45s, 10m or 1h30m", param, ctx
-            )
-        hours, minutes, seconds = parts
-        return 3600 * hours + 60 * minutes + seconds
+        hours, minutes, seconds = (float(it or 0) for it in match.groups()) if match else (0, 0, 0)
+        total = 3600 * hours + 60 * minutes + seconds
+        if not total:
+            self.fail(f"{value!r} is no length of time: write it as in 45s, 10m or 1h30m", *rest)
+        return total
 
 
 class _Word(click.ParamType[str]):
@@ -111,15 +66,7 @@ class _File(click.Path):
 # A job that we did not create may have dots; `-o name` says what it is as well, as kubectl does.
 JOB = _Name("a job", 253, dots=True, prefix=r"pytorchjobs?(\.kubeflow\.org)?/")
 NAMESPACE = _Name("a namespace", 63, dots=False)
-SECONDS = _Number(
-    "seconds",
-    0,
-    math.inf,
-    "no time",
-    "use seconds from 0 on, such as 90; without a limit, leave it out",
-)
-TEMPERATURE = _Number("number", 0, math.inf, "no temperature", "use 0 or more, such as 0.8")
-PROBABILITY = _Number("number", 1e-9, 1, "no probability", "use more than 0, up to 1")
+SECONDS = click.FloatRange(0)
 DURATION = _Duration()
 WORD = _Word()
 PATH = _File(path_type=Path)

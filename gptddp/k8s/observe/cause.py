@@ -1,7 +1,7 @@
-"""One thing that keeps pods from running: its id, a sentence, and the command for it."""
+"""One thing that keeps a job or its pods from running: its id, a sentence, and a command."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from string import Template
 
@@ -33,46 +33,38 @@ class Cause:
 
 
 def cause(
-    facts: Facts,
-    id: str,
-    text: str,
-    *,
-    pod: Object | None = None,
-    name: str = "",
-    named: Mapping[str, str] | None = None,
+    facts: Facts, id: str, text: str, *, pod: Object | None = None, name: str = "", **named: str
 ) -> Cause:
     """A cause with its command for this job, pod and cluster.
 
     `name`: of a pod that is gone. `named`: what else the command names, as a claim.
     """
-    pods = (str(pod["metadata"]["name"]) if pod else name,) if pod or name else ()
-    if facts.local:  # no cluster is asked, and what there is to say is in the text
+    name = str(pod["metadata"]["name"]) if pod else name
+    pods = (name,) if name else ()
+    command = KNOWN[id].command
+    if facts.local or not command:  # no cluster is asked: what there is to say is in the text
         return Cause(id, text, pods)
-    namespace = facts.job["metadata"].get("namespace") or "default"
-    node = pod.get("spec", {}).get("nodeName", "") if pod else ""
+    if facts.job.get("kind") == "Job":  # of `prepare` and `sample`
+        command = command.replace("pytorchjob", "job")
     known = {
         "job": facts.name,
-        "namespace": namespace,
-        "pod": "".join(pods),
-        "node": node,
+        "namespace": str(facts.job["metadata"].get("namespace") or "default"),
+        "uid": str(facts.job["metadata"].get("uid", "")),
+        "pod": name,
+        "node": str((pod or {}).get("spec", {}).get("nodeName", "")),
         "container": CONTAINER,
+        "previous": "false",
     }
-    template = KNOWN[id].command
-    if "$node" in template and not node:  # of a pod that is gone
-        template = "kubectl get nodes"
-    if facts.job.get("kind") == "Job":  # of `prepare` and `sample`
-        template = template.replace("pytorchjob", "job")
-    words = {key: shlex.quote(word) for key, word in {**known, **(named or {})}.items()}
-    command = Template(template).substitute(words)
-    return Cause(id, text, pods, command + facts.flags if command else "")
+    words = {key: shlex.quote(word) for key, word in {**known, **named}.items()}
+    return Cause(id, text, pods, Template(command).substitute(words) + facts.flags)
 
 
-def merged(causes: Sequence[Cause]) -> list[Cause]:
-    """Those that say the same of several pods as one, with the command for the first."""
+def in_order(causes: Iterable[Cause]) -> list[Cause]:
+    """The most important first, in the order of the table; what holds of several pods is one."""
     found: dict[tuple[str, str], Cause] = {}
     for it in causes:
-        key = (it.id, it.text)
-        before = found.get(key)
+        before = found.get((it.id, it.text))
         pods = (*before.pods, *it.pods) if before else it.pods
-        found[key] = Cause(it.id, it.text, pods, before.command if before else it.command)
-    return list(found.values())
+        found[it.id, it.text] = Cause(it.id, it.text, pods, (before or it).command)
+    order = list(KNOWN)
+    return sorted(found.values(), key=lambda it: order.index(it.id))

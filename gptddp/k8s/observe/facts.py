@@ -1,12 +1,11 @@
 """What is known of a job at one moment: the PyTorchJob, its pods, and the events about them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gptddp.errors import ClusterError
-from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.objects import (
     Object,
     age_s,
@@ -27,8 +26,10 @@ from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.render.companions import JOB_NAME
 
 _MOST_PODS = 5  # of those that are not ready, or new: whose events are asked for
-_UNBOUND = "unbound immediate PersistentVolumeClaims"  # the scheduler's words
 _NEW_S = 60.0  # a pod's age in which the events of the one before it are news
+# Warnings that say nothing of why: a retry is put off, or a node has more name servers than three.
+_NO_REASONS = ("BackOff", "DNSConfigForming")
+_NO_EVENTS = "you may not list the events of this namespace"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
     `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
-    where it was not read. `queue`: of Kueue's jobs, what it knows of them. `unseen`: the server's
-    words, where events may not be read. `unbound`: claims of pods that wait, without a volume.
+    where it was not read. `queue`: what Kueue knows of a job of its own. `unseen`: a word where
+    events may not be read. `claims`: those of the pods without a node, None where there is no
+    such claim.
     """
 
     job: Object
@@ -48,7 +50,7 @@ class Facts:
     log: Sequence[tuple[datetime | None, str]] | None = None
     queue: Queue | None = None
     unseen: str = ""
-    unbound: Sequence[str] = ()
+    claims: Mapping[str, Object | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -96,12 +98,18 @@ class Facts:
             and event_time(event) >= begin
         ]
 
-    def unsolved(self, pod: Object, *reasons: str) -> Object | None:
-        """The newest event of these reasons about a pod, if no container was begun since then."""
-        begun = self.about(pod, "Pulling", "Pulled", "Created", "Started")
+    def warning(self, pod: Object) -> Object | None:
+        """The newest warning about a pod, if nothing of it was begun since then."""
+        begun = self.about(pod, "Scheduled", "Pulling", "Pulled", "Created", "Started")
         last = max(map(event_time, begun), default=0.0)
-        told = [event for event in self.about(pod, *reasons) if event_time(event) > last]
-        return told[-1] if told else None
+        told = [
+            event
+            for event in self.about(pod)
+            if event.get("type") == "Warning"
+            and event.get("reason") not in _NO_REASONS
+            and event_time(event) > last
+        ]
+        return max(told, key=event_time, default=None)
 
 
 def fetch(cluster: Cluster, name: str) -> Facts | None:
@@ -123,35 +131,21 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     queued = None if ended else queue.fetch(cluster, job)
     abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
     events, unseen = events_about(cluster, abouts)
-    unbound = _unbound(cluster, pods)
-    return replace(found, events=events, queue=queued, unseen=unseen, unbound=unbound)
+    claims = _claims(cluster, pods)
+    return replace(found, events=events, queue=queued, unseen=unseen, claims=claims)
 
 
-def _unbound(cluster: Cluster, pods: Sequence[Object]) -> list[str]:
-    """Which claims have no volume, where the scheduler says that one of a pod has none."""
-    waiting = [pod for pod in pods if _UNBOUND in str(condition(pod, "PodScheduled"))]
-    names = {claim: None for pod in waiting for _, claim in volume_claims(pod["spec"])}
-    try:
-        claims = [cluster.get("PersistentVolumeClaim", name) for name in names]
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        return []
-    found = [it for it in claims if it and (it.get("status") or {}).get("phase") == "Pending"]
-    return [str(it["metadata"]["name"]) for it in found]
+def _claims(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Object | None]:
+    """The claims of the pods that have no node, by name, as far as they may be read."""
+    waiting = [p for p in pods if (condition(p, "PodScheduled") or {}).get("status") == "False"]
+    names = {claim for pod in waiting for _, claim in volume_claims(pod["spec"])}
+    return if_allowed(lambda: {it: cluster.get("PersistentVolumeClaim", it) for it in names}, {})
 
 
 def events_about(cluster: Cluster, names: Sequence[str]) -> tuple[list[Object], str]:
-    """The events about these objects, and the server's words where they may not be read.
-
-    Raises ClusterError for anything else.
-    """
-    try:
-        return [event for name in names for event in cluster.events(name)], ""
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        return [], str(error)
+    """The events about these objects; a word for the user where they may not be read."""
+    found = if_allowed(lambda: [event for name in names for event in cluster.events(name)], None)
+    return ([], _NO_EVENTS) if found is None else (found, "")
 
 
 def of_job(cluster: Cluster, name: str) -> Facts:

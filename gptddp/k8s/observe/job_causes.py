@@ -1,7 +1,6 @@
 """The job as a whole: refused, without an operator, without progress, suspended, ended."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gptddp.k8s.objects import (
     Object,
@@ -13,124 +12,72 @@ from gptddp.k8s.objects import (
     seconds,
     wanted_pods,
 )
-from gptddp.k8s.observe import progress
+from gptddp.k8s.observe import progress, queue_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import ended, ending_order, hinted
+from gptddp.k8s.observe.endings import ends, told
 from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_causes import BEGINNING
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.replaced_causes import exits
 from gptddp.k8s.render.companions import OURS
 
+OPERATOR = "kubeflow.org/training-operator"
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
 NO_STEP_S = 300.0  # of running without a line of a step, until that is told
+START_S = 10.0  # a pod that needs longer to start is worth a line
 JOIN_S = 120.0  # in which a pod that has started, or is found again, is in the training
 GIVEN_UP = "gptddp/given-up"  # annotation of a job: why a command that waited has failed it
 
 
-# -- refused -------------------------------------------------------------------------------------
+# -- no pod is created ---------------------------------------------------------------------------
 
 
 def refused(facts: Facts) -> Iterator[Cause]:
     """Pods and services that the API server does not let the operator create."""
     made = facts.about(facts.job, "SuccessfulCreatePod")
     for event in reversed(facts.about(facts.job, "FailedCreatePod")):
-        message = str(event.get("message", "")).removeprefix("Error creating: ")
-        name = re.search(r'[Pp]ods? "([^"]+)"', message)
+        message = str(event.get("message", ""))
+        names = [name for name in facts.missing if f'"{name}"' in message]
+        if not names and f'"{facts.name}-' in message:
+            continue  # it is of a pod that exists by now
+        names = names or facts.missing  # the server may name none
         later = [e for e in made if event_time(e) > event_time(event)]
-        if name and name[1] in facts.missing:
-            later = [e for e in later if str(e.get("message", "")).endswith(name[1])]
-        if not later and facts.missing and (not name or name[1] in facts.missing):
+        if names and not any(str(e.get("message")).endswith(tuple(names)) for e in later):
             yield refusal(facts, message)
             break
     made = facts.about(facts.job, "SuccessfulCreateService")
     for event in facts.about(facts.job, "FailedCreateService")[-1:]:
         if all(event_time(e) < event_time(event) for e in made):
-            message = str(event.get("message", "")).removeprefix("Error creating: ")
-            yield cause(facts, "service-refused", f"its services are refused: {message}")
+            yield cause(facts, "refused", f"its services are refused: {event.get('message', '')}")
 
 
-# What the API server says: the cause, and its sentence. Groups are the command's names.
-_REFUSALS = (
-    (
-        r'violates PodSecurity "([^"]+)": (.*)',
-        "pod-security",
-        r"the namespace's Pod Security (\1) refuses its pods: \2",
-    ),
-    (
-        r"failed quota: (?P<quota>[^:\s]+): must specify (.*)",
-        "quota-unstated",
-        r"the namespace's ResourceQuota \1 wants its pods to state \2",
-    ),
-    (
-        r"exceeded quota: ((?P<quota>[^,\s]+).*)",
-        "quota",
-        r"no room in the namespace's quota: \1",
-    ),
-    (
-        r'serviceaccount "(?P<account>[^"]+)" not found',
-        "service-account-missing",
-        r"there is no ServiceAccount \1, which its pods name (spec.serviceAccountName)",
-    ),
-    (
-        r"no PriorityClass with name (\S+) was found",
-        "priority-class-missing",
-        r"there is no PriorityClass \1, which its pods name (spec.priorityClassName)",
-    ),
-    (
-        r'RuntimeClass "([^"]+)" not found',
-        "runtime-class-missing",
-        r"there is no RuntimeClass \1, which its pods name (spec.runtimeClassName)",
-    ),
-    (
-        r"((minimum|maximum) \S+ usage per .*|\S+ max limit to request ratio per .*)",
-        "limit-range",
-        r"a LimitRange of the namespace refuses its pods (resources): \1",
-    ),
-    (
-        r"(ValidatingAdmissionPolicy '.*)",
-        "policy",
-        r"a policy of the cluster refuses its pods: \1",
-    ),
-    (
-        r'(admission webhook ".*|failed calling webhook .*)',
-        "webhook",
-        r"a webhook of the cluster refuses its pods: \1",
-    ),
-    (
-        r"(because it is being terminated)",
-        "namespace-ending",
-        r"its pods are refused because the namespace is being deleted",
-    ),
-    (
-        r'(Pod "[^"]+" is invalid: .*)',
-        "pod-invalid",
-        r"its pods are refused: \1",
-    ),
-)  # fmt: skip
+# Words of the API server that have no reason of their own beside them: the cause and its sentence.
+_REFUSALS = {
+    "violates PodSecurity": ("pod-security", "the namespace's Pod Security refuses its pods"),
+    "exceeded quota": ("quota", "no room in the namespace's quota"),
+}
 
 
 def refusal(facts: Facts, message: str) -> Cause:
-    """A refused pod's message in the words of who has to act."""
-    for pattern, id, text in _REFUSALS:
-        if found := re.search(pattern, message, re.S):
-            named: dict[str, str] = found.groupdict()
-            return cause(facts, id, found.expand(text), named=named)
-    return cause(facts, "pods-refused", f"its pods are refused: {message}")
+    """Why the API server refuses a pod: its own words, without the name that this pod had."""
+    message = message.removeprefix("Error creating: ")
+    message = message.partition(" is forbidden: ")[2] or message
+    found = (known for words, known in _REFUSALS.items() if words in message)
+    id, text = next(found, ("refused", "its pods are refused"))
+    return cause(facts, id, f"{text}: {message}")
 
 
 def no_operator(facts: Facts) -> Iterator[Cause]:
-    """Nothing at all has happened to the job."""
+    """Nothing at all has happened to the job, as far as may be seen."""
     job, run_policy = facts.job, facts.job["spec"].get("runPolicy") or {}
-    untouched = not (job.get("status") or {}).get("conditions") and not facts.pods
-    mine = [e for e in facts.events if e.get("involvedObject", {}).get("name") == facts.name]
-    if untouched and not mine and age_s(job, facts.now) > NO_OPERATOR_S:
-        other = run_policy.get("managedBy", "kubeflow.org/training-operator")
-        if other != "kubeflow.org/training-operator":
-            text = f"{other} has not taken it up (spec.runPolicy.managedBy)"
-            yield cause(facts, "managed-elsewhere", text)
-        else:
-            text = "no training operator reacts to it: is one installed, and does it run?"
-            yield cause(facts, "no-operator", text)
+    touched = (job.get("status") or {}).get("conditions") or facts.pods or facts.about(job)
+    if touched or facts.unseen or age_s(job, facts.now) <= NO_OPERATOR_S:
+        return
+    other = run_policy.get("managedBy", OPERATOR)
+    text = f"{other} has not taken it up (spec.runPolicy.managedBy)"
+    if other == OPERATOR:
+        text = "no training operator reacts to it: is one installed, and does it run?"
+    yield cause(facts, "no-operator", text)
 
 
 # -- progress ------------------------------------------------------------------------------------
@@ -194,19 +141,22 @@ def _is_ours(facts: Facts) -> bool:
     return labels.get(label) == ours and not facts.local
 
 
-_BEGINNING = ("ContainerCreating", "PodInitializing")
+def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
+    """Nothing is wrong, as far as is seen: pods are created or started, or an image is pulled.
 
-
-def starting(facts: Facts) -> Iterator[Cause]:
-    """Nothing is wrong, as far as is seen: pods are being created or started."""
+    `pending`: the job has not run yet; of one that has, only a pod that needs its time is told.
+    """
     unseen = f"; for what is not to be seen: {facts.unseen}" if facts.unseen else ""
     for pod in facts.pods:
         waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
-        waiting = waiting or [{"reason": "ContainerCreating"}]  # its kubelet has not said so yet
+        waiting = waiting or [{"reason": BEGINNING[0]}]  # its kubelet has not said so yet
         node = pod.get("spec", {}).get("nodeName")
-        if node and any(w.get("reason") in _BEGINNING for w in waiting):
-            yield cause(facts, "starting", f"on its way on node {node}{unseen}", pod=pod)
-    if not facts.pods:
+        begins = node and any(w.get("reason") in BEGINNING for w in waiting)
+        if begins and (pending or age_s(pod, facts.now) > START_S):
+            last = max(facts.about(pod), key=event_time, default={})
+            pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
+            yield cause(facts, "starting", f"on its way on node {node}{pulls}{unseen}", pod=pod)
+    if pending and not facts.pods:
         yield cause(facts, "starting", f"its pods have not been created yet{unseen}")
 
 
@@ -217,6 +167,8 @@ def suspended(facts: Facts) -> Iterator[Cause]:
     if facts.local:
         text = "it was stopped, or its submit is gone: the same submit goes on"
         yield cause(facts, "suspended", text)
+    elif held := list(queue_causes.taken_out(facts)):
+        yield from held
     else:
         yield cause(facts, "suspended", "it is suspended (spec.runPolicy.suspend)")
 
@@ -225,45 +177,27 @@ _OF_KUBERNETES = ("foregroundDeletion", "orphan")  # finalizers that its own con
 
 
 def deleting(facts: Facts) -> Iterator[Cause]:
-    left = f"; {len(facts.pods)} pods are still stopping" if facts.pods else ""
     held = facts.job["metadata"].get("finalizers") or []
-    if by := [it for it in held if it not in _OF_KUBERNETES]:
-        named = {"kind": "pytorchjob", "object": facts.name}
-        text = f"it is being deleted, and metadata.finalizers hold it: {', '.join(by)}"
-        yield cause(facts, "finalizers", text, named=named)
-    else:
-        yield cause(facts, "deleting", f"it is being deleted{left}")
+    by = ", ".join(it for it in held if it not in _OF_KUBERNETES)
+    holds = f", and metadata.finalizers hold it: {by}" if by else ""
+    left = f"; {len(facts.pods)} pods are still stopping" if facts.pods and not by else ""
+    yield cause(facts, "deleting", f"it is being deleted{holds}{left}")
 
 
-def failed(facts: Facts) -> Cause:
+def failed(facts: Facts) -> Iterator[Cause]:
     """The pod that failed the job: the first with a final exit code, one with a reason before."""
-    told = condition(facts.job, "Failed") or {}
-    message = str(told.get("message", ""))
+    message = str((condition(facts.job, "Failed") or {}).get("message", ""))
     if reason := (facts.job["metadata"].get("annotations") or {}).get(GIVEN_UP):
-        return cause(facts, "given-up", str(reason))
-    if re.search(r"(backoff limit|specified deadline|longer than)", message):
-        before = next((f"; before, pod {it.pod_name} {it.text}" for it in exits(facts)), "")
-        return cause(facts, "limit", f"{message} (spec.runPolicy){before}")
-    if ends := _ends(facts.pods):
-        *_, pod, container, terminated = min(ends, key=lambda end: end[:3])
-        id, text = ended(facts, pod, container, terminated, "")
-        if container != CONTAINER:
-            text = f"its container {container} {text}"
-            named = {"container": container}
-            return cause(facts, "failed-container", hinted(id, text), pod=pod, named=named)
-        return cause(facts, "failed", hinted(id, text), pod=pod)
-    for it in exits(facts):
-        text = f"{it.text} (the pod and its log are gone)"
-        return cause(facts, "failed", text, name=it.pod_name)
-    return cause(facts, "failed", message or "it failed, and the operator says no more")
-
-
-def _ends(pods: Sequence[Object]) -> list[tuple[bool, bool, float, Object, str, Object]]:
-    """The bad ends of containers; the least is that of the job."""
-    ends = []
-    for pod in pods:
-        for container in container_statuses(pod):
-            terminated = (container.get("state") or {}).get("terminated") or {}
-            if int(terminated.get("exitCode") or 0):
-                ends.append((*ending_order(terminated), pod, container["name"], terminated))
-    return ends
+        yield cause(facts, "limit", str(reason))
+    elif "backoff limit" in message or "specified deadline" in message:
+        before = next((f"; before, pod {it.pod_name}: {it.text}" for it in exits(facts)), "")
+        yield cause(facts, "limit", f"{message} (spec.runPolicy){before}")
+    elif found := [it for it in ends(facts.pods) if not it.previous]:
+        end = found[0]
+        id = "failed" if end.container == CONTAINER else "failed-container"
+        yield cause(facts, id, told(facts, end), pod=end.pod, container=end.container)
+    elif gone := next(exits(facts), None):
+        text = f"{gone.text} (the pod and its log are gone)"
+        yield cause(facts, "failed", text, name=gone.pod_name)
+    else:
+        yield cause(facts, "failed", message or "it failed, and the operator says no more")

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gptddp.k8s.objects import Object, event_time, is_ready
-from gptddp.k8s.observe import container_causes, node_causes
+from gptddp.k8s.observe import pod_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.container_causes import ending_id, how_it_ended
+from gptddp.k8s.observe.endings import from_outside, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
 REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
+# The operator says how a container ended in the messages of its events alone.
 _EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
 _SAID = re.compile(
     r"Error pod (\S+) container (\S+) exitCode: (\d+) terminated message: (.*)", re.DOTALL
@@ -24,7 +25,6 @@ class Exit:
 
     event: Object
     pod_name: str
-    id: str
     text: str
 
 
@@ -38,15 +38,13 @@ def replaced(facts: Facts) -> Iterator[Cause]:
         since_s = facts.now - event_time(it.event)
         if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
             often = f", {times} times by now" if times > 2 else ""
-            text = f"{it.text}; it was replaced{often}"
-            yield cause(facts, it.id, text, name=it.pod_name)
+            yield cause(facts, "replaced", f"{it.text}; it was replaced{often}", name=it.pod_name)
 
 
 def exits(facts: Facts) -> Iterator[Exit]:
     """Bad ends that the operator saw, the newest first.
 
     It tells the exit code in one event, and in another what is left of the container's last words.
-    What was done to the pod from outside, its own events tell.
     """
     about = facts.about(facts.job)
     told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
@@ -54,19 +52,15 @@ def exits(facts: Facts) -> Iterator[Exit]:
         exited = _EXITED.search(str(event.get("message", "")))
         if not exited or exited[2] == "0":
             continue
-        name, terminated = exited[1], {"exitCode": exited[2]}
-        container = CONTAINER
+        name, terminated, container = exited[1], {"exitCode": exited[2]}, CONTAINER
         for said, other in told:
             near = abs(event_time(other) - event_time(event)) < 5
             if near and said.group(1, 3) == exited.group(1, 2):
                 terminated |= {"reason": other["reason"], "message": said[4]}
                 container = said[2]
-        outside = node_causes.before(facts, name, event_time(event))
-        if outside and terminated.get("reason") != "OOMKilled":
-            yield Exit(event, name, *outside)
-        else:
-            text = how_it_ended(_template(facts.job, name), container, terminated)
-            yield Exit(event, name, ending_id(terminated, "replaced"), text)
+        text = from_outside(facts, name, terminated, event_time(event))
+        text = text or how_it_ended(_template(facts.job, name), container, terminated)
+        yield Exit(event, name, text)
 
 
 def _template(job: Object, pod_name: str) -> Object:
@@ -75,6 +69,9 @@ def _template(job: Object, pod_name: str) -> Object:
     specs = job["spec"].get("pytorchReplicaSpecs") or {}
     template: Object = (specs.get(role) or {}).get("template") or {}
     return template
+
+
+# -- pods that never start -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,31 +101,26 @@ def vain(facts: Facts) -> Vain | None:
         told = [e for e in told if event_time(e) > started]
         uids = {e["involvedObject"].get("uid") for e in told}
         if len(uids) > 1:
-            reasons = [e for e in told if e.get("type") == "Warning" and e["reason"] != "BackOff"]
-            said = [f"{e['reason']}: {e.get('message', '')}".rstrip(". ") for e in reasons]
-            if not said and name in waiting:
-                only = replace(facts, pods=[waiting[name]])
-                said = [it.text for it in container_causes.initialising(only)]
-            vague = not said or "has not ended" in said[-1]
-            if not said and (init := [it for e in told if (it := _init_container(e))]):
-                said = [f"its init container {init[-1]} (spec.initContainers) ends badly"]
+            reason = _reason(facts, waiting.get(name), told)
             span_s = facts.now - event_time(told[0])
-            reason = (said or ["its events say no more"])[-1]
-            return Vain(name, len(uids), span_s, reason, vague)
+            words = reason or "its events say no more, so an init container may end badly"
+            return Vain(name, len(uids), span_s, words, not reason)
     return None
+
+
+def _reason(facts: Facts, pod: Object | None, told: list[Object]) -> str:
+    """Why a pod does not start: its newest warning, else how its init container ended."""
+    for event in reversed(told):
+        if event.get("type") == "Warning" and event["reason"] != "BackOff":
+            return f"{event['reason']}: {event.get('message', '')}".rstrip(". ")
+    crash = pod_causes.crashed(facts, pod) if pod else None
+    return crash.text if crash else ""
 
 
 def _has_started(event: Object) -> bool:
     """Is it the start of a container that is none of those before the training?"""
     about = str(event["involvedObject"].get("fieldPath", ""))
     return event.get("reason") == "Started" and "initContainers" not in about
-
-
-def _init_container(event: Object) -> str:
-    """The init container that this event is the start of, or ""."""
-    about = str(event["involvedObject"].get("fieldPath", ""))
-    found = re.match(r"spec\.initContainers\{(.+)\}", about)
-    return found[1] if found and event.get("reason") == "Started" else ""
 
 
 def in_vain(facts: Facts) -> Iterator[Cause]:

@@ -8,16 +8,8 @@ operator writes no status at all while pods or services are refused: that is in 
 from collections.abc import Callable, Iterator
 
 from gptddp.k8s.objects import Object, holds, is_local, queue_name, suspended
-from gptddp.k8s.observe import (
-    container_causes,
-    job_causes,
-    node_causes,
-    queue_causes,
-    replaced_causes,
-    scheduling_causes,
-    volume_causes,
-)
-from gptddp.k8s.observe.cause import Cause, merged
+from gptddp.k8s.observe import job_causes, pod_causes, queue_causes, replaced_causes
+from gptddp.k8s.observe.cause import Cause, in_order
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.queue import Queue
 
@@ -45,52 +37,34 @@ def state(job: Object, queue: Queue | None = None) -> str:
     return PENDING if not known or any(c["type"] in named for c in known) else UNKNOWN
 
 
+Check = Callable[[Facts], Iterator[Cause]]
+_LOST: tuple[Check, ...] = (pod_causes.lost,)  # also of a job that is to have no pods
+_CHECKS: dict[str, tuple[Check, ...]] = {
+    SUCCEEDED: (),
+    FAILED: (job_causes.failed,),
+    DELETING: (*_LOST, job_causes.deleting),
+    SUSPENDED: (*_LOST, job_causes.suspended),
+    QUEUED: (*_LOST, queue_causes.queued),
+}
+_RUNS: tuple[Check, ...] = (
+    job_causes.refused,
+    job_causes.no_operator,
+    pod_causes.pods,
+    replaced_causes.in_vain,
+    replaced_causes.replaced,
+    queue_causes.not_queued,
+    job_causes.no_step,
+    job_causes.left_out,
+)
+
+
 def causes(facts: Facts) -> list[Cause]:
     """What keeps the job, or some of its pods, from running: the most important first."""
     now = state(facts.job, facts.queue)
-    if now == SUCCEEDED:
-        return []
-    if now == DELETING:
-        stay = [*node_causes.node_lost(facts), *node_causes.not_let_go(facts)]
-        return [*stay, *job_causes.deleting(facts)]
-    if now == FAILED:
-        return [job_causes.failed(facts)]
-    if now == SUSPENDED:
-        held = list(queue_causes.taken_out(facts)) or job_causes.suspended(facts)
-        return [*node_causes.node_lost(facts), *held]
-    if now == QUEUED:
-        return [*node_causes.node_lost(facts), *queue_causes.queued(facts)]
-    found = merged([cause for check in _CHECKS for cause in check(facts)])
-    if not found and now == PENDING:
-        found = merged(list(job_causes.starting(facts)))
-    return found or [*job_causes.no_step(facts), *job_causes.left_out(facts)]
+    found = in_order(it for check in _CHECKS.get(now, _RUNS) for it in check(facts))
+    return found or ([] if now in _CHECKS else list(job_causes.starting(facts, now == PENDING)))
 
 
 def why(facts: Facts) -> str:
     """The first cause as a sentence; empty where nothing is wrong."""
     return next((cause.sentence for cause in causes(facts)), "")
-
-
-Check = Callable[[Facts], Iterator[Cause]]
-_CHECKS: tuple[Check, ...] = (  # in the order of importance
-    job_causes.refused,
-    replaced_causes.in_vain,
-    scheduling_causes.unschedulable,
-    node_causes.not_let_go,
-    container_causes.waiting,
-    node_causes.ended_by_node,
-    container_causes.sidecar,
-    container_causes.crashed,
-    node_causes.taken_away,
-    node_causes.node_lost,
-    node_causes.unattended,
-    volume_causes.volume,
-    node_causes.sandbox,
-    container_causes.probes,
-    container_causes.gated,
-    container_causes.pulling,
-    container_causes.initialising,
-    replaced_causes.replaced,
-    job_causes.no_operator,
-    queue_causes.not_queued,
-)

@@ -1,7 +1,11 @@
-"""Own code of a job: the Python files of a folder, read, checked and packed on this machine."""
+"""Own code of a job: the files of a folder, read, checked and packed on this machine.
 
-import itertools
+In a git repository they are the files that git knows or would add; without git all Python files.
+Hidden files stay here in any case: no module is one, and `.env` or `.netrc` hold secrets.
+"""
+
 import os
+import re
 import stat
 import sys
 import warnings
@@ -12,18 +16,17 @@ from pathlib import Path
 
 from gptddp.errors import ConfigError
 from gptddp.files import exists, explain
-from gptddp.k8s.render.ignore import FILE, Ignore
 from gptddp.launch import bundle
 from gptddp.launch.bundle import File
 
 MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive; a third more in JSON, and 1 MiB is the end
 MOST_CONFIG_MAPS = 12  # the cluster's own database holds them: it is no place for more
-MOST_FILES = 10_000
 _LESS = (
-    f"leave out what is no code, such as data and models, by lines in {FILE}; for large libraries "
-    "build an image"
+    "have git ignore what is no code, such as data and models, or name a smaller folder; for large "
+    "libraries build an image"
 )
-_PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+_LIST = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+_PLACE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # a hook's: they name another repository
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,13 @@ class Code:
 
     @cached_property
     def files(self) -> bundle.Files:
-        return read(self.where, self.folder)
+        try:
+            return _read(self.folder)
+        except OSError as error:
+            text = f"{self.where}: {self.folder} cannot be read: {explain(error)}"
+            raise ConfigError(text) from None
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from None
 
     @cached_property
     def sha256(self) -> str:
@@ -66,115 +75,102 @@ class Code:
         return f"own code {self.sha256[:12]}: {many} of {self.folder}, {len(self.archive)} bytes"
 
 
-def read(where: str, folder: Path) -> bundle.Files:
-    """The files in a folder, without what its ignore file leaves out; `where`: the option.
-
-    Raises ConfigError for what no pod could run, with the file and the fix.
-    """
-    try:
-        if not exists(folder, stat.S_ISDIR):
-            raise ConfigError(
-                f"there is no folder {folder}: name the one that holds your packages, such as a "
-                "checkout with gptddp/ in it"
-            )
-        paths = list(itertools.islice(_paths(folder, Ignore.of(folder)), MOST_FILES + 1))
-        if len(paths) > MOST_FILES:
-            raise ConfigError(f"{folder} has more than {MOST_FILES} files: {_LESS}")
-        _check_names(folder, paths)
-        files = dict(_read(folder, paths))
-        for path in filter(_is_python, paths):
+def _read(folder: Path) -> bundle.Files:
+    """The files of a folder. Raises OSError, and ConfigError for what no pod could run."""
+    listed = _of_git(folder.resolve())
+    found = _visible_python(folder) if listed is None else listed
+    paths = sorted(path for path in set(found) if not path.startswith(".") and "/." not in path)
+    _check_names(folder, paths)
+    files: dict[str, File] = {}
+    left = bundle.MOST_BYTES
+    for path in paths:
+        files[path] = file = _file(folder, path, left)
+        if (left := left - len(file.data)) < 0:
+            most = f"{bundle.MOST_BYTES >> 20} MiB"
+            raise ConfigError(f"{folder} has more than {most}, up to {path}: {_LESS}")
+    for path in paths:
+        if path.endswith(".py"):
             _compile(path, files[path].data)
-        return files
-    except OSError as error:
-        raise ConfigError(f"{where}: {folder} cannot be read: {explain(error)}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    return files
 
 
-def _is_python(path: str) -> bool:
-    return path.endswith(".py")
+def _of_git(folder: Path) -> list[str] | None:
+    """What git lists, less what is deleted; None without a repository or without git.
 
+    A submodule, or a repository inside this one, is one entry of the list: it has a list of its
+    own. Raises ConfigError with git's words where git lists nothing, as for another user's files.
+    """
+    import subprocess
 
-def _paths(folder: Path, ignore: Ignore, below: str = "") -> Iterator[str]:
-    """The files that count, in order, as paths with slashes. Raises ConfigError, OSError."""
-    for name in sorted(os.listdir(folder / below)):
-        path, found = below + name, folder / below / name
-        mode = os.lstat(found).st_mode
-        if ignore.leaves_out(path, stat.S_ISDIR(mode)):
+    if not any(exists(at / ".git") for at in (folder, *folder.parents)):
+        return None
+    environment = {name: value for name, value in os.environ.items() if name not in _PLACE}
+    try:
+        done = subprocess.run(_LIST, cwd=folder, env=environment, capture_output=True)
+    except FileNotFoundError:
+        return None
+    if done.returncode:
+        words = " ".join(os.fsdecode(done.stderr).split())
+        raise ConfigError(f"git does not list the files of {folder}: {words}")
+    found: list[str] = []
+    for path in filter(None, os.fsdecode(done.stdout).split("\0")):
+        if not exists(at := folder / path):
             continue
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"the name {path!r} is not UTF-8: rename the file") from None
-        if stat.S_ISDIR(mode):
-            yield from _paths(folder, ignore, path + "/")
-            continue
-        what = _wrong_link(folder, found) if stat.S_ISLNK(mode) else "no plain file"
-        if what and not stat.S_ISREG(mode):
-            raise ConfigError(
-                f"{path} is {what}, which no pod would have: put what it stands for there, or "
-                f"leave it out by a line in {folder / FILE}"
-            )
-        yield path
+        if not stat.S_ISDIR(os.lstat(at).st_mode):
+            found.append(path)
+        elif exists(at / ".git"):
+            found += [f"{path.rstrip('/')}/{it}" for it in _of_git(at) or []]
+    return found
 
 
-def _wrong_link(folder: Path, link: Path) -> str | None:
-    """What is wrong with a link; None for a plain file of the folder under a second name."""
-    target = Path(os.path.realpath(link))  # unlike `resolve`, it ends at a link to itself
-    if not target.exists():
-        return "a link to nothing"
-    if not target.is_relative_to(folder.resolve()):
-        return "a link out of the folder"
-    return None if target.is_file() else "a link to what is no plain file"
+def _visible_python(folder: Path) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    for at, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith(".py"):
+                yield os.path.relpath(os.path.join(at, name), folder)
 
 
 def _check_names(folder: Path, paths: list[str]) -> None:
     """Refuse a folder whose files would not be found, or that hides what Python needs."""
-    if "__init__.py" in paths:
+    parts = folder.resolve().parts
+    below = parts[parts.index("gptddp") :] if "gptddp" in parts else ()
+    of_ours = below and Path(__file__).parents[3].joinpath(*below).is_dir()
+    has_package = any(path.startswith("gptddp/") for path in paths)
+    if "__init__.py" in paths or (of_ours and not has_package):
         raise ConfigError(
-            f"{folder} is a package itself: name the folder that holds it, so that"
-            f" {folder.resolve().name}/ is in it"
+            f"{folder} is a package itself, or a part of one: name the folder that holds the "
+            f"package, so that {(*below, parts[-1])[0]}/ is in it"
         )
-    inside = _inside_package(folder.resolve())
-    if inside and not any(path.startswith("gptddp/") for path in paths):
+    if not any(path.endswith(".py") for path in paths):
         raise ConfigError(
-            f"{folder} is a part of a package, {inside}: name the folder that holds gptddp/, as "
-            "else its modules would take the place of none of ours"
-        )
-    if not any(map(_is_python, paths)):
-        raise ConfigError(
-            f"{folder} has no Python file, or {FILE} leaves all out: it is to hold "
-            "packages, such as gptddp/model/gpt.py in the place of ours"
+            f"{folder} has no Python file, or git ignores all of them: it is to hold packages, "
+            "such as gptddp/model/gpt.py in the place of ours"
         )
     for path in paths:
-        name = path.removesuffix("/__init__.py").removesuffix(".py")
-        name = name.partition(".")[0] if name.endswith(".so") else name
-        if (name in sys.stdlib_module_names and path != name) or (
-            name == "gptddp" and path != name and "/" not in path
-        ):
+        module = re.fullmatch(r"([^/.]+)(/__init__\.py|\.py|\.([^/]+\.)?so)", path)
+        hidden = module and path != "gptddp/__init__.py" and module[1]
+        if hidden in (*sys.stdlib_module_names, "gptddp"):
             raise ConfigError(
-                f"{path} would take the place of {name} in every program: rename it, or "
-                f"leave it out by a line in {folder / FILE}"
+                f"{path} would take the place of {hidden} in every program: rename it"
             )
 
 
-def _inside_package(folder: Path) -> str | None:
-    """`gptddp/model`, for a folder of that name, though it has no `__init__.py`; else None."""
-    at = next((it for it in (folder, *folder.parents) if it.name == "gptddp"), None)
-    inside = at and folder.relative_to(at.parent)
-    return str(inside) if inside and (Path(__file__).parents[3] / inside).is_dir() else None
-
-
-def _read(folder: Path, paths: list[str]) -> Iterator[tuple[str, File]]:
-    """The files. Raises ConfigError where they are too many, OSError."""
-    left = bundle.MOST_BYTES
-    for path in paths:
-        with open(folder / path, "rb") as file:
-            data = file.read(left + 1)
-            if (left := left - len(data)) < 0:
-                most = f"{bundle.MOST_BYTES >> 20} MiB"
-                raise ConfigError(f"{folder} has more than {most}, up to {path}: {_LESS}")
-            yield path, File(data, bool(os.fstat(file.fileno()).st_mode & 0o100))
+def _file(folder: Path, path: str, most: int) -> File:
+    """One file, and a byte more than `most` where it is larger."""
+    if not path.isprintable():  # what is not UTF-8 has no printable form either
+        raise ConfigError(f"the name {path!r} is not UTF-8, or not printable: rename the file")
+    target = Path(os.path.realpath(folder / path))  # unlike `resolve`, it ends at a link to itself
+    if not (exists(target, stat.S_ISREG) and target.is_relative_to(folder.resolve())):
+        raise ConfigError(
+            f"{path} is no plain file of the folder, so no pod would have it: put the file there, "
+            "or remove what is there"
+        )
+    with open(target, "rb") as file:
+        return File(file.read(most + 1), bool(os.fstat(file.fileno()).st_mode & 0o100))
 
 
 def _compile(path: str, source: bytes) -> None:
@@ -182,15 +178,8 @@ def _compile(path: str, source: bytes) -> None:
     try:
         with warnings.catch_warnings(action="ignore"):
             compile(source, path, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        at = f"{path}, line {error.lineno}" if error.lineno else path
-        text = f": {error.text.strip()[:80]}" if error.text else ""
-        why = f"{error.msg}{text}"
-    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes; endless nesting
-        at, why = path, str(error)
-    else:
-        return
-    raise ConfigError(
-        f"{at}: {why} ({_PYTHON}): the pods could not load it; mend it, or leave it out by "
-        f"a line in {FILE}"
-    )
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # zero bytes; nesting
+        version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        raise ConfigError(
+            f"{path}: {error} ({version}): the pods could not load it; mend or remove it"
+        ) from None

@@ -21,7 +21,6 @@ MOUNT = "/code"
 VOLUME = "code"
 COMPONENT = "code"  # label
 _MOST_TO_APPLY = 250 << 10  # `kubectl apply` keeps it in an annotation, which has 256 KiB at most
-_DIGITS = 10  # of the hash, in a name
 
 
 def args(code: "Code | None") -> list[str]:
@@ -29,14 +28,12 @@ def args(code: "Code | None") -> list[str]:
     return [OPTION, f"{MOUNT}/{code.sha256}{SUFFIX}"] if code else []
 
 
-def volumes(name: str, code: "Code | None") -> list[Object]:
+def volumes(job: str, code: "Code | None") -> list[Object]:
     """The volume of a job of this name: its ConfigMap, or several as one folder."""
     if code is None:
         return []
-    maps = [{"name": it} for it in _names(name, code)]
-    if len(maps) == 1:
-        return [{"name": VOLUME, "configMap": maps[0]}]
-    return [{"name": VOLUME, "projected": {"sources": [{"configMap": it} for it in maps]}}]
+    maps = [{"configMap": {"name": name}} for name in _names(job, code)]
+    return [{"name": VOLUME, **(maps[0] if len(maps) == 1 else {"projected": {"sources": maps}})}]
 
 
 def mounts(code: "Code | None") -> list[Object]:
@@ -48,17 +45,14 @@ def objects(job: Object, code: "Code | None") -> list[Object]:
     if code is None:
         return []
     meta = job["metadata"]
-    namespace = {"namespace": meta["namespace"]} if "namespace" in meta else {}
+    place = {"namespace": meta["namespace"]} if "namespace" in meta else {}
+    labels = {**meta["labels"], "app.kubernetes.io/component": COMPONENT}
     keys = bundle.names(code.sha256 + SUFFIX, len(code.parts))
     return [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {
-                "name": name,
-                **namespace,
-                "labels": {**meta["labels"], "app.kubernetes.io/component": COMPONENT},
-            },
+            "metadata": {"name": name, **place, "labels": labels},
             "immutable": True,  # no node has to watch it
             "binaryData": {key: base64.b64encode(part).decode()},
         }
@@ -68,15 +62,14 @@ def objects(job: Object, code: "Code | None") -> list[Object]:
 
 def _names(job: str, code: "Code") -> list[str]:
     """Of the ConfigMaps: a changed code has others, and so a half-done submit mixes nothing."""
-    name = f"{job}-code-{code.sha256[:_DIGITS]}"
-    several = len(code.parts) > 1
-    return [f"{name}-{part}" if several else name for part in range(len(code.parts))]
+    name, parts = f"{job}-code-{code.sha256[:10]}", len(code.parts)
+    return [f"{name}-{part}" for part in range(parts)] if parts > 1 else [name]
 
 
 def notes(objects: Sequence[Object]) -> list[str]:
     """What whoever pipes the objects into kubectl has to know."""
     sizes = [len(data) for it in objects for data in (it.get("binaryData") or {}).values()]
-    if not any(size > _MOST_TO_APPLY for size in sizes):
+    if max(sizes, default=0) <= _MOST_TO_APPLY:
         return []
     return [
         f"the ConfigMap with the code has {max(sizes) >> 10} KiB, too many for `kubectl apply`: "
@@ -89,11 +82,10 @@ def of_pods(pod_spec: Mapping[str, Any]) -> tuple[list[str], list[Object], list[
     its volumes and its mounts; nothing where they have none."""
     if (archive := _archive_of(pod_spec)) is None:
         return [], [], []
-    (container, *_), of = pod_spec["containers"], pod_spec["volumes"]
     return (
         ["python", "-m", "gptddp.launch.overlay", OPTION, str(archive)],
-        [volume for volume in of if volume["name"] == VOLUME],
-        [mount for mount in container["volumeMounts"] if mount["name"] == VOLUME],
+        [it for it in pod_spec["volumes"] if it["name"] == VOLUME],
+        [it for it in pod_spec["containers"][0]["volumeMounts"] if it["name"] == VOLUME],
     )
 
 

@@ -1,12 +1,12 @@
-"""What differs between a job that exists and the one that is wanted, for a reader."""
+"""What differs between an object that exists and the one that is wanted, for a reader."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _IDENTITY = ("name", "key", "mountPath", "containerPort")  # of the items of a list
-_DERIVED = ("spec.elasticPolicy.rdzvId",)  # from all the rest
+_LEFT_OUT = ("rdzvId", "suspend")  # made from all the rest; a state, of which no option is
 # What a server adds by itself: not a difference where the wanted job does not have it.
-SERVER_SIDE = {"protocol": "TCP", "suspend": False, "creationTimestamp": None}
+_SERVER_SIDE = {"protocol": "TCP", "creationTimestamp": None}
 NONE = "(none)"
 
 
@@ -21,22 +21,15 @@ class Difference(NamedTuple):
         return f"{self.path}: {self.old} -> {self.new}"
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`path: old -> new` for each field of labels and spec, in the order of the new job."""
-    return list(map(str, compare(old, new)))
-
-
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Each field that differs between two objects, apart from annotations and status."""
-    before, after = (dict(_leaves(_compared(job))) for job in (old, new))
-    paths = [
-        *after,
-        *(path for path in before if path not in after and not _server_side(path, before)),
-    ]
+    """Each field of labels and spec that differs, in the order of the new object."""
+    before, after = dict(_leaves(_compared(old))), dict(_leaves(_compared(new)))
     return [
-        Difference(path, _text(before, path), _text(after, path))
-        for path in paths
-        if before.get(path) != after.get(path) and path not in _DERIVED
+        Difference(path, str(before.get(path, NONE)), str(after.get(path, NONE)))
+        for path in {**after, **before}
+        if before.get(path, NONE) != after.get(path, NONE)
+        and (field := path.rpartition(".")[2]) not in _LEFT_OUT
+        and not (path not in after and before[path] == _SERVER_SIDE.get(field, NONE))
     ]
 
 
@@ -59,23 +52,13 @@ def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "metadata": {"labels": job["metadata"].get("labels") or {}}}
 
 
-def _server_side(path: str, before: Mapping[str, Any]) -> bool:
-    field = path.rpartition(".")[2]
-    return field in SERVER_SIDE and before[path] == SERVER_SIDE[field]
-
-
-def _text(leaves: Mapping[str, Any], path: str) -> str:
-    return str(leaves[path]) if path in leaves else NONE
-
-
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value in it with its path; items of a list by their name where they have one."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list) and value:
-        items = _flags(value) if path.endswith(".args") else _items(value)
-        for key, item in items:
+        for key, item in _flags(value) if path.endswith(".args") else _items(value):
             if item in ({}, []):  # it counts: a NetworkPolicy's rule `{}` allows all
                 yield f"{path}[{key}]", item
             yield from _leaves(item, f"{path}[{key}]")
@@ -88,9 +71,8 @@ def _items(values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         if all(isinstance(item, Mapping) and identity in item for item in values):
             keys = [item[identity] for item in values]
             if len(set(keys)) == len(keys):
-                yield from zip(keys, values, strict=True)
-                return
-    yield from enumerate(values)
+                return zip(keys, values, strict=True)
+    return iter(enumerate(values))
 
 
 def _flags(args: Sequence[str]) -> Iterator[tuple[Any, str]]:

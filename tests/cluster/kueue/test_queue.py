@@ -43,7 +43,8 @@ def test_jobs_take_turns(team):
     assert "two: Queued: it waits in the queue team" in ended.stderr
     assert "Kueue would stop at once" in team.cli("resume", "two", code=2).stderr
     refused = team.cli("scale", "one", "--replicas", "1", code=2).stderr
-    assert "Kueue stops a job" in refused and team.cli("diff", *_same("one")).stdout == ""
+    assert "Kueue stops a job" in refused
+    assert "->" not in team.cli("submit", "--dry-run", *_same("one")).stdout
 
     assert "commit a checkpoint" in team.cli("suspend", "one").stderr
     team.says("one", "Suspended", "taken out of the queue team", "gptddp-k8s resume one")
@@ -129,14 +130,15 @@ def test_a_preempted_job_waits_for_its_turn_again(team):
     team.says("one", "Running")
 
 
-def test_a_job_that_has_failed_starts_when_it_is_run_again(team):
-    """Kueue can put into its template what it has put into that of the one before."""
+def test_a_job_that_has_failed_starts_when_it_is_replaced(team):
+    """Kueue takes the new one as it did the one before."""
     data = team.namespace.shared / "data"
     job = ("--name", "one", "--replicas", "1", "--cpu", "500m", "--memory", "2Gi")
-    team.cli("submit", *job, "--queue", "team", "--data", "data/late", "--", *SMALL)
+    job = (*job, "--queue", "team", "--data", "data/late")
+    team.cli("submit", *job, "--", *SMALL)
     team.says("one", "Failed")
     shutil.copytree(data / "corpus", data / "late")
-    team.cli("rerun", "one", "--", "--steps", "1000000")
+    team.cli("submit", *job, "--replace", "--", *SMALL, "--steps", "1000000")
     team.says("one", "Running", "1 of 1 ready")
 
 

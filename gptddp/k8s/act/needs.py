@@ -1,0 +1,162 @@
+"""What pods name and would wait for without a word: claims, Secrets, ConfigMaps, the account.
+
+Looked at before anything is created. What this user may not see is left to the pods.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.objects import Object, volume_claims
+from gptddp.k8s.observe.watcher import Say
+
+_MAKE = {
+    "Secret": "kubectl create secret generic {name} --from-literal={key}=...",
+    "ConfigMap": "kubectl create configmap {name} --from-literal={key}=...",
+    "ServiceAccount": "kubectl create serviceaccount {name}",
+}
+# What mounts a volume read-only on its node too.
+_READ_ONLY = {
+    "data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data",
+    "source": "--read-only-source",
+}
+_OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
+
+
+class Lack(NamedTuple):
+    """What is wrong, and what helps; `fatal`: pods cannot start with it."""
+
+    text: str
+    fix: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.fix}"
+
+
+def check(
+    cluster: Cluster, pod_spec: Object, count: int, say: Say, own: Sequence[Object] = ()
+) -> None:
+    """Raise ConfigError for all that keeps `count` pods of this spec from starting; warn of others.
+
+    own: what will be made for the pods.
+    """
+    found = [*claims(cluster, pod_spec, count), *references(cluster, pod_spec, own)]
+    if fatal := [str(it) for it in found if it.fatal]:
+        raise ConfigError("; ".join(fatal))
+    for it in found:
+        say(f"warning: {it}")
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+def claims(cluster: Cluster, pod_spec: Object, count: int) -> Iterator[Lack]:
+    """What is wrong with each claim of the pods."""
+    for volume, claim in volume_claims(pod_spec):
+        found = if_allowed(partial(cluster.get, "PersistentVolumeClaim", claim), {})
+        option = f" (--{volume})" if volume in _OPTIONS else ""  # a volume of --patch has none
+        if found is None:
+            yield Lack(
+                f"there is no claim {claim}{option} in the namespace {cluster.namespace}",
+                "make one that is ReadWriteMany, or name another; `kubectl get pvc -n "
+                f"{cluster.namespace}` lists those that are there",
+            )
+        elif found:
+            yield from _claim(cluster, f"the claim {claim}{option}", found, pod_spec, volume, count)
+
+
+def _claim(
+    cluster: Cluster, what: str, claim: Object, pod_spec: Object, volume: str, count: int
+) -> Iterator[Lack]:
+    modes = claim["spec"].get("accessModes") or []
+    shared = "ReadWriteMany" in modes or (volume == "data" and "ReadOnlyMany" in modes)
+    if broken := _broken(claim):
+        look = f"`kubectl describe pvc {claim['metadata']['name']} -n {cluster.namespace}`"
+        yield Lack(f"{what} {broken}", f"{look} says more; make it anew, or name another")
+    elif modes == ["ReadOnlyMany"] and _is_written(pod_spec, volume):
+        yield Lack(f"{what} is ReadOnlyMany, and the pods write to it", "use ReadWriteMany", False)
+    elif modes == ["ReadOnlyMany"] and volume in _READ_ONLY and not _read_only(pod_spec, volume):
+        text = f"{what} is ReadOnlyMany, and much storage mounts that only as read-only"
+        yield Lack(text, f"add {_READ_ONLY[volume]} if the pods wait for the volume", False)
+    elif count > 1 and not shared:
+        text = f"{what} is {'/'.join(modes)}: pods on other nodes than the first cannot mount it"
+        yield Lack(text, "use ReadWriteMany", False)
+
+
+def _broken(claim: Object) -> str:
+    """Why no pod will ever get the claim's volume; empty where one may."""
+    if (claim.get("status") or {}).get("phase") == "Lost":
+        volume = claim["spec"].get("volumeName") or "that it had"
+        return f"is Lost: its volume {volume} is gone, with what was on it"
+    return "is being deleted" if "deletionTimestamp" in claim["metadata"] else ""
+
+
+def _is_written(pod_spec: Object, volume: str) -> bool:
+    mounts = [it for c in pod_spec["containers"] for it in c.get("volumeMounts") or []]
+    return any(it["name"] == volume and not it.get("readOnly") for it in mounts)
+
+
+def _read_only(pod_spec: Object, volume: str) -> bool:
+    """Is the whole volume mounted read-only on the node?"""
+    found = next(it for it in pod_spec["volumes"] if it["name"] == volume)
+    return bool(found["persistentVolumeClaim"].get("readOnly"))
+
+
+# -- Secrets, ConfigMaps, the account ------------------------------------------------------------
+
+
+def references(cluster: Cluster, pod_spec: Object, own: Sequence[Object] = ()) -> list[Lack]:
+    """What is not there of all that the pods name, each once; `own`: what will be made for them.
+
+    A pull secret that is not there keeps no pod waiting: the nodes may have the image.
+    """
+    made = {(it["kind"], it["metadata"]["name"]) for it in own}
+    found = [
+        _reference(cluster, kind, str(name), key)
+        for kind, name, key in dict.fromkeys(_named(pod_spec))
+        if (kind, name) not in made
+    ]
+    for item in pod_spec.get("imagePullSecrets") or []:
+        if lack := _reference(cluster, "Secret", str(item.get("name", "")), None):
+            fix = "the image may need it; `kubectl create secret docker-registry` makes one"
+            found.append(Lack(lack.text, fix, fatal=False))
+    return [it for it in found if it]
+
+
+def _reference(cluster: Cluster, kind: str, name: str, key: str | None) -> Lack | None:
+    """Why pods cannot use the object; None where they can, or where it may not be seen."""
+    found = if_allowed(lambda: cluster.get(kind, name), {})
+    if found is None:
+        command = _MAKE[kind].format(name=name, key=key or "KEY")
+        text = f"there is no {kind} {name} in the namespace {cluster.namespace}"
+        return Lack(text, f"`{command} -n {cluster.namespace}`")
+    if not found or key is None:
+        return None
+    keys = sorted({*(found.get("data") or {}), *(found.get("binaryData") or {})})
+    if key in keys:
+        return None
+    return Lack(f"the {kind} {name} has no key {key}", f"it has {', '.join(keys) or 'none'}")
+
+
+def _named(pod_spec: Object) -> Iterator[tuple[str, str, str | None]]:
+    """(kind, name, key) of what the pods cannot do without."""
+    if account := pod_spec.get("serviceAccountName"):
+        yield "ServiceAccount", account, None
+    sources: list[tuple[str, Object | None]] = []
+    for container in [*(pod_spec.get("initContainers") or []), *pod_spec["containers"]]:
+        for item in container.get("env") or []:
+            source = item.get("valueFrom") or {}
+            sources.append(("Secret", source.get("secretKeyRef")))
+            sources.append(("ConfigMap", source.get("configMapKeyRef")))
+        for item in container.get("envFrom") or []:
+            sources.append(("Secret", item.get("secretRef")))
+            sources.append(("ConfigMap", item.get("configMapRef")))
+    for volume in pod_spec.get("volumes") or []:
+        sources.append(("Secret", volume.get("secret")))
+        sources.append(("ConfigMap", volume.get("configMap")))
+    for kind, source in sources:
+        if source and not source.get("optional"):
+            yield kind, source.get("name") or source.get("secretName") or "", source.get("key")

@@ -1,0 +1,103 @@
+"""How containers ended: by themselves, with an exit code and last words, or from outside."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gptddp.k8s import exit_codes
+from gptddp.k8s.objects import Object, container_statuses, event_time, seconds
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_log import CONTAINER
+
+AROUND_S = 90.0  # between the end of a pod and its events
+# Reasons of events about a pod that is ended from outside.
+_FROM_OUTSIDE = (
+    "Evicted", "Preempted", "TaintManagerEviction", "NodeNotReady", "NodeShutdown", "Terminated",
+    "DeadlineExceeded", "Unhealthy", "FailedPostStartHook",
+)  # fmt: skip
+
+
+class End(NamedTuple):
+    """A bad end of a container; `previous`: another one has been started in it, or will be."""
+
+    pod: Object
+    status: Object  # the container's
+    terminated: Object
+    previous: bool
+
+    @property
+    def container(self) -> str:
+        return str(self.status["name"])
+
+
+def ends(pods: Iterable[Object]) -> list[End]:
+    """Bad ends of containers; the first is the one that the others follow from.
+
+    An error of the container's own goes before its being killed, one that a rank has reported
+    before the ends of its peers, then the first in time.
+    """
+    found = [
+        End(pod, status, terminated, key == "lastState")
+        for pod in pods
+        for status in container_statuses(pod)
+        for key in ("state", "lastState")
+        if (terminated := (status.get(key) or {}).get("terminated"))
+        and int(terminated.get("exitCode") or 0)
+    ]
+    return sorted(found, key=lambda it: _order(it.terminated))
+
+
+def _order(terminated: Object) -> tuple[bool, bool, float]:
+    by_rank = "gptddp.launch: rank" in str(terminated.get("message") or "")
+    return _killed(terminated), not by_rank, seconds(terminated.get("finishedAt")) or 0.0
+
+
+def _killed(terminated: Object) -> bool:
+    """Did a signal end the container, and not its own exit?"""
+    return int(terminated.get("exitCode") or 0) >= exit_codes.FIRST_RETRYABLE
+
+
+def told(facts: Facts, end: End) -> str:
+    """How a container ended, and who has killed it where that is known."""
+    at = seconds(end.terminated.get("finishedAt")) or 0.0
+    outside = from_outside(facts, str(end.pod["metadata"]["name"]), end.terminated, at)
+    text = outside or how_it_ended(end.pod, end.container, end.terminated)
+    return text if end.container == CONTAINER else f"its container {end.container} {text}"
+
+
+def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
+    """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
+    if terminated.get("reason") == "OOMKilled":
+        limit = _memory_of(pod, container)
+        ours = [it["name"] for it in (pod.get("spec") or {}).get("containers", [])[:1]]
+        how = " with --memory" if container in (CONTAINER, *ours) else ""
+        return (
+            f"killed for using more than its memory{f' of {limit}' if limit else ''} "
+            f"(resources.limits.memory): give it more{how}"
+        )
+    code = exit_codes.meaning(int(terminated.get("exitCode") or 0))
+    said = exit_codes.reason(str(terminated.get("message") or ""))
+    return f"exited with {code}" + (f": {said}" if said else "")
+
+
+def _memory_of(pod: Object, container: str) -> str:
+    """The memory limit of a pod's container; empty if it has none."""
+    spec = pod.get("spec") or {}
+    for it in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        if it["name"] == container:
+            return str(((it.get("resources") or {}).get("limits") or {}).get("memory") or "")
+    return ""
+
+
+def from_outside(facts: Facts, pod_name: str, terminated: Object, at: float) -> str:
+    """Who ended a container at this time, in the words of its pod's events; "" if none says so.
+
+    The exit code of a container that was killed does not say by whom: events do, for an hour.
+    """
+    if not _killed(terminated) or terminated.get("reason") == "OOMKilled":
+        return ""
+    for event in reversed(facts.ever_about(pod_name, *_FROM_OUTSIDE)):
+        message = str(event.get("message", "")).strip().rstrip(":. ")
+        if abs(event_time(event) - at) < AROUND_S and not message.startswith("Readiness"):
+            code = exit_codes.described(int(terminated["exitCode"]))
+            return f"exited with {code}: {event['reason']}: {message}"
+    return ""

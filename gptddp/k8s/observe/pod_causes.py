@@ -1,0 +1,267 @@
+"""What keeps a pod from running: no node, its claims, its image, its configuration, a crash.
+
+What has a fix of ours has an id of its own. Anything else is told in Kubernetes' words: reason and
+message of a container, a condition or an event.
+"""
+
+from collections.abc import Iterator
+
+from gptddp.k8s import exit_codes
+from gptddp.k8s.objects import (
+    Object,
+    age_s,
+    condition,
+    container_statuses,
+    has_ended,
+    is_ready,
+    seconds,
+    volume_claims,
+)
+from gptddp.k8s.observe.cause import Cause, cause
+from gptddp.k8s.observe.endings import ends, told
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.pod_log import CONTAINER
+
+UNATTENDED_S = 20.0  # a scheduler or a kubelet that runs says something of a pod within a second
+GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
+BEGINNING = ("ContainerCreating", "PodInitializing")  # reasons of a container that waits in peace
+_DENIED = ("401", "403", "denied", "nauthorized", "authentication")  # a registry's answers
+_NO_NEWS = ("ContainersNotReady", "PodCompleted", "PodFailed")  # of a pod that is not Ready
+
+
+def pods(facts: Facts) -> Iterator[Cause]:
+    """Of each pod that does not run the first cause that is found."""
+    for pod in facts.pods:
+        found = filter(None, (check(facts, pod) for check in _CHECKS))
+        if first := next(found, None):
+            yield first
+
+
+def lost(facts: Facts) -> Iterator[Cause]:
+    """The pods that do not go, of a job that is to have none."""
+    return filter(None, (_lost(facts, pod) for pod in facts.pods))
+
+
+def _words(facts: Facts, pod: Object, said: Object, before: str = "", id: str = "pod") -> Cause:
+    """Anything that Kubernetes says: the reason and the message, as they are."""
+    words = [str(said[key]) for key in ("reason", "message") if said.get(key)]
+    text = before + ": ".join(words).rstrip(". ")
+    # The name of an object of the job's own begins with the job's: as that of its code.
+    again = "; the same submit makes it again" if f'"{facts.name}-' in text else ""
+    return cause(facts, id, text + again, pod=pod)
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+def _lost(facts: Facts, pod: Object) -> Cause | None:
+    """A pod that should have been gone by now, or whose node has stopped reporting."""
+    name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName")
+    gone = seconds(pod["metadata"].get("deletionTimestamp"))
+    held = pod["metadata"].get("finalizers")
+    if gone and has_ended(pod) and held:
+        by = ", ".join(held)
+        text = f"it has ended, and cannot be replaced: metadata.finalizers hold it: {by}"
+        return cause(facts, "pod", text, pod=pod)
+    if gone and node and not has_ended(pod) and facts.now > gone + GONE_S:
+        text = (
+            f"its node {node} does not answer, so it cannot be replaced: if the node is off, "
+            f"remove it (kubectl delete node {node}) or kubectl delete pod {name} --force"
+        )
+        return cause(facts, "node-lost", text, pod=pod)
+    # The node controller sets a pod not ready without a reason; a kubelet gives one.
+    own, ready = (pod.get("status") or {}).get("containerStatuses"), condition(pod, "Ready") or {}
+    silent = ready.get("status") == "False" and not ready.get("reason")
+    if not gone and node and own and silent and all(c.get("ready") for c in own):
+        return cause(facts, "node-lost", f"its node {node} has not been heard from", pod=pod)
+    return None
+
+
+def _ended_by_node(facts: Facts, pod: Object) -> Cause | None:
+    """The node has ended the pod, or has not let it begin: the pod's status has the reason."""
+    status, node = pod.get("status") or {}, pod.get("spec", {}).get("nodeName")
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return None
+    return _words(facts, pod, status, f"its node {node} has ended or refused it: ", "evicted")
+
+
+def _taken_away(facts: Facts, pod: Object) -> Cause | None:
+    """It is being ended from outside: drained, preempted, or off a tainted node."""
+    target = condition(pod, "DisruptionTarget") or {}
+    holds = target.get("status") == "True"
+    return _words(facts, pod, target, "it is taken off its node: ", "drained") if holds else None
+
+
+def _not_taken_up(facts: Facts, pod: Object) -> Cause | None:
+    """No scheduler, or no kubelet, has said anything of the pod."""
+    spec, status, age = pod.get("spec", {}), pod.get("status") or {}, age_s(pod, facts.now)
+    node = spec.get("nodeName")
+    said = "startTime" in status or any(container_statuses(pod)) or has_ended(pod)
+    looked_at = said or not node and condition(pod, "PodScheduled")
+    if looked_at or age < UNATTENDED_S or "deletionTimestamp" in pod["metadata"] or facts.local:
+        return None
+    text = (
+        f"its node {node} has not taken it up for {age:.0f} s (spec.nodeName): is there such a "
+        "node, and is it Ready?"
+    )
+    if not node:
+        name = spec.get("schedulerName", "default-scheduler")
+        text = f"no scheduler looks at it: does its spec.schedulerName, {name}, run?"
+    return cause(facts, "not-taken-up", text, pod=pod)
+
+
+# -- the scheduler -------------------------------------------------------------------------------
+
+
+def _no_node(facts: Facts, pod: Object) -> Cause | None:
+    """The scheduler has found no node, or a claim is not there."""
+    scheduled = condition(pod, "PodScheduled") or {}
+    over = has_ended(pod) or "deletionTimestamp" in pod["metadata"]
+    if scheduled.get("status") != "False" or over:
+        return None
+    if scheduled.get("reason") == "SchedulingGated":
+        return _words(facts, pod, scheduled)
+    message = str(scheduled.get("message", ""))
+    named = [name for _, name in volume_claims(pod.get("spec") or {})]
+    for claim in filter(facts.claims.__contains__, named):
+        found = facts.claims[claim]
+        if found is None:
+            text = f"there is no PersistentVolumeClaim {claim}: create it, or name another"
+            return cause(facts, "claim-missing", text, pod=pod)
+        # One that binds when its pod has a node is Pending as well, and no reason.
+        phase = (found.get("status") or {}).get("phase")
+        if phase == "Pending" and "persistent" in message.lower():
+            text = f"its PersistentVolumeClaim {claim} has no volume: {message}"
+            return cause(facts, "claim-unbound", text, pod=pod, claim=claim)
+    return _by_nodes(facts, pod, message)
+
+
+def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
+    """What the nodes lack, in the scheduler's words, and the pod's fields that these are about."""
+    short = message.partition(". ")[0].rstrip(".")  # without what it says of preemption
+    ids, fields = [], dict[str, None]()
+    for part in (short.partition(": ")[2] or short).split(", "):
+        id, field = _lack(pod, part)
+        ids.append(id)
+        fields[field] = None
+    # A node that lacks room has passed the other filters: it was the nearest.
+    id = max(ids, key=("taints", "pod", "no-room").index)
+    text = f"no node takes it: {short or 'no reason given'}" + "".join(fields)
+    return cause(facts, id, text, pod=pod)
+
+
+def _lack(pod: Object, part: str) -> tuple[str, str]:
+    """The cause that a part of the scheduler's message is, and what the pod's own field says."""
+    spec = pod.get("spec") or {}
+    if "Insufficient " in part:
+        resource = part.partition("Insufficient ")[2]
+        asked = [
+            (c["name"], ((c.get("resources") or {}).get("requests") or {}).get(resource))
+            for c in spec.get("containers") or []
+        ]
+        words = ", ".join(f"{name} requests {much}" for name, much in asked if much)
+        return "no-room", f"; resources.requests[{resource}]: {words}" if words else ""
+    if "untolerated taint" in part:
+        keys = [it.get("key") or "everything" for it in spec.get("tolerations") or []]
+        own = [key for key in keys if not key.startswith("node.kubernetes.io/")]
+        return "taints", f"; spec.tolerations: {', '.join(own) or 'none'}"
+    if "node affinity/selector" in part:
+        labels = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
+        named = f"spec.nodeSelector: {', '.join(labels)}"
+        return "taints", f"; {named if labels else 'spec.affinity.nodeAffinity'}"
+    return "pod", ""
+
+
+# -- containers ----------------------------------------------------------------------------------
+
+
+def _waiting(facts: Facts, pod: Object) -> Cause | None:
+    """A container that cannot start: its image, its configuration, or anything else."""
+    for status in container_statuses(pod):
+        held = (status.get("state") or {}).get("waiting") or {}
+        reason = str(held.get("reason") or "")
+        if reason in ("", *BEGINNING):
+            continue
+        if "Image" in reason or reason == "RegistryUnavailable":
+            return _image(facts, pod, status, held)
+        id = "config" if reason == "CreateContainerConfigError" else "pod"
+        return _words(facts, pod, held, f"cannot start its container {status['name']}: ", id)
+    return None
+
+
+def _image(facts: Facts, pod: Object, status: Object, held: Object) -> Cause:
+    spec, reason, message = pod.get("spec", {}), held["reason"], str(held.get("message") or "")
+    both = [*(spec.get("initContainers") or []), *spec.get("containers", [])]
+    image = next((c.get("image") for c in both if c["name"] == status["name"]), status.get("image"))
+    if reason == "ImagePullBackOff":  # before Kubernetes 1.32 only the event has the reason
+        tried = [str(event.get("message", "")) for event in facts.about(pod, "Failed")]
+        message += "".join(f"; {it}" for it in tried[-1:] if it not in message)
+    text = f"cannot get the image {image}: {reason}" + (f": {message}" if message else "")
+    if any(word in message for word in _DENIED):
+        may = "is there such an image (--image), and may the pod have it (--image-pull-secret)?"
+        return cause(facts, "image-denied", f"{text}; {may}", pod=pod)
+    return cause(facts, "image", f"{text}; --image names another", pod=pod)
+
+
+def crashed(facts: Facts, pod: Object) -> Cause | None:
+    """A container that has ended badly: of several the one that the others follow from."""
+    for end in ends([pod]):
+        waits = (end.status.get("state") or {}).get("waiting") or {}
+        if end.previous and waits.get("reason") != "CrashLoopBackOff":
+            continue
+        count = end.status.get("restartCount", 0)
+        before = f"crashed {count} times and waits to start again: " if end.previous else ""
+        id = "out-of-memory" if end.terminated.get("reason") == "OOMKilled" else "crash"
+        named = {"container": end.container, "previous": str(end.previous).lower()}
+        return cause(facts, id, before + told(facts, end), pod=pod, **named)
+    return None
+
+
+def _sidecar(facts: Facts, pod: Object) -> Cause | None:
+    """The training has ended, and a container beside it has not: the operator waits for the pod."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    states = {str(c["name"]): c.get("state") or {} for c in statuses}
+    over = states.get(CONTAINER, {}).get("terminated")
+    others = [name for name, state in states.items() if "running" in state]
+    if not over or not others:
+        return None
+    code = exit_codes.meaning(int(over.get("exitCode") or 0))
+    text = (
+        f"its container {CONTAINER} has ended with {code}, and {', '.join(others)} keeps the pod "
+        "alive: make it a native sidecar (spec.initContainers with restartPolicy Always), or leave "
+        "it out"
+    )
+    return cause(facts, "sidecar", text, pod=pod, container=others[0])
+
+
+def _said(facts: Facts, pod: Object) -> Cause | None:
+    """The last warning about a pod that is not ready, or why it is not."""
+    ready = condition(pod, "Ready") or {}
+    if is_ready(pod) and ready.get("status") != "False":
+        return None
+    if has_ended(pod) or "deletionTimestamp" in pod["metadata"]:
+        return None
+    if warning := facts.warning(pod):
+        return _words(facts, pod, warning)
+    if ready.get("reason") and ready["reason"] not in _NO_NEWS:
+        return _words(facts, pod, ready)
+    return None
+
+
+def _init(facts: Facts, pod: Object) -> Cause | None:
+    """An init container that still runs, as the operator's, which waits for the Master's name."""
+    init = pod.get("spec", {}).get("initContainers") or []
+    sidecars = {c["name"] for c in init if c.get("restartPolicy") == "Always"}
+    for status in (pod.get("status") or {}).get("initContainerStatuses") or []:
+        name = str(status["name"])
+        if "running" in (status.get("state") or {}) and name not in sidecars:
+            what = " (it waits for the Master)" if name == "init-pytorch" else ""
+            text = f"its init container {name} has not ended{what}"
+            return cause(facts, "init", text, pod=pod, container=name)
+    return None
+
+
+_CHECKS = (
+    _lost, _ended_by_node, _taken_away, _no_node, _not_taken_up,
+    _sidecar, crashed, _waiting, _said, _init,
+)  # fmt: skip

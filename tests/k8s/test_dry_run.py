@@ -1,0 +1,68 @@
+"""`submit --dry-run`: what a submit would do, and nothing done."""
+
+import re
+
+from support.manifests import worker
+from support.writable_api_server import job, submit
+
+RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
+
+
+def dry(k8s, *args):
+    """The exit code, and what is said of each kind; the fields that differ stand under it."""
+    result, found = submit(k8s, "--dry-run", *args), {}
+    for block in re.split(r"\n(?! )", result.stdout.strip()):
+        head, *fields = block.splitlines() or [" "]
+        found[re.split("[./]", head)[0]] = head.partition(" ")[2], [it.strip() for it in fields]
+    return result.exit_code, found, result.stderr
+
+
+def test_a_dry_run_says_what_would_be_created(api, k8s):
+    """All that a submit creates, and a pod is tried; the server has nothing of it."""
+    code, found, _ = dry(k8s)
+    assert code == 0 and api.writes == [] and api.all() == []
+    assert found == {
+        kind.lower(): ("would be created", []) for kind in [*RENDERED, "Secret", "PyTorchJob"]
+    }
+    assert {it["kind"] for it in api.dry_runs} == {*RENDERED, "Pod", "PyTorchJob"}
+
+
+def test_a_dry_run_says_what_differs(api, k8s):
+    """Field for field; what a server or others have added is no difference."""
+    submit(k8s)
+    made = worker(job(api))
+    made["template"]["metadata"]["creationTimestamp"] = None
+    made["template"]["spec"]["containers"][0]["ports"][0]["protocol"] = "TCP"
+    job(api)["spec"]["runPolicy"]["suspend"] = True
+    job(api)["metadata"]["labels"]["audited"] = "yes"
+    api.objects["serviceaccounts", "demo"]["secrets"] = [{"name": "token"}]
+    code, found, _ = dry(k8s)
+    assert code == 0 and {what for what, _ in found.values()} == {"is the same"}
+    api.objects["poddisruptionbudgets", "demo"]["spec"]["maxUnavailable"] = 3
+    api.objects["networkpolicies", "demo"]["spec"]["ingress"].append({})
+    api.remove("ServiceAccount", "demo")
+    made["replicas"] = 2
+    before = list(api.writes)
+    code, found, _ = dry(k8s)
+    assert code == 0 and api.writes == before
+    assert found == {
+        "serviceaccount": ("would be created", []),
+        "networkpolicy": ("differs", ["spec.ingress[2]: {} -> (none)"]),
+        "poddisruptionbudget": ("differs", ["spec.maxUnavailable: 3 -> 1"]),
+        "pytorchjob": ("differs", ["spec.pytorchReplicaSpecs.Worker.replicas: 2 -> 4"]),
+    }
+
+
+def test_a_dry_run_says_what_a_submit_would_refuse_or_replace(api, k8s):
+    """Exit code 2 and what to do, with the fields on stdout; with --replace what would be done."""
+    submit(k8s)
+    code, found, told = dry(k8s, "--cpu", "2")
+    what, fields = found["pytorchjob"]
+    assert code == 2 and what == "differs" and any("limits.cpu: 1 -> 2" in it for it in fields)
+    assert "gptddp-k8s delete demo" in told and "this was a dry run" in told
+    job(api)["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    code, found, _ = dry(k8s, "--cpu", "2", "--replace")
+    assert code == 0 and found["pytorchjob"] == ("would be replaced", fields)
+    api.remove("PersistentVolumeClaim", "runs")
+    code, _, told = dry(k8s, "--cpu", "2", "--replace")
+    assert code == 2 and "no claim runs (--runs)" in told
