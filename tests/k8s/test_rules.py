@@ -2,6 +2,7 @@
 
 import pytest
 from support.manifests import SPECS, built
+from support.paths import ROOT
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.render import manifest, quantity, rules, spec
@@ -128,6 +129,13 @@ def test_the_rules_have_no_complaint_about_what_we_render():
     for flags, args in SPECS.values():
         assert problems(flags, args) == []
     assert {id for id, *_ in (*BROKEN, *PATCHES)} == set(rules.RULES)
+
+
+def test_every_rule_has_its_row_in_the_page():
+    """The table of docs/k8s.md is made of the rules: their ids and docstrings."""
+    page = (ROOT / "docs/k8s.md").read_text()
+    rows = [f"| `{id}` | {rule.__doc__} |\n" for id, rule in rules.RULES.items()]
+    assert "|---|---|\n" + "".join(rows) in page, "".join(rows)
 
 
 def test_a_patch_that_makes_no_job_is_no_traceback():

@@ -18,7 +18,7 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.local.replica import Replica, replicas
 from gptddp.k8s.objects import Object, replica_count, replica_specs
 from gptddp.k8s.render.companions import secret_ref
-from gptddp.k8s.render.names import JOB_ENV
+from gptddp.k8s.render.variables import JOB_ENV
 
 # A container starts without what the user's shell exports for another job.
 _NOT_INHERITED = re.compile(JOB_ENV + r"|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES")

@@ -1,15 +1,14 @@
 """What the fields of a job are, as flags and in TOML files: texts, numbers, lists, tables."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gptddp.config import shown
 from gptddp.errors import ConfigError
 from gptddp.flags import flag as flag  # here for all who ask about a field
-from gptddp.k8s.render.problem import Problem
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
@@ -31,28 +30,9 @@ class Kind(Enum):
 TABLES = (Kind.TABLE, Kind.QUANTITIES)
 
 
-class Form(NamedTuple):
-    """How a text has to look: what it is, whether one fits, and an example of one that does."""
-
-    what: str
-    fits: Callable[[str], Any]
-    fix: str
-
-    def problem(self, where: str, text: str) -> Iterator[Problem]:
-        """The problem of a text that does not fit."""
-        if not self.fits(text):
-            yield Problem("format", where, f"{text!r} is not {self.what}", self.fix)
-
-
-def option(
-    default: Any,
-    help: str,
-    kind: Kind = Kind.TEXT,
-    metavar: str | None = None,
-    form: Form | None = None,
-) -> Any:
-    """A field of a dataclass with its kind and form, and with the help and metavar of its flag."""
-    metadata = {"help": help, "kind": kind, "metavar": metavar, "form": form}
+def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None = None) -> Any:
+    """A field of a dataclass with its kind, and with the help and metavar of its flag."""
+    metadata = {"help": help, "kind": kind, "metavar": metavar}
     return field(default=default, metadata=metadata)
 
 
@@ -60,16 +40,6 @@ def kind(of: "Field[Any]") -> Kind:
     """The kind of a field that `option` has made."""
     found: Kind = of.metadata["kind"]
     return found
-
-
-def malformed(of: "Field[Any]", value: Any) -> Iterator[Problem]:
-    """A problem for each text of a field without its form; that of a table's item is KEY=VALUE."""
-    form: Form | None = of.metadata["form"]
-    if form is not None and value is not None:
-        for text in [value] if isinstance(value, str) else value:
-            yield from form.problem(
-                flag(of.name), text if isinstance(text, str) else "=".join(text)
-            )
 
 
 def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:

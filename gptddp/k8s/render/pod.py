@@ -10,46 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import names, quantity
-from gptddp.k8s.render.fields import Form, Kind, option
+from gptddp.k8s.render import forms
+from gptddp.k8s.render.fields import Kind, option
+from gptddp.k8s.render.forms import COMPANIONS as COMPANIONS  # here for all who ask about pods
 
 Pairs = tuple[tuple[str, str], ...]
 Texts = tuple[str, ...]
 
-# What --without takes: the companion's kind in kubectl's small letters.
-COMPANIONS = {k.lower(): k for k in ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")}
-# KEY[=VALUE][:EFFECT], as kubectl writes a taint.
-_TOLERATION = r"([^=:\s]+)(?:=([^=:\s]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
-# NAME=SECRET/KEY, or SECRET: all its keys
-_ENV_FROM = r"(?:([^=/\s]+)=([^=/\s]+)/([^=/\s]+)|([^=/\s]+))"
-_RESOURCE = r"(?:[a-z0-9.-]+/[^=\s]+|hugepages-\w+)=([^=\s]+)"
 _MIG = r"nvidia\.com/mig-"
-
-OBJECT = Form(
-    "the name of an object",
-    names.is_subdomain,
-    "use lower case letters, digits, '-' and '.'",
-)
-_TAINT = Form(
-    "a taint",
-    lambda text: re.fullmatch(_TOLERATION, text),
-    "write it as in nvidia.com/gpu:NoSchedule or dedicated=training",
-)
-_FROM_SECRET = Form(
-    "a variable from a Secret",
-    lambda text: re.fullmatch(_ENV_FROM, text),
-    "use NAME=SECRET/KEY, or SECRET for all its keys",
-)
-_AMOUNT = Form(
-    "an amount of a resource of nodes",
-    lambda text: (found := re.fullmatch(_RESOURCE, text)) and quantity.number(found[1]) > 0,
-    "use one as in vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi",
-)
-_COMPANION = Form(
-    "a companion of a job",
-    COMPANIONS.__contains__,
-    f"use {', '.join(COMPANIONS)}",
-)
 
 
 @dataclass(frozen=True)
@@ -57,13 +25,10 @@ class PodOptions:
     """What a cluster wants of its pods. Every field is a flag of `submit`, and a key of [job]."""
 
     service_account: str | None = option(
-        None,
-        "existing ServiceAccount of the pods [default: one of the job's own]",
-        metavar="NAME",
-        form=OBJECT,
+        None, "existing ServiceAccount of the pods [default: one of the job's own]", metavar="NAME"
     )
     image_pull_secret: Texts = option(
-        (), "Secret of the image's registry; repeatable", Kind.LIST, "SECRET", OBJECT
+        (), "Secret of the image's registry; repeatable", Kind.LIST, "SECRET"
     )
     node_selector: Pairs = option(
         (), "label of the nodes to run on; repeatable", Kind.TABLE, "KEY=VALUE"
@@ -73,31 +38,25 @@ class PodOptions:
         "taint that the pods tolerate; repeatable; those of its devices are tolerated anyway",
         Kind.LIST,
         "KEY[=VALUE][:EFFECT]",
-        _TAINT,
     )
     resource: Pairs = option(
         (),
         "further resource a pod, as vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi; repeatable",
         Kind.QUANTITIES,
         "NAME=AMOUNT",
-        _AMOUNT,
     )
-    priority_class: str | None = option(
-        None, "PriorityClass of the pods", metavar="NAME", form=OBJECT
-    )
+    priority_class: str | None = option(None, "PriorityClass of the pods", metavar="NAME")
     env_from_secret: Texts = option(
         (),
         "environment variable from a key of a Secret, or one for each key; repeatable",
         Kind.LIST,
         "NAME=SECRET/KEY|SECRET",
-        _FROM_SECRET,
     )
     without: Texts = option(
         (),
         f"leave out a companion: {', '.join(COMPANIONS)}; repeatable",
         Kind.LIST,
         "KIND",
-        _COMPANION,
     )
     patch: Mapping[str, Any] | None = option(
         None,
@@ -147,14 +106,10 @@ def of_any_pod(options: PodOptions) -> PodOptions:
     return PodOptions(**{name: getattr(options, name) for name in OF_ANY_POD})
 
 
-def given(options: PodOptions) -> list[str]:
-    """The names of the fields that are not as they are by default."""
-    return [name for name in FIELDS if getattr(options, name) != getattr(NOTHING, name)]
-
-
 def without_meaning_locally(options: PodOptions) -> list[str]:
     """The fields that are given, and have no meaning for a process on this machine."""
-    return [name for name in given(options) if name not in _OF_PROCESSES]
+    given = [name for name in FIELDS if getattr(options, name) != getattr(NOTHING, name)]
+    return [name for name in given if name not in _OF_PROCESSES]
 
 
 # -- what the options become ---------------------------------------------------------------------
@@ -184,7 +139,7 @@ def tolerations(options: PodOptions, devices: Iterable[str]) -> list[Object]:
     """
     found = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _taints(devices)]
     for text in options.toleration:
-        key, value, effect = _match(_TOLERATION, text)
+        key, value, effect = _match(forms.TOLERATION, text)
         wanted = {"key": key, "operator": "Exists" if value is None else "Equal"}
         wanted |= {} if value is None else {"value": value}
         wanted |= {"effect": effect} if effect else {}
@@ -208,7 +163,9 @@ def env(options: PodOptions) -> list[Object]:
     """The variables that are one key each of a Secret."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, secret, key, _ in (_match(_ENV_FROM, text) for text in options.env_from_secret)
+        for name, secret, key, _ in (
+            _match(forms.ENV_FROM, text) for text in options.env_from_secret
+        )
         if name
     ]
 

@@ -11,7 +11,7 @@ from gptddp import config
 from gptddp.advice import advice
 from gptddp.flags import did_you_mean
 from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
-from gptddp.k8s.render import manifest, names, quantity
+from gptddp.k8s.render import manifest, quantity, variables
 from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
 from gptddp.k8s.render.spec import JobSpec, flag, sizes
@@ -50,7 +50,7 @@ def check(spec: JobSpec, job: Object) -> list[Problem]:
 
 
 def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The operator creates pods of longer names, and then fails on their Services."""
+    """The operator fails on the Services of pods whose names are longer than 63 characters."""
     last = f"{spec.name}-worker-{max(spec.replicas, spec.max or 0, 1) - 1}"
     if len(last) > 63:
         yield (
@@ -61,7 +61,7 @@ def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _roles(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The operator sets the rendezvous of the entry Worker."""
+    """A job has the entry Worker, and no other."""
     for role in replica_specs(job):
         if role != "Worker":
             fix = "did you mean Worker? It is the only entry"
@@ -69,7 +69,7 @@ def _roles(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """1 <= min <= replicas <= max: the operator does not compare them, and the rendezvous waits."""
+    """1 <= min <= replicas <= max: the operator does not compare them, and the pods would wait."""
     low, count, high, nproc = spec.min or 0, spec.replicas, spec.max or 0, spec.nproc_per_node or 0
     some = f"use --min 1 to {count}" if count > 1 else "use --min 1"
     if count < 1:
@@ -85,7 +85,7 @@ def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The pods of a job with more workers than lanes refuse to train."""
+    """Every worker process needs a lane of its own, or the pods refuse to train."""
     lanes = config.with_preset(spec.train, accelerator=spec.gpus > 0).lanes
     pods, nproc = spec.max or 0, spec.nproc_per_node or 0
     if min(pods, nproc) < 1 or pods * nproc <= lanes:
@@ -108,7 +108,7 @@ def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """One process a GPU, and GPUs that are used."""
+    """A process has a GPU of its own, and a pod asks for no GPU that it does not use."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
     nproc, count = spec.nproc_per_node or 1, quantity.number(limits.get(spec.gpu_resource))
     if spec.gpus < 0:
@@ -134,7 +134,7 @@ def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """What lies in /dev/shm counts against the pod's memory."""
+    """A pod's memory is more than its /dev/shm, which counts against it."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
     volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
     shm = (volumes.get("shm", {}).get("emptyDir") or {}).get("sizeLimit")
@@ -144,7 +144,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A step and a checkpoint fit between SIGTERM and SIGKILL, or work is lost."""
+    """There is time for a step and a checkpoint between SIGTERM and SIGKILL."""
     seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
     least = max(_LEAST_GRACE_S, spec.grace_s)
     if seconds < least:
@@ -153,7 +153,7 @@ def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The pods have the volumes of data and runs, and those of a patch."""
+    """Dataset, run and model are named as the pods have them."""
     if spec.train.data:
         fix = "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]"
         yield "--data after --", "the job mounts the dataset itself", fix
@@ -169,28 +169,26 @@ def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Variables by which a pod knows its part in the job are ours; a manifest has no secrets."""
+    """The operator and the launcher set their own variables; no secret is in a manifest."""
     ours, there = manifest.own_env(spec), _container(job).get("env") or []
     leave = "leave it out: it would be overridden, or break the rendezvous"
     for item in there:
-        if names.is_reserved(item["name"]) and item not in ours:
+        if variables.is_reserved(item["name"]) and item not in ours:
             yield f"variable {item['name']}", "the operator or the launcher sets it", leave
     for item in ours:
         if item["name"] not in {it["name"] for it in there}:
             yield f"variable {item['name']}", "the launcher needs it", "keep it"
-    for kind in ("initContainers", "containers"):
-        for container in _pod_spec(job).get(kind) or []:
-            for item in container.get("env") or []:
-                if names.is_secret(item["name"], str(item.get("value", ""))) and "value" in item:
-                    rule = "looks like a secret, which anyone may read in a manifest"
-                    fix = (
-                        f"put it into a Secret and use --env-from-secret {item['name']}=SECRET/KEY"
-                    )
-                    yield f"variable {item['name']}", rule, fix
+    parts = [*(_pod_spec(job).get("initContainers") or []), *_pod_spec(job)["containers"]]
+    for item in (item for part in parts for item in part.get("env") or []):
+        name = item["name"]
+        if "value" in item and variables.is_secret(name, str(item["value"])):
+            rule = "looks like a secret, which anyone may read in a manifest"
+            fix = f"put it into a Secret and use --env-from-secret {name}=SECRET/KEY"
+            yield f"variable {name}", rule, fix
 
 
 def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A container has an image; its ports make a Service, which takes none without a name."""
+    """A container has an image; its ports are named and apart, as a Service needs them."""
     for container in _pod_spec(job)["containers"]:
         where = f"{_POD}.containers[{container.get('name')}]"
         if not container.get("image"):
@@ -205,29 +203,27 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """For the second volume of one claim the kubelet waits for ever; the run is written to."""
+    """A claim is in one volume, or the pod hangs; that of the runs can be written to."""
     found = list(volume_claims(_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
         if first is not None:
             rule = f"the claim {claim} is in the volume {first} already, and the pod would hang"
             yield f"{_POD}.volumes[{name}]", rule, f"leave it out, and mount {first} twice"
+    claims = {it["name"]: it.get("persistentVolumeClaim") or {} for it in _pod_spec(job)["volumes"]}
     for mount in _container(job)["volumeMounts"]:
-        volumes = [it for it in _pod_spec(job)["volumes"] if it["name"] == mount["name"]]
-        source = (volumes[0] if volumes else {}).get("persistentVolumeClaim") or {}
-        if mount["mountPath"] == manifest.RUNS and (
-            mount.get("readOnly") or source.get("readOnly")
-        ):
-            rule = "it is read-only, and the run is written to it"
+        read_only = mount.get("readOnly") or claims.get(mount["name"], {}).get("readOnly")
+        if mount["mountPath"] == manifest.RUNS and read_only:
             fix = "leave readOnly out, or give data and runs a claim each"
-            yield f"{_POD}.volumes[{mount['name']}]", rule, fix
+            field = f"{_POD}.volumes[{mount['name']}]"
+            yield field, "it is read-only, and the run is written to it", fix
 
 
 # -- the operator and Kueue ----------------------------------------------------------------------
 
 
 def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Words that the API takes as free text, and settings that make the operator crash."""
+    """Fields of free text have a word that the operator and torchrun know."""
     policy = job["spec"].get("elasticPolicy") or {}
     values = {
         f"{_WORKER}.restartPolicy": worker_spec(job).get("restartPolicy"),
@@ -246,7 +242,7 @@ def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Kueue takes a job by its own label, and stops one whose number of pods changes."""
+    """Kueue takes a job by the job's own label, and stops one whose number of pods changes."""
     labels = job["metadata"].get("labels") or {}
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and QUEUE not in labels:

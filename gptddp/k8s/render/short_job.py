@@ -8,7 +8,7 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, manifest, patch, pod, restricted, spec
+from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, restricted
 from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.problem import refuse
@@ -35,7 +35,7 @@ class ClaimPath:
     @classmethod
     def parse(cls, flag: str, text: str) -> "ClaimPath":
         """Raises ConfigError where there is no claim's name, or the path leaves the claim."""
-        refuse(spec.CLAIM.problem(flag, text))
+        refuse(forms.CLAIM.problems(flag, text))
         claim, _, path = text.partition("/")
         return cls(claim, path.strip("/"))
 
@@ -155,12 +155,12 @@ def _check(name: str, image: str, cpu: str, memory: str) -> None:
     refuse(
         found
         for form, flag, text in (
-            (spec.LABEL, "--name", name),
-            (spec.IMAGE, "--image", image),
-            (spec.CPUS, "--cpu", cpu),
-            (spec.BYTES, "--memory", memory),
+            (forms.LABEL, "--name", name),
+            (forms.IMAGE, "--image", image),
+            (forms.CPUS, "--cpu", cpu),
+            (forms.BYTES, "--memory", memory),
         )
-        for found in form.problem(flag, text)
+        for found in form.problems(flag, text)
     )
 
 

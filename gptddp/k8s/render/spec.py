@@ -6,7 +6,6 @@ gives each such default its reason. The trainer's part is a `gptddp.config.Confi
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
-from gptddp.k8s.render import fields, names, pod, problem, quantity
-from gptddp.k8s.render.fields import FROM_DISK, TABLES, Form, Kind, from_toml
+from gptddp.k8s.render import fields, forms, pod, problem
+from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
 from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
 from gptddp.k8s.render.fields import option as _f
-from gptddp.k8s.render.pod import OBJECT, PodOptions
+from gptddp.k8s.render.pod import PodOptions
 from gptddp.k8s.render.quantity import gibibytes
 from gptddp.model import shape
 
@@ -30,54 +29,15 @@ if TYPE_CHECKING:
 RENDEZVOUS_PORT = 23456  # the operator's
 _PARTS = ("pod", "train")  # fields that are dataclasses of their own
 
-NAME = Form(
-    "the name of a job",
-    lambda text: re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", text),
-    "use lower case letters, digits and '-', with a letter first and no '-' at the end",
-)
-LABEL = Form("a DNS label", names.is_label, "use up to 63 lower case letters, digits and '-'")
-IMAGE = Form(
-    "an image that a node can pull",
-    names.is_image,
-    "use one such as registry.example/gptddp:0.1.0, its name in lower case",
-)
-CLAIM = Form(
-    "the name of a PersistentVolumeClaim, or CLAIM/PATH",
-    names.is_claim_path,
-    "use one as in data or data/books; with --local, --volume CLAIM=FOLDER gives its folder",
-)
-CPUS = Form(
-    "a number of CPUs up to 1024",
-    lambda text: 0.001 <= quantity.number(text) <= 1024,
-    "use one such as 500m or 2",
-)
-BYTES = Form(
-    "an amount of memory from 64Mi on",  # less is a unit forgotten
-    lambda text: 2**26 <= quantity.number(text) <= 2**60,
-    "use one such as 512Mi or 4Gi",
-)
-RESOURCE = Form("a resource of nodes", names.is_resource, "use DOMAIN/NAME as in nvidia.com/gpu")
-TOPOLOGY = Form(
-    "a wish for nodes",
-    lambda text: re.fullmatch("(required|preferred)=[^=]+|unconstrained", text),
-    "use required=LABEL or preferred=LABEL with a label of nodes, or unconstrained",
-)
-
 
 @dataclass(frozen=True)
 class JobSpec:
     """Everything that decides a job's manifest. Every field is a flag and a key, the last two are
     options of their own."""
 
-    name: str = _f(
-        "gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run", form=NAME
-    )
-    namespace: str | None = _f(
-        None, "namespace; by default the one of kubectl's context", form=LABEL
-    )
-    image: str = _f(
-        f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`", form=IMAGE
-    )
+    name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
+    namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
+    image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
     replicas: int = _f(1, "pods to start with, and the most the job will ever have", Kind.NUMBER)
     min: int | None = _f(
         None, "fewest pods to train with [default: half of the replicas, rounded up]", Kind.NUMBER
@@ -92,29 +52,22 @@ class JobSpec:
         None,
         "CPUs a pod, request and limit [default: 1 a worker process, 3 with a GPU]",
         Kind.QUANTITY,
-        form=CPUS,
     )
     memory: str | None = _f(
         None,
         "memory a pod, request and limit, shm included [default: from the model's size]",
         Kind.QUANTITY,
-        form=BYTES,
     )
     gpus: int = _f(0, "GPUs a pod", Kind.NUMBER)
-    gpu_resource: str = _f(
-        "nvidia.com/gpu", "resource name of a GPU, for other makers or slices", form=RESOURCE
-    )
+    gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
     shm: str | None = _f(
         None,
         "size of /dev/shm, which holds two snapshots [default: from the model's size]",
         Kind.QUANTITY,
-        form=BYTES,
     )
-    data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH", form=CLAIM)
+    data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
     runs: str = _f(
-        "runs",
-        "claim with the run directories, shared by all pods: CLAIM or CLAIM/PATH",
-        form=CLAIM,
+        "runs", "claim with the run directories, shared by all pods: CLAIM or CLAIM/PATH"
     )
     grace_s: int = _f(
         60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint", Kind.NUMBER
@@ -123,17 +76,16 @@ class JobSpec:
         (), "environment variable; may be repeated", Kind.TABLE, "NAME=VALUE"
     )
     queue: str | None = _f(
-        None, "LocalQueue of Kueue in which the job waits for its turn", metavar="NAME", form=OBJECT
+        None, "LocalQueue of Kueue in which the job waits for its turn", metavar="NAME"
     )
     priority: str | None = _f(
-        None, "WorkloadPriorityClass: the job's place in its queue", metavar="NAME", form=OBJECT
+        None, "WorkloadPriorityClass: the job's place in its queue", metavar="NAME"
     )
     topology: str | None = _f(
         None,
         "nodes that Kueue looks for: required=LABEL: with the same value of this label; "
         "preferred=LABEL; unconstrained",
         metavar="WISH",
-        form=TOPOLOGY,
     )
     code: "Code | None" = _f(
         None, "folder whose Python files go before those of the image", Kind.CODE, "DIR"
@@ -198,7 +150,7 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
             value = FROM_DISK[kind(name)](flag(name), value)
         values[name] = value
     values |= {n: tuple(sorted(v.items())) for n, v in values.items() if kind(n) in TABLES}
-    problem.refuse(it for n, v in values.items() for it in fields.malformed(FIELDS[n], v))
+    problem.refuse(it for n, v in values.items() for it in forms.malformed(n, v))
     options = PodOptions(**{n: values.pop(n) for n in pod.FIELDS if n in values})
     return JobSpec(**values, pod=options, train=_train(file, train_args))
 
