@@ -262,7 +262,9 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
 def test_metrics_have_the_port_that_is_given_or_none():
     """0 leaves it out everywhere; without it there is one."""
     job = render_job({"replicas": 2}, ["--metrics-port", "0"])
-    text = manifest.to_yaml(manifest.objects(spec.load(None, {}, ["--metrics-port", "0"])))
+    objects = render({}, ["--metrics-port", "0"])
+    text = manifest.to_yaml(objects)
+    assert len(objects[1]["spec"]["ingress"]) == 1
     assert "9464" not in text and "metrics" not in text.replace("--metrics-port", "")
     assert [port["name"] for port in container(job)["ports"]] == ["pytorchjob-port"]
     assert str(manifest.METRICS_PORT) in str(render_job({"replicas": 2}))

@@ -50,9 +50,9 @@ def test_lists_are_merged_by_name(tmp_path):
 def test_tolerations_are_merged_by_key_where_all_have_one(tmp_path):
     """Ours stay beside the patch's; two of one key both stay; one without a key replaces all."""
     given = ("a:NoSchedule", "a:NoExecute")
-    job = in_pod(tmp_path, "{tolerations: [{key: b}]}", toleration=given)
+    job = in_pod(tmp_path, "{tolerations: [{key: b}, {key: b, value: c}]}", toleration=given)
     keys = [it["key"].rpartition("/")[2] for it in pod_spec(job)["tolerations"]]
-    assert keys == ["not-ready", "unreachable", "a", "a", "b"]
+    assert keys == ["not-ready", "unreachable", "a", "a", "b", "b"]
     job = in_pod(tmp_path, "{tolerations: [{operator: Exists}]}")
     assert pod_spec(job)["tolerations"] == [{"operator": "Exists"}]
     assert pod_spec(in_pod(tmp_path, "{tolerations: []}"))["tolerations"] == []

@@ -96,6 +96,7 @@ def test_the_taint_of_every_device_is_tolerated():
 
     assert keys() == [] and keys(resource=(("hugepages-2Mi", "2Mi"),)) == []
     assert keys(gpus=1, gpu_resource="amd.com/gpu") == ["amd.com/gpu"]
+    assert keys(gpus=1, toleration=("nvidia.com/gpu:NoSchedule",)) == ["nvidia.com/gpu"]
     mig = "nvidia.com/mig-1g.5gb"
     assert keys(gpus=1, gpu_resource=mig) == [mig, "nvidia.com/gpu"]
 

@@ -79,6 +79,7 @@ PATCHES = [
     ("grace", in_pod(terminationGracePeriodSeconds=30), "30 s is not enough to commit"),
     ("environment", in_container(env=[{"name": "HF_TOKEN", "value": "x"}]), "HF_TOKEN=SECRET/KEY"),
     ("environment", in_container(env=[{"name": "GPTDDP_MEMORY", "value": "/x"}]), "GPTDDP_MEMORY"),
+    ("environment", in_container(env=[]), "variable POD_NAME: the launcher needs it; keep it"),
     (
         "environment",
         in_pod(initContainers=[{"name": "i", "env": [{"name": "U", "value": "a://b:c@d"}]}]),
@@ -97,6 +98,7 @@ PATCHES = [
         in_pod(volumes=[{"name": "runs", "persistentVolumeClaim": {"readOnly": True}}]),
         "it is read-only, and the run is written to it",
     ),
+    ("claims", in_container(volumeMounts=[{"mountPath": "/runs", "readOnly": True}]), "read-only"),
     ("words", in_worker(restartPolicy="Sometimes"), "use ExitCode or OnFailure"),
     ("words", {"spec": {"runPolicy": {"cleanPodPolicy": "running"}}}, "use Running or None"),
     ("words", {"spec": {"elasticPolicy": {"rdzvBackend": "zk"}}}, "use c10d or etcd"),
@@ -120,7 +122,7 @@ BROKEN_BY_PATCH = [(id, {}, [], words, patch) for id, patch, words in PATCHES]
 def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words, patch):
     """Each rule catches what it is for, under its id, and says what to do."""
     found = problems(flags, args, patch)
-    assert [it.id for it in found] == [id]
+    assert {it.id for it in found} == {id}
     assert words in str(found[0]) and found[0].fix
 
 
@@ -136,6 +138,12 @@ def test_every_rule_has_its_row_in_the_page():
     page = (ROOT / "docs/k8s.md").read_text()
     rows = [f"| `{id}` | {rule.__doc__} |\n" for id, rule in rules.RULES.items()]
     assert "|---|---|\n" + "".join(rows) in page, "".join(rows)
+
+
+def test_a_model_may_lie_on_a_volume_of_the_patch():
+    """--init-from names any folder of a patched pod; without a patch there are two volumes."""
+    args = ["--init-from", "/models/gpt2"]
+    assert problems({}, args, in_pod(hostname="x")) == [] != problems({}, args)
 
 
 def test_a_patch_that_makes_no_job_is_no_traceback():
