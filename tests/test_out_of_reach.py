@@ -139,7 +139,6 @@ FORGIVING = {
     "gptddp/k8s/local/screen.py": 1,
     "gptddp/k8s/login.py": 1,  # which error
     "gptddp/k8s/render/code.py": 1,  # of our own package
-    "gptddp/k8s/render/documents.py": 2,  # a folder or not: it is read, and an error is told
     "gptddp/launch/agent.py": 3,  # /proc, and the pod's own memory
     "gptddp/launch/overlay.py": 7,  # the image's files, and the pod's own copy
     "gptddp/prepare/output.py": 7,  # to tidy up, where only what is empty goes; an error's words

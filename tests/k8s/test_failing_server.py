@@ -198,7 +198,7 @@ def test_a_server_that_is_broken_is_not_one_that_hides_something(api, prepare, a
 @pytest.mark.parametrize(
     "command",
     [
-        *("status", "top --once", "logs", "wait --timeout 0"),
+        *("status", "status --watch", "logs", "wait --timeout 0"),
         *("sample --timeout 0", "suspend", "resume", "scale --replicas 2", "delete --no-wait"),
     ],
 )

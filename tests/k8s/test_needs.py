@@ -139,10 +139,3 @@ def test_a_claim_that_may_not_do_is_a_warning(api, k8s, tmp_path, claim, modes, 
     result = submit(k8s, *(["--patch", str(tmp_path / "read.yaml")] if read_only else []))
     assert result.exit_code == 0 and words in result.stderr
     assert ("warning" in result.stderr) is bool(words)
-
-
-def test_a_short_job_is_told_the_option_for_a_read_only_source(api, k8s):
-    """Its claim has another name there."""
-    api.objects["persistentvolumeclaims", "data"]["spec"]["accessModes"] = ["ReadOnlyMany"]
-    result = k8s("prepare", "--source", "data", "--data", "runs")
-    assert result.exit_code == 0 and "add --read-only-source" in result.stderr

@@ -114,18 +114,6 @@ def test_the_job_that_is_patched_is_left_alone():
     assert yaml.safe_dump(job) == text
 
 
-def test_a_short_job_has_what_the_patch_says_of_any_pod():
-    """Labels and the pod's own fields, and nothing of the trainer's container."""
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"securityContext": {"fsGroup": 1}}}
-    change = yaml.safe_load(POD % "{securityContext: {fsGroup: null}, containers: [{name: x}]}")
-    change["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"] = {"labels": {"c": "d"}}
-    assert patch.apply_to_pod(template, change) == {
-        "metadata": {"labels": {"a": "b", "c": "d"}},
-        "spec": {"securityContext": {}},
-    }
-    assert patch.apply_to_pod(template, {"metadata": {"labels": {"c": "d"}}}) == template
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

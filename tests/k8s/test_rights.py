@@ -47,14 +47,6 @@ def test_a_companion_of_another_content_that_may_not_be_changed_is_an_error(api,
     assert result.exit_code == 1 and "the job exists" in result.stderr
 
 
-def test_a_key_that_may_not_be_listed_goes_with_delete(api, k8s):
-    """A Secret has the job's name: who may read and delete it leaves none behind."""
-    submit(k8s)
-    del api.objects["secrets", "demo"]["metadata"]["ownerReferences"]
-    api.paths["/api/v1/namespaces/default/secrets"] = (403, "U cannot list resource secrets")
-    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
-
-
 def test_who_may_not_read_events_is_told_the_rest(api, k8s):
     """`status` and `logs` answer, and say what is not to be seen where nothing else is wrong."""
     submit(k8s)

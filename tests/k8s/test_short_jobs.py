@@ -1,10 +1,11 @@
-"""The short Jobs: their objects, and the way of `prepare` through a small API server."""
+"""`prepare` and `sample` on a cluster: their short Jobs, and their way through an API server."""
 
 import pytest
 from click.testing import CliRunner
 from support.manifests import pod_spec, render_job
 from support.short_jobs import dry_run, pod_of, run_pods, server_with_texts
 
+from gptddp.inference.commands import sample
 from gptddp.k8s.cli.main import cli
 
 PREPARE = ("prepare", "--source", "texts/books")
@@ -15,23 +16,39 @@ def server_in():
     return server_with_texts
 
 
+@pytest.fixture
+def sampled(api, k8s):
+    """sampled(job, *options): the Job that `sample` of a job makes; None: of one that is gone."""
+
+    def run(job, *args):
+        if job:
+            api.put(job)
+        made = []
+        api.created["Job"] = made.append
+        result = k8s("sample", "demo", "--timeout", "0", *args)
+        assert made, result.stderr
+        return made[-1]
+
+    return run
+
+
 # -- the objects -------------------------------------------------------------------------------
 
 
 def test_prepare_runs_the_images_own_command():
     """Source read-only, data writable, options as given; the same bytes for the same options."""
-    job = dry_run("--source", "texts/a/b", "--data", "sets/new", "--", "--vocab-size", "4096")
+    options = ["--val", "/source/val.jsonl", "--on-bad", "skip", "--max-bad", "5", "--keep-copies"]
+    args = ("--source", "texts/a/b", "--data", "sets/new", "--", *options)
+    job = dry_run(*args)
     (container,) = pod_of(job)["containers"]
-    assert container["command"] == [
-        *("gptddp", "prepare", "/source/a/b", "--out", "/data/new", "--vocab-size", "4096")
-    ]
+    command = ["gptddp", "prepare", "/source/a/b", "--out", "/data/new", *options]
+    assert container["command"] == command and "args" not in container
     mounts = {m["mountPath"]: m.get("readOnly", False) for m in container["volumeMounts"]}
     assert mounts == {"/data": False, "/source": True, "/tmp": False}
     claims = {v["name"]: v.get("persistentVolumeClaim") for v in pod_of(job)["volumes"]}
-    assert claims["data"] == {"claimName": "sets"} and claims["source"] == {"claimName": "texts"}
-    assert job == dry_run(
-        "--source", "texts/a/b", "--data", "sets/new", "--", "--vocab-size", "4096"
-    )
+    source = {"claimName": "texts", "readOnly": True}
+    assert claims == {"data": {"claimName": "sets"}, "source": source, "scratch": None}
+    assert job == dry_run(*args)
 
 
 def test_source_and_data_in_one_claim_are_mounted_once():
@@ -39,28 +56,43 @@ def test_source_and_data_in_one_claim_are_mounted_once():
     job = dry_run("--source", "v/raw", "--data", "v/set")
     (container,) = pod_of(job)["containers"]
     assert container["command"] == ["gptddp", "prepare", "/data/raw", "--out", "/data/set"]
-    assert len(pod_of(job)["volumes"]) == 2  # and the scratch folder
+    assert [v["name"] for v in pod_of(job)["volumes"]] == ["data", "scratch"]
 
 
-def test_a_validation_source_is_in_the_volume_of_the_texts():
-    """All options of `gptddp prepare` go through; --val has to be a path that the pod has."""
-    options = ["--on-bad", "skip", "--max-bad", "5", "--keep-copies", "--val"]
-    for args, val in (
-        (["--source", "texts/a"], "/source/val.jsonl"),
-        (["--source", "v/raw", "--data", "v/set"], "/data/raw/val"),
-    ):
-        (container,) = pod_of(dry_run(*args, "--", *options, val))["containers"]
-        assert container["command"][-len(options) - 1 :] == [*options, val]
-
-
-def test_short_jobs_meet_the_restricted_standard():
-    """As the trainer's pods: the very same parts."""
-    trainer, pod = pod_spec(render_job()), pod_of(dry_run("--source", "texts"))
-    for key in ("securityContext", "automountServiceAccountToken", "enableServiceLinks"):
+def test_short_jobs_have_the_pod_of_a_trainer():
+    """What the restricted standard and the cluster ask; nothing of the launcher's."""
+    asked = {"node_selector": (("pool", "cpu"),), "image_pull_secret": ("registry",)}
+    flags = ("--node-selector", "pool=cpu", "--image-pull-secret", "registry")
+    trainer = pod_spec(render_job({"name": "prepare", **asked}))
+    pod = pod_of(dry_run("--source", "texts", *flags))
+    same = ("securityContext", "automountServiceAccountToken", "enableServiceLinks", "nodeSelector")
+    for key in (*same, "imagePullSecrets", "tolerations"):
         assert pod[key] == trainer[key]
-    assert pod["containers"][0]["securityContext"] == trainer["containers"][0]["securityContext"]
-    env = {e["name"]: e["value"] for e in pod["containers"][0]["env"]}
-    assert env == {"HOME": "/tmp", "TMPDIR": "/tmp"} and pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    assert container["securityContext"] == trainer["containers"][0]["securityContext"]
+    assert {e["name"]: e["value"] for e in container["env"]} == {"HOME": "/tmp", "TMPDIR": "/tmp"}
+    assert pod["restartPolicy"] == "Never" and "serviceAccountName" not in pod
+    assert not {"ports", "livenessProbe"} & container.keys()
+
+
+def test_one_job_toml_serves_all_commands(tmp_path):
+    """Image, namespace, dataset and pods are the file's; what is of a PyTorchJob is left out."""
+    file = tmp_path / "job.toml"
+    file.write_text(
+        '[job]\nimage = "r.io/g:1"\nnamespace = "team"\ndata = "sets/books"\nreplicas = 4\n'
+        'gpus = 8\ncpu = 64\nimage_pull_secret = "registry"\nwithout = "networkpolicy"\n'
+        '[train]\nsteps = 5\ndevice = "cuda"\n'
+    )
+    job = dry_run("--source", "texts", "-f", str(file))
+    (container,) = pod_of(job)["containers"]
+    assert container["image"] == "r.io/g:1" and job["metadata"]["namespace"] == "team"
+    assert "/data/books" in container["command"]
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "4Gi"}
+    assert pod_of(job)["imagePullSecrets"] == [{"name": "registry"}]
+    assert "nvidia.com/gpu" not in [it["key"] for it in pod_of(job)["tolerations"]]
+    job = dry_run("--source", "texts", "-f", str(file), "-n", "mine", "--image", "r.io/g:2")
+    assert job["metadata"]["namespace"] == "mine"
+    assert pod_of(job)["containers"][0]["image"] == "r.io/g:2"
 
 
 @pytest.mark.parametrize(
@@ -73,12 +105,11 @@ def test_short_jobs_meet_the_restricted_standard():
         (["--source", "v", "--cpu", "many"], "--cpu: 'many'"),
         (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),
         (["--source", "v", "--image", ""], "--image"),
-        (["--source", "v", "--name", "A"], "--name: 'A'"),
+        (["--source", "v", "--name", "A"], "--name"),
+        (["--source", "v", "--toleration", "a:Never"], "--toleration: 'a:Never' is not a taint"),
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
-        (["--source", "v", "--", "more"], "with --source"),
-        (["--source", "v/a", "--", "--val", "b"], "such as /source/a/val.jsonl"),
-        (["--source", "v/a", "--data", "v/b", "--", "--val", "/source/b"], "at /data: give a path"),
+        (["--source", "v", "more"], "unexpected argument 'more': name texts with --source"),
         (["--source", "v", "--", "--on-bad", "quarantine"], "after --: Invalid value"),
     ],
 )
@@ -88,23 +119,126 @@ def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):
     assert result.exit_code == 2 and words in result.stderr and result.stdout == ""
 
 
+def test_a_sample_runs_where_the_jobs_pods_can(api, sampled):
+    """Nodes, account and labels are the job's, options win over them; it asks for little."""
+    asked = {"service_account": "trainer", "node_selector": (("pool", "gpu"),), "gpus": 2}
+    asked |= {"image_pull_secret": ("registry",), "topology": "required=rack", "queue": "team"}
+    for name in ("trainer", "mine"):
+        api.put({"kind": "ServiceAccount", "metadata": {"name": name}})
+    made = sampled(render_job({"name": "demo", **asked}), "--service-account", "mine")
+    spec, meta = pod_of(made), made["spec"]["template"]["metadata"]
+    assert spec["serviceAccountName"] == "mine" and spec["nodeSelector"] == {"pool": "gpu"}
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert "nvidia.com/gpu" in [it["key"] for it in spec["tolerations"]]
+    assert spec["containers"][0]["resources"]["requests"] == {"cpu": "100m", "memory": "256Mi"}
+    assert meta["labels"]["app.kubernetes.io/component"] == "sample"
+    assert meta["annotations"] == {}  # nothing for Kueue or Prometheus
+    assert pod_of(sampled(None, "--node-selector", "pool=cpu"))["nodeSelector"] == {"pool": "cpu"}
+
+
+def test_a_patch_is_of_the_short_jobs_pods_too(sampled, tmp_path):
+    """What the cluster asks of pods and has no flag."""
+    file = tmp_path / "patch.yaml"
+    file.write_text(
+        "spec: {pytorchReplicaSpecs: {Worker: {template: {metadata: {labels: {team: nlp}}, "
+        "spec: {runtimeClassName: nvidia}}}}}"
+    )
+    jobs = [dry_run("--source", "texts", "--patch", str(file))]
+    jobs += [sampled(job, "--patch", str(file)) for job in (None, render_job({"name": "demo"}))]
+    for job in jobs:
+        assert pod_of(job)["runtimeClassName"] == "nvidia"
+        assert job["spec"]["template"]["metadata"]["labels"]["team"] == "nlp"
+
+
+def test_a_sample_does_not_need_the_account_that_goes_with_its_job(sampled):
+    """The job's own ServiceAccount is deleted with it."""
+    assert "serviceAccountName" not in pod_of(sampled(render_job({"name": "demo"})))
+
+
+def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(sampled):
+    """But --data, which is a claim here: what is given, and else the same default as there."""
+    names = {it.name for it in sample.params} - {"run", "data"}
+    for args, given in (
+        (("--top-p", "0.9", "--top-k", "7", "--prompt", "a b"), {"top_p": 0.9, "top_k": 7}),
+        ((), {}),
+    ):
+        command = pod_of(sampled(None, *args))["containers"][0]["command"]
+        options = command[command.index("/runs/demo") :]
+        context = sample.make_context("sample", list(options))
+        told = {it.partition("=")[0] for it in options[1:]}
+        assert told == {"--" + name.replace("_", "-") for name in names}
+        prompt = {"prompt": "a b"} if given else {}
+        wanted = sample.make_context("sample", ["/runs/demo"]).params | given | prompt
+        assert context.params == wanted
+
+
+def test_sample_takes_image_and_claims_from_the_job(sampled):
+    """What is given wins over the job's; nothing of the run can be written."""
+    job = render_job({"name": "demo", "image": "mine:1", "data": "texts/set", "runs": "runs"})
+    spec = pod_of(sampled(job, "--memory", "9Gi"))
+    (container,) = spec["containers"]
+    assert container["image"] == "mine:1" and "/runs/demo" in container["command"]
+    assert container["resources"]["limits"]["memory"] == "9Gi"
+    mounts = {it["mountPath"]: (it["name"], it.get("readOnly")) for it in container["volumeMounts"]}
+    assert mounts == {"/data": ("data", True), "/runs": ("runs", True), "/tmp": ("scratch", None)}
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"][:2]]
+    assert claims == ["texts", "runs"]
+    given = pod_of(sampled(job, "--runs", "texts/old", "--data", "texts", "--image", "i:2"))
+    (container,) = given["containers"]
+    assert container["image"] == "i:2" and "/runs/old/demo" in container["command"]
+    names = {it["name"] for it in container["volumeMounts"] if it["mountPath"] != "/tmp"}
+    assert names == {"data"} and len(given["volumes"]) == 2  # one claim, mounted once
+
+
+def test_sample_runs_on_the_code_of_the_job(api, sampled, tmp_path):
+    """The text of an own model is made by that model: the same archive, laid over the image's."""
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    job = render_job({"name": "demo", "code": str(tmp_path)})
+    (volume,) = [it for it in pod_spec(job)["volumes"] if it["name"] == "code"]
+    api.put({"kind": "ConfigMap", "metadata": {"name": volume["configMap"]["name"]}})
+    spec = pod_of(sampled(job))
+    (container,) = spec["containers"]
+    at, archive = container["command"].index("--code"), pod_spec(job)["containers"][0]["args"][1]
+    assert container["command"][at - 3 : at] == ["python", "-m", "gptddp.launch.overlay"]
+    assert container["command"][at + 1 : at + 4] == [archive, "gptddp", "sample"]
+    mount = {"name": "code", "mountPath": "/code", "readOnly": True}
+    assert mount in container["volumeMounts"] and volume in spec["volumes"]
+
+
+def test_sample_of_another_kind_of_job_is_refused(api, k8s):
+    """One without the volumes of data and runs has no checkpoint that is known here."""
+    job = render_job({"name": "demo"})
+    pod_spec(job)["volumes"] = []
+    api.put(job)
+    result = k8s("sample", "demo")
+    assert result.exit_code == 2 and "has no volumes data and runs: is it of" in result.stderr
+
+
 # -- prepare -----------------------------------------------------------------------------------
 
 
 def test_prepare_returns_at_once_and_does_nothing_twice(api, k8s):
-    """Created, then unchanged; its running Job refuses other options with the difference."""
+    """Created, then unchanged; while its Job runs, other options are refused."""
     first = k8s(*PREPARE)
     assert (first.exit_code, first.stdout) == (0, "job.batch/prepare created\n")
     again = k8s(*PREPARE)
-    assert again.stdout == "job.batch/prepare unchanged\n" and "is running" in again.stderr
+    assert again.stdout == "job.batch/prepare unchanged\n" and "--follow shows" in again.stderr
     other = k8s(*PREPARE, "--cpu", "2")
-    assert other.exit_code == 2 and "resources.limits.cpu: 1 -> 2" in other.stderr
+    assert other.exit_code == 2 and "is running with other settings" in other.stderr
+    assert f"`gptddp-k8s delete prepare --kubeconfig {api.kubeconfig}`" in other.stderr
     assert api.writes == ["create Job"]
 
 
 def test_prepare_waits_and_follows(api, k8s):
-    """The log on stdout, what to type next on stderr."""
+    """The log on stdout, what to type next on stderr; a log that breaks off is read on."""
     run_pods(api, log=["reading", "writing"])
+    ended = api.created["Job"]
+
+    def breaking(body):
+        ended(body)
+        api.logs["prepare-pod"].break_after = [len("2026-11-21T09:00:00.000000001Z reading\n") + 9]
+
+    api.created["Job"] = breaking
     result = k8s(*PREPARE, "--follow")
     assert result.exit_code == 0, result.output
     assert result.stdout == "job.batch/prepare created\nreading\nwriting\n"
@@ -113,12 +247,12 @@ def test_prepare_waits_and_follows(api, k8s):
 
 def test_a_failed_prepare_tells_why_and_is_run_again(api, k8s):
     """Exit code 100 with the program's last words; the same command replaces it."""
-    run_pods(api, message="Error: cannot read /source/books: check the path", exitCode=2)
+    run_pods(api, message="Error: cannot write --out /data/books: check the path", exitCode=2)
     result = k8s(*PREPARE, "--wait")
     assert result.exit_code == 100
-    assert "prepare failed: cannot read /source/books: check the path" in result.stderr
+    assert "prepare failed: cannot write --data /data/books: check the path" in result.stderr
     again = k8s(*PREPARE, "--wait")
-    assert "the last Job prepare failed: cannot read" in again.stderr
+    assert "the last Job prepare failed: cannot write" in again.stderr
     assert api.writes == ["create Job", "delete Job", "create Job"]
 
 
@@ -145,8 +279,111 @@ def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
     assert result.exit_code == 100 and "prepare was deleted before it ended" in result.stderr
 
 
-def test_a_missing_source_claim_is_named(api, k8s):
-    """Nothing is created."""
-    result = k8s("prepare", "--source", "nope/x")
-    assert result.exit_code == 2 and "no claim nope (--source)" in result.stderr
-    assert api.writes == []
+@pytest.mark.parametrize("args", [("prepare", "--source", "nope"), ("sample", "demo")])
+def test_a_missing_claim_is_named_and_nothing_is_created(api, k8s, args):
+    """The pod would wait for it for ever."""
+    api.remove("PersistentVolumeClaim", "runs")
+    result = k8s(*args)
+    assert result.exit_code == 2 and api.writes == []
+    assert "no claim nope (--source)" in result.stderr or "no claim runs" in result.stderr
+
+
+# -- sample ------------------------------------------------------------------------------------
+
+
+def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
+    """stdout is the sample; step and seed are on stderr; no Job is left."""
+    run_pods(api, message="step 40, seed 0", log=["def f():", "    pass"])
+    result = k8s("sample", "demo", "--prompt", "def")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "def f():\n    pass\n" and result.stderr == "step 40, seed 0\n"
+    assert api.all() == []
+
+
+def test_a_sample_whose_job_cannot_be_deleted_is_not_lost(api, k8s):
+    """The text on stdout and exit code 0 all the same; the Job that is left is named."""
+    run_pods(api, message="step 40, seed 0", log=["def f():"])
+    api.forbidden = {"DELETE jobs"}
+    result = k8s("sample", "demo")
+    assert (result.exit_code, result.stdout) == (0, "def f():\n")
+    ((_, left),) = [it for it in api.all() if it[0] == "Job"]
+    assert f"`kubectl delete job {left} -n default`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ({"exitCode": 4, "message": "Error: /runs/demo has no checkpoint"}, "has no checkpoint;"),
+        ({"exitCode": 137, "reason": "OOMKilled"}, "137 (SIGKILL), OOMKilled; give it more, --me"),
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such host"}}},
+            "its pod demo-sample-x1y2z-pod does not start: ImagePullBackOff: no such host; name an "
+            "image that the nodes have or can pull, --image",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sample_that_fails_says_why(api, k8s, ended, words):
+    """Exit code 100 with the program's or the kubelet's own words, and no Job left."""
+    api.put(render_job({"name": "demo"}))
+    run_pods(api, **ended)
+    result = k8s("sample", "demo", "--timeout", "5")
+    assert result.exit_code == 100 and words in result.stderr and result.stdout == ""
+    assert "gptddp-k8s status demo" in result.stderr or "--image" in result.stderr
+    assert api.writes == ["create Job", "delete Job"]
+
+
+def event(kind, name, message, second=0, type="Warning"):
+    about = {"involvedObject": {"kind": kind, "name": name}, "type": type, "message": message}
+    at = f"2026-11-21T09:00:0{second}Z"
+    return {"kind": "Event", "metadata": {"name": message}, "lastTimestamp": at, **about}
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "message": "2 Insufficient cpu. x"}
+PENDING = {"phase": "Pending", "containerStatuses": []}
+JOB_NAME, POD_NAME = "demo-sample-x1y2z", "demo-sample-x1y2z-pod"
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "words"),
+    [
+        (PENDING | {"conditions": [UNSCHEDULABLE]}, [], f"pod {POD_NAME} does not start: 2 Insuff"),
+        (
+            PENDING,
+            [event("Pod", POD_NAME, "old", 1), event("Pod", POD_NAME, "MountVolume failed", 2)],
+            f"its pod {POD_NAME} does not start: MountVolume failed",
+        ),
+        (
+            None,
+            [event("Job", JOB_NAME, "exceeded quota: small")],
+            f"{JOB_NAME}: exceeded quota: sm",
+        ),
+    ],
+)
+def test_what_keeps_a_sample_from_running_is_told_in_its_own_words(api, k8s, status, events, words):
+    """Once while it waits, and with the exit code 124; no Job is left."""
+    api.put(*events, event("Job", JOB_NAME, "Created pod", 9, "Normal"))
+    if status:
+        run_pods(api, status=status)
+    result = k8s("sample", "demo", "--timeout", "0.5")
+    assert result.exit_code == 124 and "is not done after 0.5 s: " in result.stderr
+    first, last = result.stderr.splitlines()
+    assert words in first and first.partition(": ")[2] in last
+    assert api.writes == ["create Job", "delete Job"]
+
+
+def test_who_may_not_see_events_waits_all_the_same(api, k8s):
+    """What nobody can be told of is left out."""
+    api.forbidden = {"GET events"}
+    result = k8s("sample", "demo", "--timeout", "0.5")
+    assert result.exit_code == 124 and "is not done after 0.5 s: it runs" in result.stderr
+
+
+def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
+    """What a killed sample left goes with the job."""
+    api.cut_at = 1  # its own delete does not come through
+    k8s("sample", "demo", "--timeout", "0")
+    api.cut_at = None
+    assert [kind for kind, _ in api.all()] == ["Job"]
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and 'job.batch "demo-sample-x1y2z" deleted' in result.stdout
+    assert api.all() == []

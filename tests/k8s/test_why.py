@@ -101,12 +101,13 @@ def test_a_lost_node_is_told_when_the_grace_is_over():
 def test_a_pod_that_starts_slowly_is_told():
     """Of a job that has not run at once; of one that has, when it takes long."""
     new = pod(3, waiting("ContainerCreating"), phase="Pending")
-    expected = "pod demo-worker-3: on its way on node gptddp-worker"
-    assert sentence(job("Created"), [new], now=seconds(at(2))) == expected
+    told = "pod demo-worker-3: on its way on node gptddp-worker"
+    assert sentence(job("Created"), [new], now=seconds(at(2))) == told
     assert sentence(job("Restarting"), [new], now=seconds(at(10))) == ""
-    assert sentence(job("Restarting"), [new], now=seconds(at(12))) == expected
+    assert sentence(job("Restarting"), [new], now=seconds(at(12))) == told
     pull = event(new, "Pulling", 'Pulling image "big"', kind="Normal")
-    assert sentence(job("Restarting"), [new], [pull]) == f'{expected}: Pulling image "big"'
+    shown = sentence(job("Restarting"), [new], [pull])
+    assert shown == told + ': Pulling image "big"'
 
 
 def test_a_pod_that_was_replaced_is_told_for_a_while():

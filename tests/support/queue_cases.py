@@ -67,6 +67,8 @@ QUEUE_CASES = [
     ("queued", facts(workload(*ADMITTED)), "it has its quota in the queue team, and is about to"),
     ("queued", facts(workload(pending(MORE), PREEMPTED)),
      f"in the queue team; Preempted: Preempted to accommodate a workload; Pending: {MORE}; see"),
+    ("queued", facts(workload(pending(PREEMPTED[3]), PREEMPTED)),
+     f"it waits in the queue team; Preempted: {PREEMPTED[3]}; see"),
     ("queued", facts(workload(*ADMITTED, PREEMPTED), pods=[pod(0)]), "team; Preempted: Preempted"),
     ("queued", facts(workload(ADMITTED[0], admissionChecks=GATE)),
      "about to start; admission check prov: Pending: no nodes yet"),

@@ -35,6 +35,7 @@ def run_pods(api, message="", log=(), **state):
         name = body["metadata"]["name"]
         code = state.get("exitCode", 0)
         terminated = {"terminated": {"exitCode": code, "message": message, **state}}
+        phase = "Pending" if "state" in state else "Failed" if code else "Succeeded"
         container = {"name": "c", "image": "i", "state": state.get("state", terminated)}
         api.put(
             {
@@ -45,7 +46,7 @@ def run_pods(api, message="", log=(), **state):
                     "labels": {"batch.kubernetes.io/job-name": name},
                 },
                 "status": {
-                    "phase": "Failed" if code else "Succeeded",
+                    "phase": phase,
                     "containerStatuses": [container],
                     **state.get("status", {}),
                 },

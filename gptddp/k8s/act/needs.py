@@ -18,10 +18,7 @@ _MAKE = {
     "ServiceAccount": "kubectl create serviceaccount {name}",
 }
 # What mounts a volume read-only on its node too.
-_READ_ONLY = {
-    "data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data",
-    "source": "--read-only-source",
-}
+_READ_ONLY = {"data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data"}
 _OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
 
 

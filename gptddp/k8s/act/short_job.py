@@ -1,24 +1,22 @@
-"""Batch Jobs on a cluster: submitted once, watched to their end, with the reason of a failure."""
+"""Short batch Jobs on a cluster, of `prepare` and `sample`: created, watched to their end."""
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
 from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.objects import Object, condition, holds
-from gptddp.k8s.observe import job_causes, pod_causes
-from gptddp.k8s.observe.endings import how_it_ended
-from gptddp.k8s.observe.facts import Facts, events_about
-from gptddp.k8s.observe.watcher import Say
-from gptddp.k8s.render.difference import NONE, compare
+from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.exit_codes import described
+from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds
+from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
 _POLL_S = 1.0
 _QUIET_S = 60.0  # a log without a line for so long is asked for again: the connection may be dead
+_NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+Write = Callable[[str], None]
 
 
 def state(job: Object) -> str:
@@ -26,21 +24,19 @@ def state(job: Object) -> str:
     return next((kind for kind in (COMPLETE, FAILED) if holds(job, kind)), RUNNING)
 
 
-def done(job: Object) -> bool:
-    return state(job) == COMPLETE
+# -- prepare -------------------------------------------------------------------------------------
 
 
 def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     """Create the Job, unless the same one runs or is done; did this call create it?
 
-    Another one that has ended is deleted first. Raises ConfigError for a missing claim, and while
-    another of its name runs; ClusterError.
+    Another one that has ended is deleted first. Raises ConfigError for what its pod needs and is
+    not there, and while another of its name runs; ClusterError.
     """
     with says(
         "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
     ):
-        pod_spec = job["spec"]["template"]["spec"]
-        needs.check(cluster, pod_spec, 1, say)
+        needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])
@@ -52,30 +48,22 @@ def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
     """Delete another Job of the name that has ended; False if the same one runs or is done."""
     name = job["metadata"]["name"]
     live = cluster.get("Job", name)
-    if live is not None and "deletionTimestamp" not in live["metadata"]:
-        if not lifecycle.is_ours(live, name):
-            raise ConfigError(f"a Job {name} exists, and not from gptddp-k8s: use another --name")
-        same = live["metadata"].get("annotations", {}).get(SPEC_HASH) == _hash(job)
-        now = state(live)
-        if same and now != FAILED:
-            return False
-        if now == RUNNING:
-            # A Job is full of what the server adds: only what is wanted, and the whole command.
-            lines = "\n".join(
-                f"  {it}" for it in compare(live, job) if ".command[" in it.path or it.new != NONE
-            )
-            raise ConfigError(
-                f"the Job {name} is running with other settings; wait for its end, end it with "
-                f"`gptddp-k8s delete {name}{cluster.flags}`, or use another --name:\n{lines}"
-            )
-        if now == FAILED:
-            say(f"the last Job {name} failed: {reason(cluster, name)}; it is replaced")
-        cluster.delete("Job", name)
+    if live is None or "deletionTimestamp" in live["metadata"]:
+        return True
+    if not lifecycle.is_ours(live, name):
+        raise ConfigError(f"a Job {name} exists, and not from gptddp-k8s: use another --name")
+    now, hashes = state(live), [it["metadata"].get("annotations", {}) for it in (live, job)]
+    if now != FAILED and hashes[0].get(SPEC_HASH) == hashes[1][SPEC_HASH]:
+        return False
+    if now == RUNNING:
+        raise ConfigError(
+            f"the Job {name} is running with other settings; wait for its end, end it with "
+            f"`gptddp-k8s delete {name}{cluster.flags}`, or use another --name"
+        )
+    if now == FAILED:
+        say(f"the last Job {name} failed: {reason(cluster, name)}; it is replaced")
+    cluster.delete("Job", name)
     return True
-
-
-def _hash(job: Object) -> Any:
-    return job["metadata"]["annotations"][SPEC_HASH]
 
 
 def _wait_gone(cluster: Cluster, name: str, limit_s: float = 60.0) -> None:
@@ -86,6 +74,35 @@ def _wait_gone(cluster: Cluster, name: str, limit_s: float = 60.0) -> None:
                 f"the Job {name} or its pods are still being deleted: {lifecycle.UNREACHABLE}"
             )
         time.sleep(_POLL_S)
+
+
+# -- sample --------------------------------------------------------------------------------------
+
+
+def sample(
+    cluster: Cluster, name: str, job: Object, say: Say, write: Write, timeout_s: float
+) -> None:
+    """Create the Job, write its text, and delete it, whatever happens.
+
+    Raises JobFailed with the program's last words, TimedOut, ConfigError for a missing claim.
+    """
+    needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
+    created = cluster.create(job)["metadata"]["name"]
+    try:
+        ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)
+        if ended == FAILED:
+            fix = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
+            raise JobFailed(f"{reason(cluster, created)}; {fix}")
+        say(last_words(cluster, created))  # the step and the seed
+    finally:
+        try:
+            cluster.delete("Job", created)
+        except ClusterError as error:  # neither the text nor why there is none must be lost
+            command = f"kubectl delete job {created} -n {cluster.namespace}"
+            say(f"warning: the Job {created} is left, and `{command}` removes it: {error}")
+
+
+# -- to their end --------------------------------------------------------------------------------
 
 
 def pods(cluster: Cluster, name: str) -> list[Object]:
@@ -99,7 +116,7 @@ def watch(
     name: str,
     say: Say,
     *,
-    write: Callable[[str], None] | None = None,
+    write: Write | None = None,
     timeout_s: float | None = None,
 ) -> str:
     """Wait until a Job has ended, saying why it does not start; `write` gets its pods' lines.
@@ -109,14 +126,13 @@ def watch(
     end = None if timeout_s is None else time.monotonic() + timeout_s
     told, log = "", _NewestPodLog(cluster, write)
     while True:
-        job = cluster.get("Job", name)
-        found = pods(cluster, name)
+        job, found = cluster.get("Job", name), pods(cluster, name)
         if job is None:
             raise JobFailed(f"the Job {name} was deleted before it ended")
-        log.read(found, end)
-        if (now := state(job)) != RUNNING:
+        whole = log.read(found, end)
+        if (now := state(job)) != RUNNING and whole:
             return now
-        cause = _pod_cause(cluster, job, found[-1]) if found else _refusal(cluster, job)
+        cause = _why_not(cluster, name, found) if now == RUNNING else ""
         if cause and cause != told:
             say(f"{name}: {cause}")
             told = cause
@@ -128,14 +144,14 @@ def watch(
 class _NewestPodLog:
     """The log of a Job's newest pod, line by line, each once."""
 
-    def __init__(self, cluster: Cluster, write: Callable[[str], None] | None) -> None:
+    def __init__(self, cluster: Cluster, write: Write | None) -> None:
         self._cluster, self._write = cluster, write
         self._written: dict[str, int] = {}  # pod's name: lines
 
-    def read(self, found: list[Object], end: float | None) -> None:
-        """Follow the newest pod's log until its end or that time, once its container has begun."""
+    def read(self, found: list[Object], end: float | None) -> bool:
+        """Follow the newest pod's log to its end, or until `end`; is there nothing left to read?"""
         if self._write is None or not found or found[-1]["status"].get("phase") == "Pending":
-            return
+            return True
         name = found[-1]["metadata"]["name"]
         written = self._written.get(name, 0)
         quiet_s = _QUIET_S if end is None else max(1.0, min(_QUIET_S, end - time.monotonic()))
@@ -145,53 +161,68 @@ class _NewestPodLog:
                     self._written[name] = count
                     self._write(line.partition(" ")[2])
                 if end is not None and time.monotonic() > end:
-                    return
-        except ClusterError:
-            pass  # broken off, or silent: the next call skips what was written
+                    break
+        except ClusterError as error:  # broken off, or silent: the next call skips what was written
+            if not transient(error) and error.status not in (400, 404):
+                raise
+            return not transient(error)
+        return True
 
 
-def _pod_cause(cluster: Cluster, job: Object, pod: Object) -> str:
-    """Why a pod does not start; raises JobFailed for an image that is not there."""
-    events, _ = events_about(cluster, [pod["metadata"]["name"]])
-    facts = Facts(job, [pod], events, flags=cluster.flags)
-    for cause in (*pod_causes.pods(facts), *job_causes.starting(facts, False)):
-        if cause.id.startswith("image") and cause.text.split(": ")[1] != "ErrImagePull":
-            raise JobFailed(cause.text)
-        return f"its pod does not start: {cause.sentence.partition(': ')[2]}"
-    return ""
+def _why_not(cluster: Cluster, name: str, found: list[Object]) -> str:
+    """Why the Job does not run, in its pod's own words; raises JobFailed for a missing image."""
+    if not found:  # a refusal by quota, Pod Security and the like is in an event only
+        return _last_warning(cluster, "Job", name)
+    pod = found[-1]
+    if pod["status"].get("phase") != "Pending":
+        return ""
+    of = f"its pod {pod['metadata']['name']} does not start"
+    for status in container_statuses(pod):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _NO_IMAGE:
+            raise JobFailed(
+                f"{of}: {waiting['reason']}: {waiting.get('message') or status['image']}; name an "
+                "image that the nodes have or can pull, --image"
+            )
+    scheduled = condition(pod, "PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return f"{of}: {scheduled.get('message')}"
+    warning = _last_warning(cluster, "Pod", pod["metadata"]["name"])
+    return f"{of}: {warning}" if warning else ""
 
 
-def _refusal(cluster: Cluster, job: Object) -> str:
-    """Why a Job has no pod: a refusal by quota, Pod Security and the like is in events only."""
-    events, unseen = events_about(cluster, [job["metadata"]["name"]])
-    if unseen:
-        return f"it has no pod yet; for what is not to be seen: {unseen}"
-    facts = Facts(job, events=events, flags=cluster.flags)
-    for event in reversed(facts.about(job, "FailedCreate")):
-        return job_causes.refusal(facts, str(event.get("message", ""))).sentence
-    return ""
+def _last_warning(cluster: Cluster, kind: str, name: str) -> str:
+    """What the newest event says that warns about an object; empty if none does."""
+    none: list[Object] = []
+    found = [
+        event
+        for event in if_allowed(lambda: cluster.events(name), none)
+        if event.get("type") == "Warning" and event["involvedObject"].get("kind", kind) == kind
+    ]
+    return str(max(found, key=event_time).get("message", "")) if found else ""
 
 
 def last_words(cluster: Cluster, name: str) -> str:
     """The status message that the newest ended pod of a Job has left."""
-    for pod in reversed(pods(cluster, name)):
-        for container in pod["status"].get("containerStatuses") or []:
-            if ended := container["state"].get("terminated"):
-                return str(ended.get("message") or "").strip().removeprefix("Error: ")
-    return ""
+    return str(_end(cluster, name).get("message") or "").strip().removeprefix("Error: ")
 
 
 def reason(cluster: Cluster, name: str) -> str:
-    """Why a Job failed: what its program said last, or else the Job's condition."""
-    failed = condition(cluster.get("Job", name) or {}, FAILED)
-    message = str(failed.get("message")) if failed else ""
-    return last_words(cluster, name) or _end(cluster, name) or message or "no reason given"
+    """Why a Job failed: what its program said last, how it ended, or the Job's condition."""
+    if words := last_words(cluster, name):
+        return words
+    if ended := _end(cluster, name):
+        more = "; give it more, --memory" if ended.get("reason") == "OOMKilled" else ""
+        code = described(int(ended.get("exitCode", 0)))
+        return f"its program ended with exit code {code}, {ended.get('reason')}{more}"
+    failed = condition(cluster.get("Job", name) or {}, FAILED) or {}
+    return str(failed.get("message") or "no reason given")
 
 
-def _end(cluster: Cluster, name: str) -> str:
-    """How the newest ended pod of a Job has ended, where its program left no word."""
+def _end(cluster: Cluster, name: str) -> Object:
+    """How the container of the newest ended pod of a Job ended; {} where none has."""
     for pod in reversed(pods(cluster, name)):
-        for container in pod["status"].get("containerStatuses") or []:
-            if ended := (container.get("state") or {}).get("terminated"):
-                return f"its program {how_it_ended(pod, container['name'], ended)}"
-    return ""
+        for status in container_statuses(pod):
+            if ended := (status.get("state") or {}).get("terminated"):
+                return dict(ended)
+    return {}

@@ -75,10 +75,7 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
             held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
-    if live is None and not lifecycle.wait_gone(
-        cluster, name, say, limit_s=limit_s, short_jobs=False
-    ):
-        left = lifecycle.names(lifecycle.remains(cluster, name, short_jobs=False))
+    if live is None and (left := lifecycle.wait_gone(cluster, name, say, limit_s)):
         raise ClusterError(
             f"{left} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
         )
@@ -129,7 +126,8 @@ def review(
     *helpers, job = objects
     name, changes = job["metadata"]["name"], []
     if live is None or lifecycle.finished(live):
-        queueing.check(cluster, job, refuse(cluster, job), say)
+        refuse(cluster, job)
+        queueing.check(cluster, job)
         check_pod(cluster, job, helpers, say)
         check_needs(cluster, job, helpers, say)
         if rendezvous_key.check(cluster, job):
@@ -151,17 +149,16 @@ def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: S
         say(f"warning: {lack}")
 
 
-def refuse(cluster: Cluster, job: Object) -> Object:
-    """The job as the server and its webhooks would have it. Raises ClusterError in their words."""
+def refuse(cluster: Cluster, job: Object) -> None:
+    """Let the server and its webhooks look at the job. Raises ClusterError in their words."""
     try:
-        return cluster.create(job, dry_run=True)
+        cluster.create(job, dry_run=True)
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
             make = f"`kubectl create namespace {cluster.namespace}` makes it, -n names another"
-            raise ClusterError(f"there is no namespace {cluster.namespace}: {make}", 404) from None
+            raise ClusterError(f"there is no namespace {cluster.namespace}; {make}", 404) from None
         if error.status != 409:  # it exists: all else was looked at before that
             raise
-    return job
 
 
 def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:

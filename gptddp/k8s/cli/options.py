@@ -10,10 +10,9 @@ import click
 
 from gptddp import config, flags
 from gptddp.k8s.cli import types
+from gptddp.k8s.local.paths import LOCAL_DIR
 from gptddp.k8s.render import fields, pod
 from gptddp.k8s.render.fields import Kind
-
-LOCAL_DIR = Path("gptddp-local")
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:

@@ -1,5 +1,6 @@
 """Commands that run something beside the training, in a short Job: prepare and sample."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ from gptddp.errors import JobFailed
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
-    cluster_options,
     context_options,
+    job_options,
     name_argument,
     namespace_option,
     pod_options,
@@ -22,7 +23,6 @@ from gptddp.k8s.cli.options import (
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
     from gptddp.k8s.objects import Object
-    from gptddp.k8s.render.short_job import ClaimPath
     from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
@@ -46,10 +46,7 @@ def _prepare_flags() -> list[str]:
     metavar="CLAIM[/PATH]",
     help="where to make the dataset [data]",
 )
-@click.option(
-    "--read-only-source", is_flag=True, help="mount its claim read-only on the node: ReadOnlyMany"
-)
-@click.option("--name", default="prepare", help="name of the Job [prepare]")
+@click.option("--name", type=types.JOB, default="prepare", help="name of the Job [prepare]")
 @click.option("--image", help=f"image with gptddp [{IMAGE}]")
 @click.option("--cpu", default="1", help="CPUs of the pod, request and limit [1]")
 @click.option("--memory", default="4Gi", help="memory of the pod, request and limit [4Gi]")
@@ -62,7 +59,6 @@ def _prepare_flags() -> list[str]:
 def prepare(
     source: str,
     data: str | None,
-    read_only_source: bool,
     name: str,
     image: str | None,
     cpu: str,
@@ -88,74 +84,29 @@ def prepare(
     refuse_timeout(timeout, wait or follow)
     if dry_run and (wait or follow):
         raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
-    image, data = (job.image if image is None else image), (job.data if data is None else data)
-    pod = {"image": image, "cpu": cpu, "memory": memory, "asked": job.pod}
-    pod |= {"read_only_source": read_only_source}
-    batch_job, dataset = _prepare_job(source, data, name, options, **pod)
+    from gptddp.k8s.render import short_job
+    from gptddp.k8s.render.manifest import to_yaml
+
+    _check_options(options)
+    given: dict[str, Any] = {"name": name, "cpu": cpu, "memory": memory}
+    given |= {"data": data, "image": image}
+    stated = dataclasses.replace(job, **{k: v for k, v in given.items() if v is not None})
+    batch_job = short_job.prepare_job(stated, source, options)
     if dry_run:
-        return _print(batch_job, namespace)
+        batch_job["metadata"] |= {"namespace": namespace} if namespace else {}
+        return click.echo(to_yaml([batch_job]), nl=False)
     from gptddp.k8s.cluster import connect
 
     cluster = connect(namespace, kubeconfig, context)
-    created = _submit_prepare(cluster, batch_job)
+    _run_prepare(cluster, batch_job, wait, follow, timeout)
     if wait or follow:
-        _wait_for_prepare(cluster, name, follow, timeout)
-        note(f"next: gptddp-k8s submit --data {dataset}{cluster.flags}")
+        note(f"next: gptddp-k8s submit --data {stated.data}{cluster.flags}")
     else:
-        _say_progress(cluster, name, created)
+        note("next: the same command with --follow shows its log and how it ends")
 
 
-def _prepare_job(
-    source: str, data: str, name: str, options: tuple[str, ...], **pod: Any
-) -> tuple["Object", "ClaimPath"]:
-    """The Job, and where its dataset will be; `pod`: what else `prepare_job` takes."""
-    from gptddp.k8s.render.short_job import ClaimPath, prepare_job, prepare_source
-
-    texts, dataset = ClaimPath.parse("--source", source), ClaimPath.parse("--data", data)
-    _check_options(options, prepare_source(texts, dataset))
-    return prepare_job(name, texts, dataset, options, **pod), dataset
-
-
-def _print(job: "Object", namespace: str | None) -> None:
-    from gptddp.k8s.render.manifest import to_yaml
-
-    if namespace:
-        job["metadata"]["namespace"] = namespace
-    click.echo(to_yaml([job]), nl=False)
-
-
-def _submit_prepare(cluster: "Cluster", job: "Object") -> bool:
-    """Create the Job, unless the same one is there; did this call create it?"""
-    from gptddp.k8s.act import short_job
-    from gptddp.k8s.cluster import resource
-
-    created = short_job.submit(cluster, job, note)
-    name = job["metadata"]["name"]
-    click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
-    return created
-
-
-def _say_progress(cluster: "Cluster", name: str, created: bool) -> None:
-    from gptddp.k8s.act import short_job
-
-    if not created:
-        live = cluster.get("Job", name)
-        note(f"the very same Job is {'done' if live and short_job.done(live) else 'running'}")
-    note("next: the same command with --follow shows its log and how it ends")
-
-
-def _wait_for_prepare(cluster: "Cluster", name: str, follow: bool, timeout_s: float | None) -> None:
-    """Until the Job has ended, its log on stdout if asked for; raises JobFailed, TimedOut."""
-    from gptddp.k8s.act import short_job
-
-    write = click.echo if follow else None
-    if short_job.watch(cluster, name, note, write=write, timeout_s=timeout_s) == short_job.FAILED:
-        reason = short_job.reason(cluster, name).replace("--out", "--data")
-        raise JobFailed(f"the Job {name} failed: {reason}")
-
-
-def _check_options(options: tuple[str, ...], source: str) -> None:
-    """Refuse here what `gptddp prepare` would refuse in the pod; `source`: the texts there."""
+def _check_options(options: tuple[str, ...]) -> None:
+    """Refuse here what `gptddp prepare` would refuse in the pod."""
     from gptddp.prepare.commands import prepare as command
 
     if any(option.partition("=")[0] == "--out" for option in options):
@@ -164,16 +115,26 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
         made = command.make_context("prepare", [".", "--out", ".", *options])
     except click.UsageError as error:
         raise click.UsageError(f"after --: {error.format_message()}") from None
-    sources = made.params["sources"][1:]
-    if sources:
-        raise click.UsageError(f"unexpected argument {sources[0]!r}: name texts with --source")
-    mount = "/" + source.split("/")[1]
-    for val in made.params["val"]:
-        if not val.startswith(f"{mount}/"):
-            raise click.UsageError(
-                f"--val {val} after --: the pod has the volume of --source at {mount}: give a path "
-                f"there, such as {source}/val.jsonl"
-            )
+    if more := made.params["sources"][1:]:
+        raise click.UsageError(f"unexpected argument {more[0]!r}: name texts with --source")
+
+
+def _run_prepare(
+    cluster: "Cluster", job: "Object", wait: bool, follow: bool, timeout_s: float | None
+) -> None:
+    """Create the Job, and wait for it with its log on stdout if asked; raises JobFailed."""
+    from gptddp.k8s.act import short_job
+    from gptddp.k8s.cluster import resource
+
+    name = job["metadata"]["name"]
+    created = short_job.submit(cluster, job, note)
+    click.echo(f"{resource('Job', name)} {'created' if created else 'unchanged'}")
+    write = click.echo if follow else None
+    if wait or follow:
+        ended = short_job.watch(cluster, name, note, write=write, timeout_s=timeout_s)
+        if ended == short_job.FAILED:
+            reason = short_job.reason(cluster, name).replace("--out", "--data")
+            raise JobFailed(f"the Job {name} failed: {reason}")
 
 
 @click.command()
@@ -212,8 +173,10 @@ def _check_options(options: tuple[str, ...], source: str) -> None:
 )
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options
-@cluster_options
+@job_options
+@click.pass_context
 def sample(
+    ctx: click.Context,
     cluster: "Cluster",
     name: str,
     prompt: str,
@@ -232,19 +195,33 @@ def sample(
     """Print text from the newest checkpoint of a job.
 
     The job may train or have ended. `gptddp sample` runs in a short Job on the job's volumes, which
-    is deleted then. A job that is gone has left its run on a volume: name that with --runs.
+    is deleted then. A job that is gone has left its run on a volume: name that with --runs. With
+    --local it runs here.
 
     \b
     gptddp-k8s sample demo --prompt "Once upon" --tokens 100
     """
-    from gptddp.k8s.act import sampling
-
     given = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
     given |= {"top-k": top_k, "top-p": top_p, "seed": seed}
     options = [f"--{key}={value}" for key, value in given.items()]
     own = {"image": image, "memory": memory, "runs": runs, "data": data}
-    batch_job = sampling.job(cluster, name, options, job, own)
-    click.echo(sampling.run(cluster, name, batch_job, note, timeout), nl=False)
+    if cluster.local:
+        ctx.exit(_sample_locally(cluster, name, options, own))
+    from gptddp.k8s.act import short_job
+    from gptddp.k8s.render.short_job import sample_job
+
+    live = cluster.get("PyTorchJob", name)
+    batch_job = sample_job(live, dataclasses.replace(job, name=name), options, own)
+    short_job.sample(cluster, name, batch_job, note, click.echo, timeout)
+
+
+def _sample_locally(cluster: Any, name: str, options: list[str], own: dict[str, Any]) -> int:
+    """Run `gptddp sample` here; returns its exit code."""
+    from gptddp.k8s.local import act
+
+    if given := [f"--{key}" for key, value in own.items() if value]:
+        raise click.UsageError(f"{given[0]} has no meaning with --local: leave it out")
+    return act.sample(cluster, name, options)
 
 
 COMMANDS = (prepare, sample)

@@ -4,7 +4,7 @@ Patterns are compiled by the first text that is looked at, as a start is not to 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gptddp.flags import flag
@@ -116,8 +116,9 @@ FORMS = {  # of the fields of a job
 }  # fmt: skip
 
 
-def malformed(name: str, value: Any) -> Iterator[Problem]:
-    """A problem for each text of a field that has not its form; that of a pair is KEY=VALUE."""
-    if form := FORMS.get(name):
-        for text in [value] if isinstance(value, str) else value:
+def problems(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """A problem for each text of these fields without its form; that of a pair is KEY=VALUE."""
+    for name, form in FORMS.items():
+        value = values.get(name)
+        for text in [value] if isinstance(value, str) else value or ():
             yield from form.problems(flag(name), text if isinstance(text, str) else "=".join(text))

@@ -43,14 +43,6 @@ def apply(job: Object, patch: Mapping[str, Any]) -> Object:
     return merged
 
 
-def apply_to_pod(template: Object, patch: Mapping[str, Any]) -> Object:
-    """The pod of a short Job with what the patch says of the job's pods, but for containers."""
-    part = {key: _at(patch, f"{_WORKER}.template.{key}") for key in ("metadata", "spec")}
-    spec = {key: value for key, value in (part["spec"] or {}).items() if key != "containers"}
-    merged: Object = _merge(template, {"metadata": part["metadata"] or {}, "spec": spec}, "")
-    return merged
-
-
 def _merge(old: Any, new: Any, path: str) -> Any:
     for kind, word in ((dict, "a table"), (list, "a list")):
         if isinstance(old, kind) and not isinstance(new, kind):

@@ -1,17 +1,20 @@
-"""The short Jobs of `prepare` and `sample`: pure functions from options to a Kubernetes object."""
+"""The short Jobs of `prepare` and `sample`: a worker's pod with another program in it.
 
+The pod comes from a PyTorchJob's template, so that it is admitted, placed and allowed as those are.
+"""
+
+import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
-from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, restricted
-from gptddp.k8s.render.manifest import DATA, RUNS, SPEC_HASH, labels
-from gptddp.k8s.render.pod import PodOptions
-from gptddp.k8s.render.problem import refuse
+from gptddp.k8s.objects import Object, argument, claim_at, worker_spec
+from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, restricted, rules, spec
+from gptddp.k8s.render.manifest import DATA, RUNS, SHM, SPEC_HASH, labels
+from gptddp.k8s.render.spec import JobSpec
 
 SOURCE = "/source"  # mount path
 _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
@@ -22,73 +25,34 @@ PLACEMENT = (
     "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
     "priorityClassName",
 )  # fmt: skip
-_NOT_COPIED = r"training\.kubeflow\.org/.*|kueue\.x-k8s\.io/.*|prometheus\.io/.*"
+_OF_TRAINING = r"(training\.kubeflow\.org|kueue\.x-k8s\.io|prometheus\.io)/.*"  # labels and so on
+_VARIABLES = r"POD_NAME|GPTDDP_.*|TORCH_.*"  # of the launcher
 
 
-@dataclass(frozen=True)
-class ClaimPath:
-    """A claim, and a path inside it: `CLAIM` or `CLAIM/PATH`."""
+def prepare_job(stated: JobSpec, source: str, options: Sequence[str]) -> Object:
+    """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS`. Raises ConfigError.
 
-    claim: str
-    path: str = ""
-
-    @classmethod
-    def parse(cls, flag: str, text: str) -> "ClaimPath":
-        """Raises ConfigError where there is no claim's name, or the path leaves the claim."""
-        refuse(forms.CLAIM.problems(flag, text))
-        claim, _, path = text.partition("/")
-        return cls(claim, path.strip("/"))
-
-    def at(self, mount: str) -> str:
-        """The path where the claim is mounted at `mount`."""
-        return f"{mount}/{self.path}" if self.path else mount
-
-    def __str__(self) -> str:
-        return self.at(self.claim)
-
-
-def prepare_source(source: ClaimPath, data: ClaimPath) -> str:
-    """Where the pod of `prepare` has the texts.
-
-    One claim is mounted once: by their paths, prepare can see that one folder is in the other.
+    stated: its name, image, CPUs, memory, dataset, and what the cluster asks of pods; source:
+    CLAIM or CLAIM/PATH.
     """
-    return source.at(DATA if source.claim == data.claim else SOURCE)
-
-
-def prepare_job(
-    name: str,
-    source: ClaimPath,
-    data: ClaimPath,
-    options: Sequence[str],
-    *,
-    image: str,
-    cpu: str,
-    memory: str,
-    read_only_source: bool = False,
-    asked: PodOptions = pod.NOTHING,
-) -> Object:
-    """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS` in a pod.
-
-    `asked`: what the cluster asks of pods.
-    """
-    _check(name, image, cpu, memory)
-    one = source.claim == data.claim
-    if one and f"{source.path}/".startswith(f"{data.path}/" if data.path else ""):
+    template = _template_of(stated)
+    rules.refuse(forms.CLAIM.problems("--source", source))
+    claim, _, path = source.rstrip("/").partition("/")
+    one = claim == stated.claim  # mounted once: prepare sees where one is in the other
+    if one and f"{path}/".startswith(f"{stated.data_path}/" if stated.data_path else ""):
         raise ConfigError(
-            f"--source {source} lies in --data {data}: prepare into a folder of its own, as in "
-            f"--data {data.claim}/dataset, and name it so to `submit` as well"
+            f"--source {source} lies in --data {stated.data}: prepare into a folder of its own, as "
+            f"in --data {claim}/dataset, and name it so to `submit` as well"
         )
-    volumes = [restricted.claim_volume("data", data.claim)]
-    mounts: list[Object] = [{"name": "data", "mountPath": DATA}]
-    if not one:
-        volumes.append(restricted.claim_volume("source", source.claim, read_only_source))
-        mounts.append({"name": "source", "mountPath": SOURCE, "readOnly": True})
-    command = ["gptddp", "prepare", prepare_source(source, data), "--out", data.at(DATA)]
-    resources = {"cpu": cpu, "memory": memory}
-    container = _container("prepare", image, [*command, *options], mounts)
-    container["resources"] = {"requests": resources, "limits": dict(resources)}
-    spec = {"containers": [container], "volumes": volumes}
-    job = _job({"name": name}, name, "prepare", spec, asked)
+    claims = {DATA: restricted.claim_volume("data", stated.claim)}
+    claims |= {} if one else {SOURCE: restricted.claim_volume("source", claim, True)}
+    job = _job(template, stated.name, "prepare", claims, writable=DATA)
+    texts, out = f"{DATA if one else SOURCE}/{path}", f"{DATA}/{stated.data_path}"
+    amounts: Object = {"cpu": stated.cpu, "memory": stated.memory}
+    job["spec"]["template"]["spec"]["containers"][0] |= {
+        "command": ["gptddp", "prepare", texts.rstrip("/"), "--out", out.rstrip("/"), *options],
+        "resources": {"requests": amounts, "limits": dict(amounts)},
+    }
     # A wrong option or source stays wrong; a drained node does not count as a failure.
     wrong = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [BAD_INPUT]}}
     drained = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
@@ -97,140 +61,123 @@ def prepare_job(
         "podFailurePolicy": {"rules": [wrong, drained]},
         "ttlSecondsAfterFinished": _PREPARE_KEPT_S,
     }
+    job["metadata"]["name"] = stated.name
     job["metadata"]["annotations"] = {SPEC_HASH: manifest.spec_hash(job)}
     return job
 
 
 def sample_job(
-    name: str,
-    options: Sequence[str],
-    *,
-    image: str,
-    memory: str,
-    data: str,
-    runs: str,
-    run: str,
-    template: Mapping[str, Object],
-    asked: PodOptions = pod.NOTHING,
+    live: Object | None, stated: JobSpec, options: Sequence[str], given: Mapping[str, Any]
 ) -> Object:
-    """The Job that runs `gptddp sample` on a run of the job of this name.
+    """The Job that runs `gptddp sample` on the run of a job, and on its code. Raises ConfigError.
 
-    `data` and `runs` are claims; `run`: the path of the run in `runs`.
-
-    Its pod can run where those of the job's `template` can, but for what is `asked` of it; the
-    template is empty where the job is gone.
+    live: the PyTorchJob, None where it is gone; given: image, memory, data and runs, where they are
+    not to be the job's; stated: all of it where the job is gone, and what is asked of this pod.
     """
-    _check(name, image, "1", memory)
-    worker = template.get("spec", {})
-    read_only = ("data", data) in _read_only_claims(worker)
-    volumes = [restricted.claim_volume("data", data, read_only)]
-    if runs != data:
-        volumes.append(restricted.claim_volume("runs", runs))
-    mounts: list[Object] = [
-        {"name": "data", "mountPath": DATA, "readOnly": True},  # the tokenizer
-        {"name": volumes[-1]["name"], "mountPath": RUNS, "readOnly": True},
-    ]
-    on_code, code_volumes, code_mounts = code_volume.of_pods(worker)
-    volumes, mounts = [*volumes, *code_volumes], [*mounts, *code_mounts]
-    program = [*on_code, "gptddp", "sample"]
-    command = ["sh", "-c", _QUIET, "sh", *program, f"{RUNS}/{run}", *options]
-    container = _container("sample", image, command, mounts)
-    container["resources"] = {  # asks for little, to fit in beside a running job
-        "requests": {"cpu": "100m", "memory": "256Mi"},
-        "limits": {"cpu": "1", "memory": memory},
+    stated = replace(stated, **{key: value for key, value in given.items() if value})
+    if live and stated.pod.patch:
+        live = patch.apply(live, stated.pod.patch)
+    template = worker_spec(live)["template"] if live else _template_of(stated)
+    theirs, name = template["spec"], stated.name
+    data, runs = claim_at(theirs, DATA), claim_at(theirs, RUNS)
+    if not (data and runs):
+        raise ConfigError(f"the PyTorchJob {name} has no volumes data and runs: is it of gptddp?")
+    run = argument(theirs, "--run-dir").removeprefix(f"{RUNS}/") or name
+    if given["runs"]:
+        runs, run = stated.runs_claim, stated.run_path
+    data = stated.claim if given["data"] else data
+    of = {(it.get("persistentVolumeClaim") or {}).get("claimName"): it for it in theirs["volumes"]}
+    claims = {DATA: of.get(data) or restricted.claim_volume("data", data)}
+    claims[RUNS] = claims[DATA] if runs == data else restricted.claim_volume("runs", runs)
+    job = _job(template, name, "sample", claims)
+    own = job["spec"]["template"]["spec"]
+    own |= {**pod.account(stated.pod, own=None), **pod.scheduling(stated.pod)}
+    own["tolerations"] = [*own.get("tolerations", []), *pod.tolerations(stated.pod, devices=[])]
+    words = [*code_volume.of_pods(theirs)[0], "gptddp", "sample", f"{RUNS}/{run}", *options]
+    container = own["containers"][0]
+    memory = given["memory"] or container["resources"].get("limits", {}).get("memory", "4Gi")
+    container |= {
+        "image": given["image"] or container["image"],
+        "command": ["sh", "-c", _QUIET, "sh", *words],
+        "resources": {  # asks for little, to fit in beside a running job
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"cpu": "1", "memory": memory},
+        },
+        "env": [*container["env"], *pod.env(stated.pod)],
     }
-    spec = {"containers": [container], "volumes": volumes}
-    job = _job({"generateName": f"{name[:40]}-sample-"}, name, "sample", spec, asked)
-    _follow(job, name, template)
     job["spec"] |= {
         "backoffLimit": 0,
         # `sample` deletes its Job; these are for a `sample` that was killed.
         "activeDeadlineSeconds": _SAMPLE_LIMIT_S,
         "ttlSecondsAfterFinished": 60,
     }
+    job["metadata"]["generateName"] = f"{name[:40]}-sample-"
     return job
 
 
-def _check(name: str, image: str, cpu: str, memory: str) -> None:
-    refuse(
-        found
-        for form, flag, text in (
-            (forms.LABEL, "--name", name),
-            (forms.IMAGE, "--image", image),
-            (forms.CPUS, "--cpu", cpu),
-            (forms.BYTES, "--memory", memory),
-        )
-        for found in form.problems(flag, text)
+def _template_of(stated: JobSpec) -> Object:
+    """The template of the pods of a PyTorchJob with what counts here of `stated`."""
+    plain = JobSpec(
+        name=stated.name,
+        image=stated.image,
+        cpu=stated.cpu or "1",
+        memory=stated.memory or "4Gi",
+        data=stated.data,
+        runs=stated.runs,
+        pod=stated.pod,
     )
-
-
-def _container(name: str, image: str, command: list[str], mounts: list[Object]) -> Object:
-    return {
-        "name": name,
-        "image": image,
-        "command": command,
-        "env": [{"name": k, "value": v} for k, v in restricted.scratch_env().items()],
-        **restricted.container_fields(),
-        "volumeMounts": [*mounts, restricted.scratch_mount()],
-    }
-
-
-def _read_only_claims(pod_spec: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """(volume, claim) of those that are mounted read-only on their node."""
-    found = ((v["name"], v.get("persistentVolumeClaim")) for v in pod_spec.get("volumes", []))
-    return {(name, of["claimName"]) for name, of in found if of and of.get("readOnly")}
-
-
-def _follow(job: Object, name: str, template: Mapping[str, Any]) -> None:
-    """Give a Job what the cluster asks of the pods of the PyTorchJob of this name as well.
-
-    What the Job has already stands: it was asked of the Job itself.
-    """
-    own, theirs = job["spec"]["template"], template.get("spec", {})
-    for key in PLACEMENT:
-        if key in theirs:
-            own["spec"].setdefault(key, theirs[key])
-    account = theirs.get("serviceAccountName")
-    if account and account != name:  # the job's own may go with the job before the sample ends
-        own["spec"].setdefault("serviceAccountName", account)
-    context = theirs.get("securityContext", {})
-    if theirs and "fsGroup" not in context:
-        for key in ("fsGroup", "fsGroupChangePolicy"):
-            own["spec"]["securityContext"].pop(key, None)
-    for field in ("labels", "annotations"):
-        found = template.get("metadata", {}).get(field) or {}
-        found = {k: v for k, v in found.items() if not re.fullmatch(_NOT_COPIED, k)}
-        if found:
-            own["metadata"][field] = {**found, **own["metadata"].get(field, {})}
+    rules.refuse(forms.problems(vars(plain)))
+    resolved = spec.resolve(plain)
+    job = manifest.pytorchjob(resolved)
+    rules.refuse(rules.check(resolved, job))
+    template: Object = worker_spec(job)["template"]
+    return template
 
 
 def _job(
-    named: Object, instance: str, component: str, pod_spec: Object, asked: PodOptions
+    template: Object, name: str, component: str, claims: Mapping[str, Object], writable: str = ""
 ) -> Object:
-    ours = labels(instance, component)
-    container = pod_spec["containers"][0]
-    container["env"] += pod.env(asked)
-    container |= pod.env_from(asked)
-    pod_spec["volumes"].append(restricted.scratch_volume())
-    tolerated = pod.tolerations(asked, devices=[])
-    template: Object = {
-        "metadata": {"labels": dict(ours)},
-        "spec": {
-            **pod.account(asked, own=None),
-            **restricted.pod_fields(),
-            **pod.scheduling(asked),
-            **({"tolerations": tolerated} if tolerated else {}),
-            "restartPolicy": "Never",
-            # Its process is the container's first, which the kernel keeps from SIGTERM.
-            "terminationGracePeriodSeconds": 5,
-            **pod_spec,
-        },
+    """A Job whose pod is one of the template, with these volumes at their paths.
+
+    Name, command, resources and limits are still to come.
+    """
+    theirs, ours = copy.deepcopy(template["spec"]), labels(name, component)
+    if theirs.get("serviceAccountName") == name:  # it goes with the job, or is not there
+        del theirs["serviceAccountName"]
+    for field in ("initContainers", "schedulingGates", "topologySpreadConstraints"):
+        theirs.pop(field, None)
+    container = theirs["containers"][0]
+    for field in ("args", "ports", "livenessProbe", "startupProbe", "lifecycle"):
+        container.pop(field, None)
+    mounts = [
+        {"name": it["name"], "mountPath": path, **({} if path == writable else {"readOnly": True})}
+        for path, it in claims.items()
+    ]
+    mounts += [
+        it for it in container.get("volumeMounts", []) if it["mountPath"] not in (DATA, RUNS, SHM)
+    ]
+    volumes = {it["name"]: it for it in [*theirs["volumes"], *claims.values()]}
+    variables = [it for it in container.get("env", []) if not re.fullmatch(_VARIABLES, it["name"])]
+    container |= {"name": component, "env": variables, "volumeMounts": mounts}
+    pod_spec = {
+        **theirs,
+        "restartPolicy": "Never",
+        # Its process is the container's first, which the kernel keeps from SIGTERM.
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [volumes[it] for it in dict.fromkeys(mount["name"] for mount in mounts)],
     }
-    if asked.patch is not None:
-        template = patch.apply_to_pod(template, asked.patch)
+    found = template.get("metadata", {})
+    kept = {field: _beside_training(found.get(field)) for field in ("labels", "annotations")}
+    meta = {"labels": {**kept["labels"], **ours}, "annotations": kept["annotations"]}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**named, "labels": ours},
-        "spec": {"template": template},
+        "metadata": {"labels": dict(ours)},
+        "spec": {"template": {"metadata": meta, "spec": pod_spec}},
     }
+
+
+def _beside_training(found: Mapping[str, str] | None) -> dict[str, str]:
+    """Labels or annotations, without those of the operator, of Kueue and of Prometheus."""
+    return {k: v for k, v in (found or {}).items() if not re.fullmatch(_OF_TRAINING, k)}

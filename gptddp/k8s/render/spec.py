@@ -150,7 +150,7 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
             value = FROM_DISK[kind(name)](flag(name), value)
         values[name] = value
     values |= {n: tuple(sorted(v.items())) for n, v in values.items() if kind(n) in TABLES}
-    problem.refuse(it for n, v in values.items() for it in forms.malformed(n, v))
+    problem.refuse(forms.problems(values))
     options = PodOptions(**{n: values.pop(n) for n in pod.FIELDS if n in values})
     return JobSpec(**values, pod=options, train=_train(file, train_args))
 
