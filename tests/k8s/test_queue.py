@@ -42,9 +42,10 @@ def without_kueue(api):
 
 def with_an_older_workload(api):
     """Of a job that was queued anew, the older one is on its way out."""
-    old = workload(WAITS, active=False)
+    old, new = workload(WAITS, active=False), live(api)
     old["metadata"] |= {"name": "older", "creationTimestamp": at(1)}
-    api.put(old)
+    api.objects = {("workloads", "older"): old, **api.objects}
+    assert list(api.objects.values()).index(old) < list(api.objects.values()).index(new)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,11 @@ UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 PULL = ("Pulling", 'Pulling image "team/big:1"')
 HELD_BACK = {"deletionTimestamp": at(59), "finalizers": ["example.com/hold"]}
 MULTI = 'Multi-Attach error for volume "pv" Volume is already used by pod(s) x'
+BACKED_OFF = made_again(5)
+BACKED_OFF.events.append(event(pod(0, uid="u4"), "BackOff", "Back-off", 9))
+SIDECAR = init({"running": {}})
+NATIVE = {"name": "init-pytorch", "restartPolicy": "Always"}
+SIDECAR.pods[0]["spec"]["initContainers"] = [NATIVE]
 DONE = terminated(0, reason="Completed")
 PROBE = ("Unhealthy", "Liveness probe failed: ")
 
@@ -178,6 +183,7 @@ CASES = [
     ("no-operator", Facts(job(), [], (), NOW), "no training operator reacts to it"),
     ("no-operator", Facts(ELSEWHERE, [], (), NOW), "multikueue has not taken it up (spec."),
     ("in-vain", made_again(5), "made 5 times in 60 s, and its container never started: OutOfc"),
+    ("in-vain", BACKED_OFF, "OutOfcpu: Node didn't have enough resource: cpu; run"),
     ("in-vain", made_again(5, "Started", "Normal", "spec.initContainers{a}"), "say no more"),
     ("claim-missing", placed("persistentvolumeclaim not found", claims={"runs": None}, **CLAIM),
      "there is no PersistentVolumeClaim runs: create it"),
@@ -255,6 +261,8 @@ CASES = [
      "its container istio-proxy exited with 1 (an error): no token"),
     ("deleting", Facts(job("Running", deletionTimestamp=at(50)), [pod(0)], (), NOW),
      "it is being deleted; 1 pods are still stopping"),
+    ("deleting", Facts(job(deletionTimestamp=at(50), finalizers=["foregroundDeletion"]), [pod(0)]),
+     "it is being deleted; 1 pods are still stopping"),
     ("deleting", Facts(job("Running", **HELD_BACK), [pod(0)], (), NOW),
      "it is being deleted, and metadata.finalizers hold it: example.com/hold"),
     ("suspended", Facts(job(suspend=True), [], (), NOW), "spec.runPolicy.suspend"),
@@ -266,9 +274,14 @@ WELL = [
     quiet(None, label="theirs"),  # another trainer, whose lines are unknown
     of_world(2, 1, 1),  # for less than two minutes
     of_world(1, 1, 1, 2),
+    of_world(2, 2, 2, gap_s=400),  # its steps take long
     of_world(*[1] * 20, gap_s=10, nproc="auto"),  # nobody says how many there are to be
     made_again(2),
     unready(ready=True),  # by now
+    saying("DisruptionTarget", "False"),
+    saying("PodScheduled", "True"),
+    of(pod(0, last=terminated(1), restarts=1)),  # it runs again
+    SIDECAR,
     saying("Ready", "False", "PodFailed"),  # it is being ended by its kubelet
     named_alike(),
     held(HELD, "", ("DNSConfigForming", "Nameserver limits were exceeded")),

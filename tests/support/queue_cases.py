@@ -14,7 +14,10 @@ ADMITTED = [("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True",
 CONFLICT = ("Finished", "True", "FailedToStart", "conflict for annotations: conflict for key=k")
 PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
 DEACTIVATED = ("Evicted", "True", "Deactivated", "exceeding the maximum execution time")
-GATE = [{"name": "prov", "state": "Pending", "message": "no nodes yet"}]
+GATE = [
+    {"name": "open", "state": "Ready"},
+    {"name": "prov", "state": "Pending", "message": "no nodes yet"},
+]
 
 
 def queued_job(*, suspend=True, **labels):
@@ -72,6 +75,8 @@ QUEUE_CASES = [
     ("queued", facts(workload(*ADMITTED, PREEMPTED), pods=[pod(0)]), "team; Preempted: Preempted"),
     ("queued", facts(workload(ADMITTED[0], admissionChecks=GATE)),
      "about to start; admission check prov: Pending: no nodes yet"),
+    ("queued", facts(workload(ADMITTED[0], ("Admitted", "False", "Waiting", "for checks"))),
+     "about to start; Waiting: for checks"),
     ("queued", facts(workload(pending("LocalQueue  doesn't exist")), name=""),
      "it names no queue (metadata.labels[kueue.x-k8s.io/queue-name]); Pending: LocalQueue"),
     ("queued", facts(now=SOON), "it waits in the queue team"),

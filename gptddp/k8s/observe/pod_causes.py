@@ -68,8 +68,8 @@ def _lost(facts: Facts, pod: Object) -> Cause | None:
     # The node controller sets a pod not ready without a reason; a kubelet gives one.
     ready = condition(pod, "Ready") or {}
     silent = ready.get("status") == "False" and not ready.get("reason")
-    own = (pod.get("status") or {}).get("containerStatuses")
-    if not gone and node and own and silent and all(c.get("ready") for c in own):
+    own = (pod.get("status") or {}).get("containerStatuses") or []
+    if not gone and node and silent and all(c.get("ready") for c in own):
         return cause(facts, "node-lost", f"its node {node} has not been heard from", pod=pod)
     return None
 
@@ -95,8 +95,7 @@ def _taken_away(facts: Facts, pod: Object) -> Cause | None:
 def _no_node(facts: Facts, pod: Object) -> Cause | None:
     """The scheduler has found no node, or a claim is not there."""
     scheduled = condition(pod, "PodScheduled") or {}
-    over = has_ended(pod) or "deletionTimestamp" in pod["metadata"]
-    if scheduled.get("status") != "False" or over:
+    if scheduled.get("status") != "False":
         return None
     if scheduled.get("reason") == "SchedulingGated":
         return _words(facts, pod, scheduled)
