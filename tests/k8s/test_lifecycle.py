@@ -52,10 +52,11 @@ def test_delete_removes_what_the_collector_would_leave(api, k8s, there):
     disown(api)
     labels = job(api)["metadata"]["labels"]
     api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": labels}})
+    api.objects["secrets", "demo"]["metadata"]["labels"] = {}  # the user's own
     if not there:
         api.remove("PyTorchJob", "demo")
     result = k8s("delete", "demo")
-    assert result.exit_code == 0 and api.all() == []
+    assert result.exit_code == 0 and api.all() == [("Secret", "demo")]
     assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
 
 
@@ -113,16 +114,17 @@ def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
     assert told[1] == "waiting for networkpolicy.networking.k8s.io/demo to end"
 
 
-def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api, k8s):
-    """A sample of a run whose job is gone keeps no new job waiting."""
+def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api):
+    """A sample of a run whose job is gone keeps no new job waiting; a new job ends the wait."""
     labels = OURS | {"batch.kubernetes.io/job-name": "demo-sample-x"}
     api.put({"kind": "Pod", "metadata": {"name": "demo-sample-x-1", "labels": labels}})
     api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": OURS}})
     cluster = connect(kubeconfig=api.kubeconfig)
-    assert lifecycle.remains(cluster, "demo") == []
+    assert lifecycle.wait_gone(cluster, "demo", print) == ""
     api.remove("Job", "demo-sample-x")
-    ((kind, pod),) = lifecycle.remains(cluster, "demo")
-    assert (kind, pod["metadata"]["name"]) == ("Pod", "demo-sample-x-1")
+    assert lifecycle.wait_gone(cluster, "demo", print, limit_s=0) == "pod/demo-sample-x-1"
+    api.put({"kind": "PyTorchJob", "metadata": {"name": "demo"}})
+    assert lifecycle.wait_gone(cluster, "demo", print) == ""
 
 
 def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):

@@ -62,7 +62,7 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("rendr", ["No such command 'rendr'. Did you mean 'render'?"]),
         ("status", ["Missing argument 'NAME'"]),
         ("render -o xml", ["'xml' is not one of 'yaml', 'json'"]),
-        ("render --name demo?x=1", ["metadata.name: 'demo?x=1'"]),
+        ("render --name demo?x=1", ["--name: 'demo?x=1' is not the name of a job"]),
         ("status demo -n ../..", ["'../..' cannot name a namespace", "lower case letters"]),
         ("list -n a.b", ["'a.b' cannot name a namespace"]),
         ("prepare --source x -n Demo", ["'Demo' cannot name a namespace"]),

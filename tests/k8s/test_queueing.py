@@ -118,3 +118,10 @@ def test_a_job_that_kueue_has_not_taken_is_suspended_as_any_other(api, k8s, kueu
     assert k8s("suspend", "demo").exit_code == 0
     assert job(api)["spec"]["runPolicy"]["suspend"] is True
     assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
+
+
+def test_a_job_whose_label_was_removed_is_in_no_queue(api, k8s):
+    """Kueue looks at it no more, though its Workload is still there: `resume` starts it."""
+    del put_job(api)["metadata"]["labels"][QUEUE]
+    assert k8s("resume", "demo").exit_code == 0
+    assert job(api)["spec"]["runPolicy"]["suspend"] is False

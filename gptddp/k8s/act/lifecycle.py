@@ -258,7 +258,9 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
             say(waits)
         return f"{resource(JOB, name)} unchanged"
     if workload:
-        without = f"`gptddp-k8s delete {name}{cluster.flags}` and the same submit do without"
+        without = (
+            f"`gptddp-k8s delete {name}{cluster.flags}` and the same submit need no such right"
+        )
         active = {"active": not wanted}
         _patch(cluster, "Workload", workload["metadata"]["name"], active, f"; {without}")
     else:

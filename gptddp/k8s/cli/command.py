@@ -41,6 +41,10 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from gptddp.k8s.render import pod
+
+            if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
+                raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
             if error.option_name not in self._takes():
                 raise
             raise click.UsageError(

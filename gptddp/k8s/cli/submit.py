@@ -49,11 +49,11 @@ def trainer_flags() -> list[str]:
 
 def load(options: dict[str, Any]) -> JobSpec:
     """The spec of a command's options, with its notes printed; raises ConfigError."""
-    from gptddp.k8s.render import rules
+    from gptddp.k8s.render import manifest, rules
 
     file, train_args = options.pop("file"), options.pop("train_args")
     job = spec.load(file, options, train_args)
-    rules.refuse(rules.check_spec(job))
+    rules.refuse(rules.check(job, manifest.pytorchjob(job)))
     for warning in rules.warnings(job):
         note(f"warning: {warning}")
     if job.code is not None:
@@ -63,11 +63,9 @@ def load(options: dict[str, Any]) -> JobSpec:
 
 def objects_of(job: JobSpec) -> "list[Object]":
     """What `render` prints and `submit` runs."""
-    from gptddp.k8s.render import admission, manifest, rules
+    from gptddp.k8s.render import manifest
 
-    *beside, made = manifest.objects(job)
-    rules.refuse(admission.check_job(made))
-    return [*beside, made]
+    return manifest.objects(job)
 
 
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
