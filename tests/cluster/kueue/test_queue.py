@@ -1,4 +1,4 @@
-"""docs/kueue.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
+"""docs/clusters.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
 
 import json
 import shutil
