@@ -110,7 +110,7 @@ def _check_user(users: Any, name: str | None, settings: Any, said: str) -> None:
             "kubernetes cannot: use a context without, by --context"
         )
     # https://github.com/kubernetes-client/python/issues/1409
-    if user and (said or not (settings.api_key or settings.cert_file)):
+    if user and not (settings.api_key or settings.cert_file):
         fix = " ".join(str((user.get("exec") or {}).get("installHint") or "").split())
         raise ClusterError(
             f"the user {name} of the kubeconfig has no login: {said or 'it has no credentials'}; "

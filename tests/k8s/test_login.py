@@ -154,7 +154,6 @@ def credential(token):
         (plugin("", command="no-login", installHint="get\nit"), "'no-login'; get it"),
         (plugin("echo hello"), "user u .* no login: .*decode"),
         (plugin(credential("{}")), "user u .* no login: .*missing token"),
-        (plugin("exit 1") | {"client-certificate-data": "eA=="}, "returned 1"),
         ({"auth-provider": {"name": "azure"}}, "user u .* no login: it has no credentials"),
         ({"token": ""}, "user u .* no login: it has no credentials"),
         ({"tokenFile": "none"}, "none"),
