@@ -74,6 +74,8 @@ def if_allowed(call: Callable[[], _Answer], otherwise: _Otherwise) -> _Answer | 
 class Cluster:
     """One namespace of one cluster; may be used by several threads."""
 
+    local = False  # are they the jobs of this machine, in the place of a cluster's?
+
     def __init__(self, log_in: LogIn | None, namespace: str, flags: str = "") -> None:
         """log_in: gives a client and its namespace; asked again when the login has run out."""
         self._log_in = log_in
@@ -372,5 +374,5 @@ def resource(kind: str, name: str) -> str:
 def _not_installed(path: str) -> str:
     """A server without what a path begins with: /apis/GROUP/VERSION."""
     if _ELASTIC in path:
-        return f"the cluster has no PyTorchJob: {INSTALL_OPERATOR}"
+        return f"the cluster has no PyTorchJob; {INSTALL_OPERATOR}"
     return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

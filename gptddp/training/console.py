@@ -1,6 +1,7 @@
 """What rank 0 says of a life to its reader, in lines of its pod's log."""
 
 import logging
+import re
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ class Console:
 
     def fault(self, generation: int, step: int, cause: str) -> None:
         """How a life has ended that could not say so itself."""
-        cause = cause.removeprefix(f"after step {step}: ")  # as a survivor says it
+        cause = re.sub(r"^after step \d+: ", "", cause)  # the last one that a survivor has seen
         log.warning("life %d ended after step %d: %s", generation, step, cause)
 
     def slow(self, step: int, name: str, ratio: float) -> None:

@@ -10,7 +10,7 @@ from support.faulty_jobs import SHORT, check_same_run, long
 from support.namespaces import NAME, PREFIX, bridge, enter, inside, sh
 from support.paths import SUPPORT
 
-from gptddp.k8s.local.replica import Network
+from gptddp.k8s.local.container import Network
 
 STEPS = (
     "--steps",

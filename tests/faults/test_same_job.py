@@ -13,7 +13,7 @@ import pytest
 from support.faulty_jobs import Fault, check_same_run, long
 from support.namespaces import PREFIX, bridge, enter, inside
 
-from gptddp.k8s.local.replica import Network
+from gptddp.k8s.local.container import Network
 from gptddp.run import lease
 from gptddp.run.history import read_ledger
 

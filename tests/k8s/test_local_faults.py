@@ -68,35 +68,25 @@ def test_what_is_killed_leaves_no_semaphore(start, tmp_path, victim):
     assert process.wait(20) == (0 if victim == "pod" else -signal.SIGKILL)
 
 
-def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tmp_path):
-    """SIGKILL of the runner ends its pods and their children; the next submit continues."""
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tmp_path, guarded):
+    """Its reaper ends the pods' processes; without it they end with their parent or by the next
+    submit, which continues the job."""
     built = job(FAMILY)
     process = start(built)
     pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
-    process.kill()
-    pod_file(tmp_path, "end").touch()
-    exit_code, _, err = finish(built)  # at once: it has to wait for the reaper of the first
-    assert not any(map(alive, pids))
-    assert exit_code == 0, err
-    assert reaper.members(str(tmp_path)) == []
-
-
-def test_a_runner_killed_with_its_guard_leaves_no_tagged_process(start, finish, tmp_path):
-    """Even then the main processes die with their parent, and the next submit ends the rest."""
-    built = job(FAMILY)
-    process = start(built)
-    pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
-    reapers = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "reaper.py"], capture_output=True, text=True
-    )
-    os.kill(int(reapers.stdout), signal.SIGKILL)
+    if not guarded:
+        command = ["pgrep", "-P", str(process.pid), "-f", "reaper.py"]
+        os.kill(int(subprocess.run(command, capture_output=True, text=True).stdout), signal.SIGKILL)
     process.kill()
     until(lambda: not alive(pids[0]) and not alive(pids[3]))
     pod_file(tmp_path, "end").touch()
-    assert finish(built)[0] == 0
-    assert not alive(pids[1]) and not alive(pids[4])
-    for pid in (pids[2], pids[5]):  # neither tag nor reaper: nobody knew them
-        os.kill(pid, signal.SIGKILL)
+    exit_code, _, err = finish(built)  # at once: it has to wait for the reaper of the first
+    assert exit_code == 0, err
+    if not guarded:  # neither tag nor reaper: nobody knew these
+        os.kill(pids[2], signal.SIGKILL), os.kill(pids[5], signal.SIGKILL)
+    until(lambda: not any(map(alive, pids)))
+    assert reaper.members(str(tmp_path)) == []
 
 
 # -- stopping and continuing -------------------------------------------------------------------
@@ -125,30 +115,21 @@ def test_ctrl_c_stops_gracefully_and_the_same_submit_continues(start, finish, tm
     assert exit_code == 0, err
 
 
-def test_a_second_ctrl_c_kills(start, tmp_path):
-    """Pods that ignore SIGTERM have their grace period, unless Ctrl-C comes twice."""
+@pytest.mark.parametrize(("grace_s", "again"), [(300, True), (1, False)])
+def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace_s, again):
+    """Then they are killed, or at once where Ctrl-C comes twice."""
     up = STOPPABLE.split("\n")[2]
     code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{up}\nwait('never')"
-    process = start(job(code, grace_s=300))
+    process = start(job(code, grace_s=grace_s))
     until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert reaper.members(str(tmp_path)) == []
-
-
-def test_the_grace_period_ends_with_sigkill(start, tmp_path):
-    """A pod that ignores SIGTERM is killed when its terminationGracePeriodSeconds are over."""
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (runs / 'up').touch(); wait('never')"
-    process = start(job(code, replicas=1, grace_s=1))
-    until(lambda: pod_file(tmp_path, "up").exists())
-    process.send_signal(signal.SIGINT)
+    if again:
+        time.sleep(1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert "did not stop within 1 s" in err
+    assert process.returncode == 130 and ("did not stop within 1 s" in err) is not again
+    assert reaper.members(str(tmp_path)) == []
 
 
 def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):

@@ -5,15 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from support.local_jobs import job
-from support.manifests import pod_spec
+from support.manifests import container, pod_spec, worker
+from support.rank_0_lines import of_a_life
 
-from gptddp.config import Config
 from gptddp.errors import ConfigError, DataError
-from gptddp.k8s.local import pods, run, runner
-from gptddp.k8s.local.replica import Network
-from gptddp.k8s.local.screen import StepFeed
+from gptddp.k8s.local import run
+from gptddp.k8s.local.screen import Progress
 from gptddp.k8s.render import manifest, spec
 
 # -- what the user sees ------------------------------------------------------------------------
@@ -45,43 +43,27 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
     process.stdout = process.stderr = None
 
 
-def test_the_progress_line_reads_the_newest_generation(tmp_path):
-    """Step, loss and speed come from the last whole line of the highest generation; then an ETA."""
-    feed = StepFeed(tmp_path, Config(steps=100))
-    assert feed.line(0) == ""
-    (tmp_path / "log.9.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
+def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
+    """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
+    log = tmp_path / "job-worker-0.log"
+    progress = Progress(log, str(tmp_path))
+    assert progress.line("pods 1/2") == "pods 1/2"
+    (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
-    newest.write_text('{"step": 9, "loss": 2.5, "tok_s": 45210.3}\n{"step": 10, "lo')
-    assert feed.line(0) == "step 9/100  loss 2.500  45,210 tok/s"
-    for now, step in ((10, 20), (20, 40)):
-        newest.write_text(json.dumps({"step": step, "loss": None}) + "\n")
-        line = feed.line(now)
-    assert line == "step 40/100  ETA 0:30"
-
-
-def test_the_progress_line_ends_with_the_budget_that_ends_the_run(tmp_path):
-    """The end is an estimate where that is a budget of tokens or time, and so is the ETA."""
-    feed = StepFeed(tmp_path, Config(steps=100, max_tokens=600, max_time=40.0))
-    log, shown = tmp_path / "log.1.jsonl", []
-    for now, step in ((0, 4), (10, 10), (20, 20)):
-        log.write_text(json.dumps({"step": step, "tokens": 10 * step, "train_s": step}) + "\n")
-        shown.append(feed.line(now))
-    assert shown[-2:] == ["step 10/~40", "step 20/~40  ETA 0:20"]
-    log.write_text('{"step": 21, "tokens": -1, "train_s": NaN}\n')
-    assert feed.line(21).startswith("step 21/100  ")
-
-
-def test_the_progress_of_a_run_that_is_continued_ends_at_its_own_steps(tmp_path):
-    """Those that are given, else those of the run, else the preset's."""
-    steps = []
-    for args in ([], ["--steps", "9"]):
-        built = manifest.objects(spec.load(None, {}, args))[-1]
-        (plan,) = pods.plan(built, Network("127.99.1", 1), tmp_path, {"runs": tmp_path}, tmp_path)
-        for content in ("null", "{", '{"config": {"steps": 77}}'):
-            (tmp_path / "gptddp").mkdir(exist_ok=True)
-            (tmp_path / "gptddp/config.json").write_text(content)
-            steps.append(runner._step_feed(plan).config.steps)
-    assert steps == [400, 400, 77, 9, 9, 9]
+    newest.write_text('{"step": 1, "loss": 3.0, "tok_s": 45210.3}\n{"step": 10, "lo')
+    assert progress.line("pods 2/2") == "step 1  loss 3.000  45,210 tok/s  pods 2/2"
+    log.write_text("\n".join(of_a_life()) + "\n")
+    for step, loss in ((2, 2.0), (3, 1.0), (121, None)):
+        newest.write_text(json.dumps({"step": step, "loss": loss}) + "\n")
+        shown = progress.line("pods 2/2", 8)
+        at = f"loss {loss:.3f}  " if loss else ""
+        assert shown.startswith(f"step {step}/400  {at}")
+    assert "█" not in shown and shown.count("44,000 tok/s  ETA 4:40  pods 2/2  goodput 97%") == 1
+    assert "slow rank 3 (demo-worker-3) 2.1 times the median  stalled" in shown
+    newest.write_text('{"step": 1, "loss": 0.5}\n')
+    assert progress.line("pods 2/2", 8).startswith("step 1/400  loss 0.500  44,000 tok/s")
+    newest.write_text('{"step": 2, "loss": 0.25}\n')
+    assert progress.line("pods 2/2", 8).startswith("step 2/400  loss 0.250  █▁  44,000 tok/s")
 
 
 # -- refusals ----------------------------------------------------------------------------------
@@ -98,57 +80,24 @@ def test_a_missing_dataset_is_refused_before_anything_is_written(tmp_path, monke
         run.run(rendered, local_dir=Path("local"), volumes={"corpus": Path("elsewhere")})
 
 
-def edited(path, value):
-    """A job with one field of its pod's spec (or of the job, from `job.`) replaced."""
-    built = job()
-    *parents, last = path.split(".")
-    where = built if parents[:1] == ["job"] else None
-    where = where or pod_spec(built)
-    for key in parents[parents[:1] == ["job"] :]:
-        where = where[int(key) if key.isdigit() else key]
-    where[int(last) if last.isdigit() else last] = value
-    return built
+SECRET = {"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("where", "change", "message"),
     [
-        ("initContainers", [{"name": "x", "image": "y"}], "initContainers"),
-        ("volumes.3", {"name": "shm", "csi": {"driver": "d"}}, "no volume of the kind csi"),
-        (
-            "volumes.3",
-            {"name": "shm", "secret": {"secretName": "t"}},
-            "Secret t: .*--volume t=FOLDER",
-        ),
-        (
-            "volumes.3",
-            {"name": "shm", "configMap": {"name": "t"}},
-            "ConfigMap t: .*--volume t=FOLDER",
-        ),
-        ("volumes", [], "there is no volume 'data'"),
-        (
-            "containers.0.env",
-            [{"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-            "AB_C is in the Secret s, .*: export AB_C in this shell",
-        ),
-        (
-            "containers.0.env",
-            [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}],
-            "cannot set A from resourceFieldRef",
-        ),
-        ("containers.0.resources", {"limits": {"nvidia.com/gpu": 99}}, "need 198 GPUs"),
-        ("job.spec.runPolicy.suspend", True, "suspend"),
-        ("job.spec.elasticPolicy.rdzvConf", [], "panic"),
-        ("job.spec.pytorchReplicaSpecs.Worker.replicas", 151, "replica-count"),
-        ("job.spec.pytorchReplicaSpecs", {}, "Worker"),
-        ("job.spec", "text", "shape"),
-        ("job.kind", "Job", "0 objects of kind PyTorchJob"),
+        (pod_spec, {"volumes": []}, "/data is of the volume data, and there is none"),
+        (container, {"env": [SECRET]}, "AB_C .*secretKeyRef.*: export AB_C in this shell"),
+        (container, {"resources": {"limits": {"nvidia.com/gpu": 99}}}, "need 198 GPUs"),
+        (worker, {"replicas": 151}, "use at most 150 --replicas"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(tmp_path, path, value, message):
-    """Nothing is started and nothing written for a manifest that would not behave as written."""
+def test_what_cannot_be_run_is_refused_by_name(tmp_path, where, change, message):
+    """Nothing is started and nothing written."""
+    built = job()
+    where(built).update(change)
     with pytest.raises(ConfigError, match=message):
-        run.run([edited(path, value)], local_dir=tmp_path / "local")
+        run.run([built], local_dir=tmp_path / "local")
     assert not (tmp_path / "local").exists()
 
 
@@ -166,9 +115,3 @@ def test_other_systems_are_told_what_is_missing(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match=r"needs Linux.*loopback.*gptddp train"):
         run.run([job()])
-
-
-def test_a_manifest_is_the_same_after_a_round_through_yaml():
-    """What `render` prints and what `submit --local` runs are one and the same."""
-    built = job()
-    assert yaml.safe_load(manifest.to_yaml([built])) == built

@@ -4,10 +4,10 @@ import threading
 import time
 
 import pytest
-from support.api_objects import job, pod, replaced, terminated, unscheduled
+from support.api_objects import at, job, pod, replaced, terminated, unscheduled
 from support.api_server import Log
 
-from gptddp.errors import ClusterError, NotFoundError
+from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.observe import logs, pod_log, watcher
 
@@ -29,6 +29,13 @@ def lines(count, *, name="", per_second=10):
     ]
 
 
+def done(index):
+    return pod(index, terminated(0, reason="Completed"), phase="Succeeded")
+
+
+# -- followed ----------------------------------------------------------------------------------
+
+
 class Following:
     """`logs.follow` in a thread, and what it has written."""
 
@@ -39,7 +46,7 @@ class Following:
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, note, **options)
+            logs.follow(cluster, "demo", self.got.append, note, logs.Part(**options))
         except BaseException as error:
             self.error = error
 
@@ -55,40 +62,46 @@ class Following:
         return self.got
 
 
-def done(index):
-    return pod(index, terminated(0, reason="Completed"), phase="Succeeded")
-
-
-def test_a_connection_that_breaks_costs_and_doubles_no_line(api, cluster):
-    """Breaks at many points, inside lines and between them, of a log that goes on growing."""
-    written = lines(400)
-    log = api.logs["demo-worker-0"] = Log(written[:200], done=False)
-    log.break_after = [1, 30, 31, 500, 777, 1000, 2048, 40, 3000, 4444, 5000, 100, 6000]
+@pytest.fixture
+def one(api, cluster):
+    """A job of one pod that has written three lines and goes on; its log, and who follows it."""
+    log = api.logs["demo-worker-0"] = Log(lines(3), done=False)
     api.put(job("Created", "Running", replicas=1), pod(0))
     following = Following(cluster)
-    following.wait_for(200)
-    for n in range(200, 400):
+    following.wait_for(3)
+    return log, following
+
+
+def end(api, log):
+    """The job is over, and so is the log of its pod."""
+    log.done = True
+    api.put(job("Created", "Succeeded", replicas=1), done(0))
+
+
+def test_a_connection_that_breaks_costs_and_doubles_no_line(api, one):
+    """Breaks at many points, inside lines and between them, of a log that goes on growing."""
+    (log, following), written = one, lines(400)
+    log.break_after = [1, 30, 31, 500, 777, 1000, 2048, 40, 3000, 4444, 5000, 100, 6000]
+    for n in range(3, 400):
         log.lines.append(written[n])
         if n % 40 == 0:
             log.break_after.append(300)
             following.wait_for(n)
     following.wait_for(400)
-    api.put(job("Created", "Succeeded", replicas=1), done(0))
-    log.done = True
+    end(api, log)
     assert following.join() == [f"[w0] {text}" for _, text in written]
     assert any("sinceTime" in path for path in api.asked)
 
 
 def test_a_torn_end_is_not_a_line(api, cluster):
     """An API server that loses the node ends the stream properly, in the middle of a line."""
-    written = lines(3)
-    log = api.logs["demo-worker-0"] = Log(written, done=True)
+    log = api.logs["demo-worker-0"] = Log(lines(3), done=True)
     log.end_after = [len(log.text()) - 3]
     api.put(job("Running", replicas=1), pod(0))
     following = Following(cluster)
     following.wait_for(3)
-    api.put(job("Succeeded", replicas=1), done(0))
-    assert following.join() == [f"[w0] {text}" for _, text in written]
+    end(api, log)
+    assert following.join() == [f"[w0] {text}" for _, text in lines(3)]
 
 
 def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
@@ -112,54 +125,56 @@ def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
     assert following.join() == expected + [f"[w1] {text}" for _, text in lines(2, name="other ")]
 
 
-def test_a_container_that_restarts_loses_nothing(api, cluster):
+def test_a_container_that_restarts_loses_nothing(api, one):
     """The end of the container before is read from its own log."""
-    log = api.logs["demo-worker-0"] = Log(lines(3), done=False)
-    api.put(job("Running", replicas=1), pod(0))
-    following = Following(cluster)
-    following.wait_for(3)
+    log, following = one
     api.previous["demo-worker-0"] = Log(lines(5))
     after = [(t.replace("09:00", "09:01"), "again") for t, _ in lines(2)]
     api.logs["demo-worker-0"] = Log(after)
     api.put(pod(0, restarts=1))
     log.done = True
     following.wait_for(7)
-    api.put(job("Succeeded", replicas=1), done(0))
+    end(api, log)
     expected = [text for _, text in lines(5)] + ["again", "again"]
     assert following.join() == [f"[w0] {text}" for text in expected]
 
 
-def test_follow_ends_with_a_job_that_is_over(api, cluster):
-    """A finished job's logs are all there, of one pod without the opening."""
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"index": 1}, ["1 line 0", "1 line 0", "1 line 1"]),
+        ({"tail": 1}, ["[w0] 0 line 1", "[w1] 1 line 1"]),
+    ],
+)
+def test_a_part_of_a_job_that_is_over_is_followed_to_its_end(api, cluster, part, expected):
+    """One pod without its opening; the last lines of each."""
     api.put(job("Succeeded", replicas=2), done(0), done(1))
     api.logs |= {f"demo-worker-{n}": Log(lines(3, name=f"{n} ")) for n in range(2)}
-    assert Following(cluster, index=1).join() == [text for _, text in lines(3, name="1 ")]
+    assert sorted(Following(cluster, **part).join()) == expected
 
 
-def test_tail_is_of_what_was_there_at_the_start(api, cluster):
-    """The last lines of each pod."""
-    api.put(job("Succeeded", replicas=2), done(0), done(1))
-    api.logs |= {f"demo-worker-{n}": Log(lines(3, name=f"{n} ")) for n in range(2)}
-    assert sorted(Following(cluster, tail=1).join()) == ["[w0] 0 line 1", "[w1] 1 line 1"]
-
-
-def test_follow_survives_an_api_server_that_goes_away(api, cluster, capsys):
+def test_follow_survives_an_api_server_that_goes_away(api, one, capsys):
     """Told once that it is away and once that it is back, and the lines go on."""
-    log = api.logs["demo-worker-0"] = Log(lines(3), done=False)
-    api.put(job("Running", replicas=1), pod(0))
-    following = Following(cluster)
-    following.wait_for(3)
+    log, following = one
     api.down = True
     log.break_after = [1]
     time.sleep(0.4)
     log.lines += lines(6)[3:]
     api.down = False
     following.wait_for(6)
-    api.put(job("Succeeded", replicas=1), done(0))
-    log.done = True
+    end(api, log)
     assert following.join() == [f"[w0] {text}" for _, text in lines(6)]
     said = capsys.readouterr().err
     assert said.count("does not answer") == said.count("answers again") == 1
+
+
+def test_a_running_job_that_is_deleted_ends_the_following(api, one):
+    """Job and pods are gone: nothing can come any more."""
+    log, following = one
+    api.remove("PyTorchJob", "demo")
+    api.remove("Pod", "demo-worker-0")
+    log.done = True
+    assert len(following.join()) == 3
 
 
 def test_a_reader_that_leaves_ends_the_following(api, cluster):
@@ -174,53 +189,104 @@ def test_a_reader_that_leaves_ends_the_following(api, cluster):
         logs.follow(cluster, "demo", write, note)
 
 
-def test_a_running_job_that_is_deleted_ends_the_following(api, cluster):
-    """Job and pods are gone: nothing can come any more."""
-    log = api.logs["demo-worker-0"] = Log(lines(3), done=False)
-    api.put(job("Running", replicas=1), pod(0))
-    following = Following(cluster)
-    following.wait_for(3)
-    api.remove("PyTorchJob", "demo")
-    api.remove("Pod", "demo-worker-0")
-    log.done = True
-    assert len(following.join()) == 3
-
-
-def test_an_unknown_job_is_named_with_those_that_are_near(api, cluster):
-    """Exit code 102, and what the name may have meant."""
-    api.put(job("Running", name="demo-2"))
-    with pytest.raises(NotFoundError, match="demo-2") as caught:
+def test_a_server_that_cannot_be_reached_at_the_first_look_is_an_error(api, cluster):
+    """It may be the wrong one, and is not asked again."""
+    api.close()
+    with pytest.raises(ClusterError, match="cannot reach"):
         logs.follow(cluster, "demo", print, note)
-    assert caught.value.exit_code == 102
 
 
-def test_logs_are_merged_in_the_order_of_time(api, cluster):
-    """Lines of three pods, interleaved as they were written; megabytes pass through."""
+# -- once --------------------------------------------------------------------------------------
+
+
+def test_logs_are_merged_in_the_order_of_time(api, k8s):
+    """Lines of three pods, interleaved as they were written; one without a log is noted."""
     api.logs = {
         f"demo-worker-{n}": Log(
             [(f"2026-11-21T09:{m // 60:02}:{m % 60:02}.{n}Z", f"{m} {n}") for m in range(3000)]
         )
         for n in range(3)
     }
-    api.put(pod(0), pod(1), pod(2))
-    got = []
-    logs.show(cluster, [pod(n) for n in range(3)], got.append, note)
-    assert got == [f"[w{n}] {m} {n}" for m in range(3000) for n in range(3)]
+    api.put(job("Running"), pod(0), pod(1), pod(2), pod(3))
+    shown = k8s("logs", "demo")
+    assert shown.stdout.splitlines() == [f"[w{n}] {m} {n}" for m in range(3000) for n in range(3)]
+    assert "demo-worker-3" in shown.stderr
 
 
-def test_a_pod_without_a_log_is_noted(api, cluster, capsys):
-    """The others are shown."""
-    api.logs["demo-worker-0"] = Log(lines(1))
-    api.put(pod(0), pod(1), pod(2))
-    api.put(pod(0), pod(1))
-    got = []
-    logs.show(cluster, [pod(0), pod(1)], got.append, note, prefix=False)
-    assert got == ["line 0"]
-    assert "demo-worker-1" in capsys.readouterr().err
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
+    """With those that are there; with -f one that may come is waited for."""
+    api.put(job("Succeeded", replicas=4), done(0), done(1))
+    asked = k8s("logs", "demo", "--pod", "7", *follow)
+    assert asked.exit_code == 2 and "the pods that are there are 0, 1" in asked.stderr
+    assert k8s("logs", "demo", "--pod", "3", *follow).exit_code == (0 if follow else 2)
 
 
-def test_what_will_not_pass_is_an_error(api, cluster):
-    """A server that refuses at the first look is not asked again."""
-    api.down = True
-    with pytest.raises(ClusterError):
-        logs.follow(cluster, "demo", print, note)
+PEER, RANK = "gptddp.launch: the group is lost", "gptddp.launch: rank 1: loss is nan"
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        # the first of two errors; what took its peers along, though they ended before
+        ([(2, "", 40), (2, "", 30)], 1),
+        ([(143, PEER, 20), (3, "", 30)], 1),
+        ([(2, PEER, 20), (3, RANK, 30)], 1),
+        ([(137, "", 30), (143, "", 20)], 1),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_the_log_of_the_pod_that_failed_first_is_printed(api, k8s, ends, first, again):
+    """Alone, without its prefix, before its restart where it was started again."""
+    api.put(job("Created", "Running"))
+    for index, (code, message, second) in enumerate(ends):
+        ended, runs = terminated(code, message, second=second), {"running": {}}
+        api.put(pod(index, runs, last=ended) if again else pod(index, ended))
+        said, now = (Log([(at(index), f"{word} of {index}")]) for word in ("words", "now"))
+        api.previous[f"demo-worker-{index}"] = said
+        api.logs[f"demo-worker-{index}"] = now if again else said
+    shown = k8s("logs", "demo", "--first-failure", "--tail", "5")
+    assert (shown.exit_code, shown.stdout) == (0, f"words of {first}\n")
+    when = at(ends[first][2])
+    assert f"pod demo-worker-{first} failed first at {when}: exited with" in shown.stderr
+
+
+def test_without_a_failure_it_is_said(api, k8s):
+    """Nothing on stdout, and exit code 0."""
+    api.put(job("Created", "Running"), pod(0))
+    shown = k8s("logs", "demo", "--first-failure")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert "demo is Running, and no pod that is there has failed" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--first-failure", *it] for it in (["-f"], ["--previous"], ["--pod", "0"])),
+        ["-f", "--previous"],
+    ],
+)
+def test_what_does_not_go_together_is_refused(api, k8s, options):
+    """Exit code 2, and which to leave out."""
+    shown = k8s("logs", "demo", *options)
+    assert shown.exit_code == 2 and "leave one out" in shown.stderr and not api.asked
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_since_leaves_out_what_is_older(api, k8s, follow):
+    """Of each pod, followed or not."""
+    now = lambda ago: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))  # noqa: E731
+    api.put(job("Created", "Succeeded"), done(0), done(1))
+    for index in (0, 1):
+        said = [(now(7300), f"old {index}"), (now(3000), f"new {index}")]
+        api.logs[f"demo-worker-{index}"] = Log(said)
+    shown = k8s("logs", "demo", "--since", "1h30m", *follow)
+    assert sorted(shown.stdout.splitlines()) == ["[w0] new 0", "[w1] new 1"]
+    assert any("sinceSeconds=5400" in path for path in api.asked)
+
+
+@pytest.mark.parametrize("text", ["10", "", "-5m", "1d", "5m2h", "0s", "m"])
+def test_a_length_of_time_is_as_of_kubectl(k8s, text):
+    """What kubectl refuses is refused, with how to write it."""
+    shown = k8s("logs", "demo", "--since", text)
+    assert shown.exit_code == 2 and "as in 45s, 10m or 1h30m" in shown.stderr

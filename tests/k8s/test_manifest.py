@@ -15,7 +15,7 @@ from gptddp import config
 from gptddp.errors import ConfigError
 from gptddp.flags import from_args
 from gptddp.k8s.objects import argument, claim_at, volume_claims
-from gptddp.k8s.render import admission, manifest, spec
+from gptddp.k8s.render import manifest, spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -166,15 +166,21 @@ def test_requests_are_limits_and_gpus_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("flags", "args", "preset"),
-    [({}, [], "tiny"), ({"gpus": 1}, [], "gpt2"), ({}, ["--preset", "gpt2-xl"], "gpt2-xl")],
+    ("flags", "args", "preset", "device"),
+    [
+        ({}, [], "tiny", None),
+        ({"gpus": 1}, [], "gpt2", "cuda"),
+        ({"gpus": 1}, ["--device", "cpu"], "gpt2", "cpu"),
+        ({}, ["--preset", "gpt2-xl"], "gpt2-xl", None),
+    ],
 )
-def test_the_arguments_name_places_and_preset(flags, args, preset):
-    """The image decides nothing: where data and run are, and which model, stand in the manifest."""
+def test_the_arguments_name_places_preset_and_device(flags, args, preset, device):
+    """Image and node decide nothing: where data and run are, which model, and that a pod with GPUs
+    computes with them, stand in the manifest."""
     job = render_job({**flags, "name": "demo", "data": "d/set"}, args)
     parsed = from_args(container(job)["args"])
     assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
-    assert parsed.metrics_port == 9464
+    assert (parsed.metrics_port, parsed.device) == (9464, device)
 
 
 def test_trainer_settings_survive_the_way_through_the_manifest():
@@ -219,7 +225,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("replicas = 3", "'replicas' is not one of the tables"),
         ('[job]\nreplicas = "3"', r"job\.replicas is '3': it must be a whole number"),
         ("[job]\nreplicas = true", "is true: it must be a whole number"),
-        ("[job.label]\nsince = 2026-11-23", r"label\.since is 2026-11-23: it must be a string"),
+        ("[job.env]\nsince = 2026-11-23", r"env\.since is 2026-11-23: it must be a string"),
         ("job = 5", r"job must be one table: write \[job\] above its keys"),
         ("[[train]]\nsteps = 5", r"train must be one table"),
         ("[job]\nname = 3", "must be a string"),
@@ -253,15 +259,12 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
         spec.load(toml(tmp_path, ""), {}, ["--config=x.toml"])
 
 
-if __name__ == "__main__":
-    for name, arguments in SPECS.items():
-        (GOLDEN / f"{name}.yaml").write_text(manifest.to_yaml(render(*arguments)))
-
-
 def test_metrics_have_the_port_that_is_given_or_none():
     """0 leaves it out everywhere; without it there is one."""
     job = render_job({"replicas": 2}, ["--metrics-port", "0"])
-    text = manifest.to_yaml(manifest.objects(spec.load(None, {}, ["--metrics-port", "0"])))
+    objects = render({}, ["--metrics-port", "0"])
+    text = manifest.to_yaml(objects)
+    assert len(objects[1]["spec"]["ingress"]) == 1
     assert "9464" not in text and "metrics" not in text.replace("--metrics-port", "")
     assert [port["name"] for port in container(job)["ports"]] == ["pytorchjob-port"]
     assert str(manifest.METRICS_PORT) in str(render_job({"replicas": 2}))
@@ -278,4 +281,37 @@ def test_one_claim_for_data_and_runs_is_one_volume():
     assert argument(template, "--data") == "/data/books"
     mounts = {it["mountPath"]: it.get("readOnly") for it in container(job)["volumeMounts"]}
     assert mounts["/data"] is True and mounts["/runs"] is None
-    assert admission.check_job(job) == []
+
+
+QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+
+
+def test_the_queue_is_a_label_of_the_job_alone():
+    """Kueue takes what has it: on the pods it would queue each for itself. Nothing is suspended
+    here: Kueue does that, and a manifest that is applied again must not undo an admission."""
+    *companions, job = render({"queue": "team", "priority": "high"})
+    assert job["metadata"]["labels"].items() >= {QUEUE: "team", PRIORITY: "high"}.items()
+    assert "suspend" not in job["spec"]["runPolicy"]
+    for other in (worker(job)["template"], *companions):
+        assert not {QUEUE, PRIORITY} & set(other["metadata"]["labels"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "value"),
+    [
+        ("required=example.com/rack", "required", "example.com/rack"),
+        ("preferred=kubernetes.io/hostname", "preferred", "kubernetes.io/hostname"),
+        ("unconstrained", "unconstrained", "true"),
+    ],
+)
+def test_the_topology_is_an_annotation_of_the_pods(wish, kind, value):
+    """Beside those that the pods have anyway."""
+    job = render_job({"queue": "team", "topology": wish})
+    found = worker(job)["template"]["metadata"]["annotations"]
+    assert found[f"kueue.x-k8s.io/podset-{kind}-topology"] == value
+    assert "prometheus.io/port" in found
+
+
+if __name__ == "__main__":
+    for name, arguments in SPECS.items():
+        (GOLDEN / f"{name}.yaml").write_text(manifest.to_yaml(render(*arguments)))

@@ -40,6 +40,14 @@ def test_what_rank_0_says_is_read_back(said):
     assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
 
 
+def test_a_fault_names_one_step():
+    """That after which the life ended, and not also the last one that a survivor has seen."""
+    with heard() as lines:
+        Console(ORIGIN).fault(1, 136, "after step 100: rank 2 (demo-worker-2) is lost")
+    shown = rows(progress(lines))["last fault"]
+    assert shown == "life 1, after step 136: rank 2 (demo-worker-2) is lost"
+
+
 def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_it_is_slow(said):
     """Lines of steps may be minutes apart; after a new life the ranks are other ones."""
 

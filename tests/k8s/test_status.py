@@ -1,20 +1,21 @@
-"""`status`, `list`, `logs` and `wait` as their users meet them, against a small API server."""
+"""`status` and `list` as their users meet them, against a small API server."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from click.testing import CliRunner
+import yaml
 from support.api_objects import at, job, pod, terminated, waiting
 from support.api_server import Log
 from support.paths import ROOT
 
-from gptddp.k8s.cli.main import cli
-from gptddp.k8s.observe import status
+from gptddp.k8s.cluster import connect
+from gptddp.k8s.observe import listing, status, watcher
 from gptddp.k8s.observe.progress import progress
 
 STEPS = [
@@ -24,36 +25,23 @@ STEPS = [
     "step 130/400  loss 3.1002  lr 9.90e-04  44.0k tok/s  4 ranks  1:20 left",
     "step 130: validation loss 3.2000, 1.9000 bits a byte",
 ]
-# How a test reads what a process prints.
-PIPES = {
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.PIPE,
-    "text": True,
-    "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-}
-
-
-@pytest.fixture
-def k8s(api):
-    """Run `gptddp-k8s COMMAND ... --kubeconfig` of the API server."""
-
-    def run(*args):
-        named = [*args, "--kubeconfig", str(api.kubeconfig)]
-        return CliRunner().invoke(cli, named, prog_name="gptddp-k8s")
-
-    return run
+LINE = "gptddp-k8s submit --name demo --replicas 4 -- --steps 400"
 
 
 @pytest.fixture
 def running(api):
-    """A job of four pods, one of them without a node's room, that has done some steps."""
+    """A job of four pods, one of them without an image, that has done some steps."""
     pods = [pod(0), pod(1, restarts=2), pod(2), pod(3, waiting("ImagePullBackOff", "no such"))]
-    api.put(job("Created", "Running"), *pods)
+    pods[0]["status"]["podIP"] = "10.2.3.4"
+    api.put(job("Created", "Running", annotations={"gptddp/submit": LINE}), *pods)
     api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(STEPS)])
 
 
+# -- status ------------------------------------------------------------------------------------
+
+
 def test_status_says_how_a_job_does(k8s, api, running):
-    """State, reason, step, and a row for each pod; what to type next is a note."""
+    """State, reason, step, submit line, and a row for each pod; what to type next is a note."""
     result = k8s("status", "demo")
     assert result.exit_code == 0, result.output
     rows = dict(x.split(":", 1) for x in result.stdout.split("\n\n")[0].splitlines())
@@ -62,6 +50,7 @@ def test_status_says_how_a_job_does(k8s, api, running):
     assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.1.0")
     assert rows["step"] == "130/400  loss 3.1002  44.0k tok/s"
     assert "checkpoint" not in rows  # it went on from one, thirty steps ago
+    assert rows["submit"] == LINE
     table = [line.split() for line in result.stdout.split("\n\n")[1].splitlines()]
     assert table[0] == ["POD", "STATUS", "NODE", "RESTARTS", "AGE"]
     assert table[2][:4] == ["demo-worker-1", "Running", "gptddp-worker", "2"]
@@ -69,15 +58,8 @@ def test_status_says_how_a_job_does(k8s, api, running):
     assert result.stderr == f"next: gptddp-k8s logs -f demo --kubeconfig {api.kubeconfig}\n"
 
 
-def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
-    """A Worker behind the operator's init container is Running, and Completed when it has ended."""
-    done = {"name": "init", "state": terminated(0, reason="Completed")}
-    assert status.pod_status(pod(0, initContainerStatuses=[done])) == "Running"
-    assert status.pod_status(pod(0, done["state"], phase="Succeeded")) == "Completed"
-
-
-def test_status_as_json_has_everything(k8s, running):
-    """The same facts under names, and nothing else on stdout."""
+def test_status_has_formats_with_everything(k8s, running):
+    """The same facts under names, and nothing else on stdout; wide has addresses."""
     result = k8s("status", "demo", "-o", "json")
     found = json.loads(result.stdout)
     assert found["progress"] == {
@@ -89,11 +71,15 @@ def test_status_as_json_has_everything(k8s, running):
         "goodput": None,
         "slow": [],  # as version 0.1.0 logged it
     }
-    assert (found["stall"], found["fault"]) == (None, None)
+    assert (found["stall"], found["fault"], found["submit"]) == (None, None, LINE)
     assert found["replicas"] == {"ready": 3, "desired": 4, "min": 2, "max": 4}
     assert found["causes"][0]["id"] == "image" and found["causes"][0]["pods"] == ["demo-worker-3"]
     assert [c["type"] for c in found["conditions"]] == ["Created", "Running"]
     assert result.stderr == ""
+    again = yaml.safe_load(k8s("status", "demo", "-o", "yaml").stdout)
+    assert again | {"age_s": 0, "pods": 0} == found | {"age_s": 0, "pods": 0}
+    assert k8s("status", "demo", "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
+    assert "10.2.3.4" in k8s("status", "demo", "-o", "wide").stdout
 
 
 def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
@@ -105,75 +91,21 @@ def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     assert result.stderr == f"next: gptddp-k8s logs demo --pod 2 --kubeconfig {api.kubeconfig}\n"
 
 
-@pytest.mark.parametrize("command", ["status", "wait", "logs"])
+@pytest.mark.parametrize("command", ["status", "status --watch", "wait", "logs", "logs -f"])
 def test_a_job_that_is_not_there_is_102(k8s, api, command):
     """With the name that was meant, and no traceback."""
     api.put(job("Running", name="demo-large"))
-    result = k8s(command, "demo-lage")
+    result = k8s(*command.split(), "demo-lage")
     assert result.exit_code == 102 and result.stdout == ""
     assert "error: no PyTorchJob demo-lage in the namespace default" in result.stderr
     assert "demo-large" in result.stderr
 
 
-def test_list_shows_our_jobs(k8s, api):
-    """State, pods and age; jobs of others are not ours."""
-    foreign = job("Running", name="other", labels={})
-    api.put(job("Running"), pod(0), pod(1), foreign)
-    table = [line.split() for line in k8s("list").stdout.splitlines()]
-    assert table[0] == ["NAME", "STATE", "PODS", "AGE"] and len(table) == 2
-    assert table[1][:3] == ["demo", "Running", "2/4"]
-    assert k8s("list", "-A").stdout.splitlines()[1].split()[:2] == ["default", "demo"]
-    assert k8s("list", "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
-    assert json.loads(k8s("list", "-o", "json").stdout)[0]["state"] == "Running"
-
-
-def test_an_empty_list_is_a_note(k8s):
-    """Nothing on stdout."""
-    result = k8s("list")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no jobs of gptddp in namespace default" in result.stderr
-
-
-def test_logs_of_one_pod_have_no_prefix(k8s, running):
-    """Of all pods each line has one; pods without a log are noted."""
-    assert k8s("logs", "demo", "--pod", "0").stdout.splitlines() == STEPS
-    result = k8s("logs", "demo", "--tail", "2")
-    assert result.stdout.splitlines() == [f"[w0] {line}" for line in STEPS[-2:]]
-    assert "demo-worker-1" in result.stderr
-
-
-def test_previous_and_follow_exclude_each_other(k8s):
-    """A usage error, before any cluster is asked."""
-    assert k8s("logs", "demo", "-f", "--previous").exit_code == 2
-
-
-@pytest.mark.parametrize("command", [["logs", "-f"], ["wait"]])
-def test_ctrl_c_ends_at_once_with_130(api, running, command, spawn):
-    """No traceback, and no waiting for a stream that is open."""
-    api.logs["demo-worker-0"].done = False
-    code = "from gptddp.k8s import main; main()"
-    named = [*command, "demo", "--kubeconfig", str(api.kubeconfig)]
-    process = spawn([sys.executable, "-c", code, *named], **PIPES)
-    assert "demo: Running" in process.stderr.readline()
-    time.sleep(0.3)
-    begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130 and "Traceback" not in err
-    assert time.monotonic() - begin < 5
-
-
-def test_a_closed_pipe_ends_the_following(api, running, spawn):
-    """`| head -1` has its line and the command is gone, quietly."""
-    api.logs["demo-worker-0"].done = False
-    command = "from gptddp.k8s import main; main()"
-    pipe = f'"{sys.executable}" -c "{command}" logs -f demo --kubeconfig {api.kubeconfig} | head -1'
-    run = spawn(["sh", "-c", pipe], **PIPES)
-    assert run.stdout.readline() == f"[w0] {STEPS[0]}\n"
-    log = api.logs["demo-worker-0"]
-    for n in range(100):
-        log.lines.append((at(n % 60, minute=1 + n // 60), "more " * 100))
-    assert "Traceback" not in run.communicate(timeout=30)[1]
+def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
+    """A Worker behind the operator's init container is Running, and Completed when it has ended."""
+    done = {"name": "init", "state": terminated(0, reason="Completed")}
+    assert status.pod_status(pod(0, initContainerStatuses=[done])) == "Running"
+    assert status.pod_status(pod(0, done["state"], phase="Succeeded")) == "Completed"
 
 
 @pytest.mark.parametrize(
@@ -186,13 +118,120 @@ def test_ages_are_kubectls(seconds, text):
     assert status.duration(seconds) == text
 
 
-def test_an_end_that_is_an_estimate_is_an_end():
+@pytest.mark.parametrize(
+    ("step", "steps", "loss"),
+    [("step 7/~9  loss 3.2144", 9, 3.2144), ("step 7/9  loss not finite", 9, None)],
+)
+def test_an_end_that_is_an_estimate_and_a_loss_that_is_none_are_read(step, steps, loss):
     """Where tokens or time end a run, its log has `~` before the last step."""
-    line = "step 7/~9  loss 3.2144  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"
-    assert progress([line])["progress"]["steps"] == 9
+    done = progress([f"{step}  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"])["progress"]
+    assert (done["steps"], done["loss"]) == (steps, loss)
 
 
-def test_a_step_that_is_not_finite_is_a_step():
-    """No number is made up for it."""
-    line = "step 7/9  loss not finite  lr 1.00e-03  1.2k tok/s  4 ranks  0:01 left"
-    assert progress([line])["progress"]["loss"] is None
+@pytest.mark.parametrize("command", [["logs", "-f"], ["wait"]])
+@pytest.mark.parametrize("pipe", [False, True])
+def test_who_leaves_is_let_go_at_once(api, running, spawn, command, pipe):
+    """Ctrl-C ends with 130, a closed pipe quietly: no traceback, no wait for an open stream."""
+    if pipe and command == ["wait"]:
+        return  # it writes nothing to stdout
+    api.logs["demo-worker-0"].done = False
+    code = "from gptddp.k8s import main; main()"
+    args = [sys.executable, "-c", code, *command, "demo", "--kubeconfig", str(api.kubeconfig)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    process = spawn(args, **pipes)
+    assert "demo: Running" in process.stderr.readline()
+    if pipe:
+        assert process.stdout.readline() == f"[w0] {STEPS[0]}\n"
+        process.stdout.close()
+        process.stdout = None
+        more = [(at(n % 60, minute=1 + n // 60), "more " * 100) for n in range(100)]
+        api.logs["demo-worker-0"].lines += more
+    else:
+        process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    assert "Traceback" not in process.communicate(timeout=20)[1]
+    assert time.monotonic() - begin < 5 and (pipe or process.returncode == 130)
+
+
+# -- list --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(api):
+    """A job in a queue, with two of its pods, and one of somebody else's."""
+    ours = job("Created", "Running")
+    ours["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    worker = ours["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker["template"] = {"spec": {"containers": [{"name": "pytorch", "image": "gptddp:0.1.0"}]}}
+    api.put(ours, pod(0), pod(1), job("Running", name="other", labels={}))
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("options", "header", "row"),
+    [
+        ([], "NAME STATE PODS AGE", ["demo", "Running", "2/4"]),
+        (["-A"], "NAMESPACE NAME STATE PODS AGE", ["default", "demo", "Running", "2/4"]),
+        (["-o", "wide"], "NAME STATE PODS AGE NODES QUEUE IMAGE", ["demo", "Running", "2/4"]),
+    ],
+)
+def test_list_shows_our_jobs(k8s, listed, options, header, row):
+    """State, pods and age in a table; jobs of others are not ours."""
+    lines = k8s("list", *options).stdout.splitlines()
+    assert lines[0].split() == header.split() and len(lines) == 2
+    assert lines[1].split()[: len(row)] == row
+    wide = ["gptddp-worker", "team", "gptddp:0.1.0"]
+    assert "wide" not in options or lines[1].split()[-3:] == wide
+
+
+def test_list_has_formats_for_programs(k8s, api, listed):
+    """The same in json and yaml, also of no job, which is a note else."""
+    found = json.loads(k8s("list", "-o", "json").stdout)
+    assert found == yaml.safe_load(k8s("list", "-o", "yaml").stdout)
+    assert found[0]["nodes"] == ["gptddp-worker"] and found[0]["ready"] == 2
+    assert k8s("list", "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
+    api.objects.clear()
+    assert json.loads(k8s("list", "-o", "json").stdout) == []
+    assert k8s("list", "-o", "name").stdout == k8s("list").stdout == ""
+    assert "no jobs of gptddp in namespace default" in k8s("list").stderr
+
+
+def test_watching_gives_all_then_what_changes(api, listed, monkeypatch):
+    """A pod that becomes ready, a state, a job that goes; nothing for a job that only ages."""
+    monkeypatch.setattr(listing, "_POLL_S", 0.01)
+    monkeypatch.setattr(watcher, "POLL_S", 0.01)
+    said = []
+    seen = listing.watch(connect(kubeconfig=api.kubeconfig), said.append)
+    assert [row["state"] for row in next(seen)] == ["Running"]
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 60)
+    threading.Timer(0.1, api.put, [pod(2)]).start()
+    assert [row["ready"] for row in next(seen)] == [3]
+    api.down = True
+    threading.Timer(0.1, setattr, [api, "down", False]).start()
+    ended = {**listed, "status": job("Created", "Succeeded")["status"]}
+    threading.Timer(0.2, api.put, [ended]).start()
+    assert [row["state"] for row in next(seen)] == ["Succeeded"]
+    assert len(said) == 2 and "trying on" in said[0] and "answers again" in said[1]
+    api.remove("PyTorchJob", "demo")
+    assert [(row["name"], row["state"]) for row in next(seen)] == [("demo", "Gone")]
+
+
+@pytest.mark.parametrize(
+    ("output", "lines"),
+    [
+        (None, ["NAME   STATE     PODS   AGE", "demo   Running   2/4", "demo   Gone      0/4"]),
+        ("name", 2 * ["pytorchjob.kubeflow.org/demo"]),
+        ("json", ['{"namespace": "default"', '{"namespace": "default"']),
+        ("yaml", ["---", "namespace: default"]),
+    ],
+)
+def test_a_watch_prints_line_by_line(api, k8s, listed, monkeypatch, output, lines):
+    """The header once, in columns that stay; for programs an object a line, or a document."""
+    first, gone = listing.rows(connect(kubeconfig=api.kubeconfig))[0], {"state": "Gone", "ready": 0}
+    monkeypatch.setattr(listing, "watch", lambda *_: iter([[first], [first | gone]]))
+    shown = k8s("list", "-w", *(["-o", output] if output else [])).stdout.splitlines()
+    assert len(shown) >= len(lines)
+    assert all(line.startswith(start) for line, start in zip(shown, lines, strict=False))
+    monkeypatch.setattr(listing, "watch", lambda *_: iter([[]]))
+    assert "no jobs of gptddp in namespace default yet" in k8s("list", "-w").stderr

@@ -26,8 +26,8 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL
 
 from gptddp.k8s.local import pods, reaper
+from gptddp.k8s.local.container import Network
 from gptddp.k8s.local.controller import Controller
-from gptddp.k8s.local.replica import Network
 from gptddp.k8s.render import manifest, spec
 from gptddp.run.history import logged, read_ledger
 
@@ -77,8 +77,8 @@ class Job:
         options = {"replicas": size, "min": fewest}
         built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
-        claims = {"data": corpus, "runs": runs}
-        plans = pods.plan(built, self.network, folder / "pods", claims, folder, KEY)
+        volumes = {"data": corpus, "runs": runs}
+        plans = pods.plan(built, self.network, folder / "pods", volumes, KEY)
         self.tag = f"{folder}#{uuid.uuid4().hex}/"
         self.pods = [
             pods.Pod(

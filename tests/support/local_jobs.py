@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from support.manifests import container, pod_spec, render_job, worker
+from support.manifests import container, pod_spec, render_job
 
 RUN = """
 import sys, yaml
@@ -36,11 +36,9 @@ def wait(what):
 """
 
 
-def job(code="", *, replicas=2, policy="ExitCode", grace_s=5, name="job", **run_policy):
+def job(code="", *, replicas=2, grace_s=5, name="job"):
     """A rendered PyTorchJob whose container runs Python code."""
     built = render_job({"replicas": replicas, "name": name})
-    built["spec"]["runPolicy"] |= run_policy
-    worker(built)["restartPolicy"] = policy
     pod_spec(built)["terminationGracePeriodSeconds"] = grace_s
     container(built)["command"], container(built)["args"] = ["python", "-c", PRELUDE + code], []
     return built

@@ -130,6 +130,7 @@ class _Handler(api_server._Handler):
         if self._allowed(f"delete {self.api.objects[plural, name]['kind']}"):
             del self.api.objects[plural, name]
             self.api.collect(name)
+            self.api.collect_garbage()
             self._json(200, {"kind": "Status", "status": "Success"})
 
     def _allowed(self, what):

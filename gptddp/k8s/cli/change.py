@@ -1,11 +1,11 @@
 """Commands that change a job on a cluster: delete, scale, suspend, resume."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options, name_argument
+from gptddp.k8s.cli.options import cluster_options, job_options, name_argument
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
@@ -14,17 +14,22 @@ if TYPE_CHECKING:
 @click.command()
 @name_argument
 @click.option("--no-wait", is_flag=True, help="do not wait until its pods have ended")
-@cluster_options
-def delete(cluster: "Cluster", name: str, no_wait: bool) -> None:
+@job_options
+def delete(cluster: Any, name: str, no_wait: bool) -> None:
     """Delete a job with its pods and everything that was created beside it.
 
     Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
-    same job submitted again goes on from there. Exit code 102: there is no such job. What you may
-    not delete beside it, such as its Secret, is named, and does not change the exit code.
+    same job submitted again goes on from there. Exit code 102: there is no such job.
 
     \b
     gptddp-k8s delete demo
     """
+    if cluster.local:
+        if no_wait:
+            raise click.UsageError("--no-wait has no meaning with --local: leave it out")
+        from gptddp.k8s.local import act
+
+        return click.echo(act.delete(cluster, name, note))
     from gptddp.k8s.act import lifecycle
     from gptddp.k8s.act.failure import says
     from gptddp.k8s.cluster import JOB
@@ -59,13 +64,17 @@ def scale(cluster: "Cluster", name: str, replicas: int) -> None:
 
 @click.command()
 @name_argument
-@cluster_options
-def suspend(cluster: "Cluster", name: str) -> None:
+@job_options
+def suspend(cluster: Any, name: str) -> None:
     """Stop the pods of a job, which commit a checkpoint, and keep the job.
 
     \b
     gptddp-k8s suspend demo
     """
+    if cluster.local:
+        from gptddp.k8s.local import act
+
+        return click.echo(act.suspend(cluster, name, note))
     from gptddp.k8s.act import lifecycle
 
     click.echo(lifecycle.suspend(cluster, name, note))

@@ -1,4 +1,4 @@
-"""The commands that only read: `status`, `top`, `logs` and `wait`."""
+"""The commands that only read: `status`, `logs` and `wait`."""
 
 from typing import Any
 
@@ -8,20 +8,35 @@ from gptddp.errors import visible_lines
 from gptddp.k8s.cli import output as formats
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cli.options import cluster_options, job_options, name_argument
+from gptddp.k8s.cli.options import job_options, name_argument
 
 
 @click.command()
 @name_argument
+@click.option("-w", "--watch", is_flag=True, help="show it live until the job ends")
+@click.option("--every", type=click.FloatRange(0.2), metavar="S", help="seconds between looks [2]")
 @click.option(
     "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]), help="format [text]"
 )
 @job_options
-def status(name: str, output: str | None, cluster: Any) -> None:
+@click.pass_context
+def status(
+    ctx: click.Context,
+    name: str,
+    watch: bool,
+    every: float | None,
+    output: str | None,
+    cluster: Any,
+) -> None:
     """Say how a job does: its state, why it does not run, its step.
 
-    Exit code 102: there is no such job; 0 in any state: `wait` has codes for those.
+    With --watch a live screen, or with -o json an object a line, until the job ends; Ctrl-C leaves
+    the job alone. Exit code 102: there is no such job; 0 in any state, with --watch as of `wait`.
     """
+    if watch:
+        ctx.exit(_watch(cluster, name, every or 2.0, output))
+    if every:
+        raise click.UsageError("--every has no meaning without --watch: leave it out")
     from gptddp.k8s.observe import facts, progress
     from gptddp.k8s.observe import status as job_status
 
@@ -32,25 +47,18 @@ def status(name: str, output: str | None, cluster: Any) -> None:
     if output == "name":
         return formats.objects([found.job], output)
     click.echo(visible_lines(job_status.to_text(answer, wide=output == "wide")))
-    if command := job_status.next_command(answer, local=" --local" in cluster.flags):
+    if command := job_status.next_command(answer, cluster.local):
         note(f"next: {command}{cluster.flags}")
 
 
-@click.command()
-@name_argument
-@click.option("--once", is_flag=True, help="print it once and end [without a terminal]")
-@click.option("--every", type=click.FloatRange(0.2), default=2.0, help="seconds between looks [2]")
-@job_options
-@click.pass_context
-def top(ctx: click.Context, name: str, once: bool, every: float, cluster: Any) -> None:
-    """Watch a job: step, loss, speed, goodput, time left, pods.
-
-    The numbers of `status`, made anew until the job ends; Ctrl-C leaves it alone. Where stdout is
-    no terminal they are printed once. Exit code as of `wait`, with --once as of `status`.
-    """
+def _watch(cluster: Any, name: str, every_s: float, output: str | None) -> int:
     from gptddp.k8s.cli import screen
 
-    ctx.exit(screen.watch(cluster, name, once=once, every_s=every))
+    if output == "json":
+        return screen.stream(cluster, name, every_s)
+    if output:
+        raise click.UsageError(f"-o {output} has no meaning with --watch: use -o json, or no -o")
+    return screen.watch(cluster, name, every_s)
 
 
 @click.command()
@@ -88,8 +96,10 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 @click.option("--since", type=types.DURATION, help="what is not older, such as 90s or 1h30m [all]")
 @click.option("--previous", is_flag=True, help="of the containers before the last restart")
 @click.option("--first-failure", is_flag=True, help="of the container that failed first")
-@cluster_options
+@job_options
+@click.pass_context
 def logs(
+    ctx: click.Context,
     name: str,
     follow: bool,
     pod: int | None,
@@ -104,31 +114,42 @@ def logs(
     Each line is opened by its pod: `[w0] ...`. Without -f they come in the order of time. With -f
     it waits for pods that are not there yet, goes on with those that replace others, and ends with
     the job. What they have written is printed as it is, with the colours and progress bars of
-    programs; so it is as safe as the image is.
+    programs; so it is as safe as the image is. With --local a pod's log has all of its restarts.
     """
-    from gptddp.k8s.observe import first_failure as failures
     from gptddp.k8s.observe import logs as pod_logs
 
+    _refuse_together(ctx)
+    if cluster.local:
+        from gptddp.k8s.local import act
+
+        return act.show_logs(cluster, name, click.echo, index=pod, tail=tail, follow=follow)
+    part = pod_logs.Part(pod, tail, since, previous)
+    show = pod_logs.show_job
     if first_failure:
-        for given, option in ((follow, "--follow"), (previous, "--previous")):
-            if given:
+        show = pod_logs.show_first_failure
+    elif follow:
+        show = pod_logs.follow
+    show(cluster, name, click.echo, note, part)
+
+
+# What has no meaning beside another option of `logs`, and why.
+_WITH = {
+    "first_failure": (("follow", "previous", "pod"), "it looks for one container that has failed"),
+    "follow": (("previous",), "it is of containers that write no more"),
+    "local": (("since", "previous", "first_failure"), "a local pod has one log, without times"),
+}
+
+
+def _refuse_together(ctx: click.Context) -> None:
+    given = {name for name, value in ctx.params.items() if value not in (None, False)}
+    given |= {"pod"} if ctx.params["pod"] is not None else set()  # 0 is an index too
+    for name, (others, reason) in _WITH.items():
+        for other in others if name in given else ():
+            if other in given:
+                flag, beside = (f"--{it.replace('_', '-')}" for it in (other, name))
                 raise click.UsageError(
-                    f"{option} has no meaning with --first-failure: leave it out"
+                    f"{flag} has no meaning with {beside}: {reason}; leave one out"
                 )
-        if pod is not None:
-            raise click.UsageError(
-                "--pod names a pod, --first-failure looks for one: leave one out"
-            )
-        failures.show_log(cluster, name, click.echo, note, tail=tail, since_s=since)
-        return
-    if follow and previous:
-        raise click.UsageError("--previous is of containers that write no more: leave out --follow")
-    if follow:
-        pod_logs.follow(cluster, name, click.echo, note, index=pod, tail=tail, since_s=since)
-        return
-    pod_logs.show_job(
-        cluster, name, click.echo, note, index=pod, tail=tail, since_s=since, previous=previous
-    )
 
 
-COMMANDS = (status, top, logs, wait)
+COMMANDS = (status, logs, wait)

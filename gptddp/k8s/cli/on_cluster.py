@@ -80,7 +80,7 @@ def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None
     """What became of a job that exists already, from the same options."""
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     changed = act.differences(cluster, job, objects)
-    spec = "these options, changed by others (live -> yours)," if changed else "this very spec"
+    spec = "these options, changed since (live -> yours)," if changed else "this very spec"
     note(f"the job exists with {spec} and is {state}")
     for line in act.lines(changed):
         note(line)

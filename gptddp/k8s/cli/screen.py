@@ -1,6 +1,7 @@
-"""The terminal of `top`: a frame that is drawn again and again in its place."""
+"""The live screen of `status --watch`, and its stream of JSON."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,29 +12,33 @@ from types import FrameType
 from typing import NoReturn
 
 from gptddp.k8s import exit_codes
+from gptddp.k8s.cli.command import note
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.observe import progress, status, top, why
-from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.watcher import Watcher
+from gptddp.k8s.observe import frame, progress, status, why
+from gptddp.k8s.observe.watcher import of_job
 
 _RESIZE_S = 0.1  # between two looks at the size of the terminal
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, no cursor; and back
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_CODES = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
 
 
-def watch(cluster: Cluster, name: str, *, once: bool, every_s: float) -> int:
-    """Show a job until it ends; its exit code, as of `wait`. Raises NotFoundError, ClusterError."""
-    live = not once and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def watch(cluster: Cluster, name: str, every_s: float) -> int:
+    """Show a job until it ends; its exit code, as of `wait`. Raises NotFoundError, ClusterError.
+
+    Where stdout is no terminal it is shown once.
+    """
+    live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     view = _View(cluster, name, live)
     if not view.look():
         raise cluster.not_found(name)
     if not live:
-        width = shutil.get_terminal_size((200, 50)).columns if sys.stdout.isatty() else 0
-        _write("\n".join(view.lines(width)) + "\n")
+        view.leave()
+        note("stdout is no live terminal, so this was one look: -o json goes on with a line a look")
         return exit_codes.SUCCEEDED
+    there = True
     try:
         with _screen():
-            there = True
             while there and view.state not in why.FINAL:
                 view.draw()
                 view.wait(every_s)
@@ -42,8 +47,22 @@ def watch(cluster: Cluster, name: str, *, once: bool, every_s: float) -> int:
         view.leave()
         raise
     view.leave()
-    codes = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
-    return codes[view.state] if there else exit_codes.GONE
+    return _CODES[view.state] if there else exit_codes.GONE
+
+
+def stream(cluster: Cluster, name: str, every_s: float) -> int:
+    """Print what `status -o json` does, an object a line, at each look until the job has ended."""
+    watcher = of_job(cluster, name, note)
+    if (found := watcher.poll()) is None:
+        raise cluster.not_found(name)
+    while found:
+        shown = status.of(progress.with_log(cluster, found))
+        _write(json.dumps(shown) + "\n")
+        if shown["state"] in _CODES:
+            return _CODES[shown["state"]]
+        time.sleep(every_s)
+        found = watcher.poll()
+    return exit_codes.GONE
 
 
 class _View:
@@ -52,7 +71,7 @@ class _View:
     def __init__(self, cluster: Cluster, name: str, live: bool) -> None:
         self.state = ""
         self._cluster, self._live, self._note = cluster, live, ""
-        self._watcher = Watcher(cluster, name, self._say)
+        self._watcher = of_job(cluster, name, self._say)
         self._losses = progress.Losses()
         self._history: list[float] = []
         self._drawn = shutil.get_terminal_size()
@@ -61,16 +80,12 @@ class _View:
         """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
         if (found := self._watcher.poll()) is None:
             return False
-        self._note = ""
-        self._take(found)
-        return True
-
-    def _take(self, found: Facts) -> None:
         found = progress.with_log(self._cluster, found)
         logged = progress.progress(line for _, line in found.log or ())
         self._history = self._losses.add(logged["losses"])
-        self._shown = status.of(found)
+        self._note, self._shown = "", status.of(found)
         self.state = self._shown["state"]
+        return True
 
     def _say(self, text: str) -> None:
         """That the API server does not answer: what is shown is old."""
@@ -78,15 +93,14 @@ class _View:
         if self._live and self.state:
             self.draw()
 
-    def lines(self, width: int, height: int = 0) -> list[str]:
+    def _lines(self, width: int, height: int = 0) -> list[str]:
         """`width`: 0 where nothing is cut."""
-        colours = self._live and bool(width) and not os.environ.get("NO_COLOR")
-        return top.frame(
+        return frame.frame(
             self._shown,
             self._history,
             width=width or 1000,
             height=height,
-            colours=colours,
+            colours=bool(width) and not os.environ.get("NO_COLOR"),
             unicode=progress.has_blocks(sys.stdout),
             note=self._note,
         )
@@ -94,12 +108,12 @@ class _View:
     def draw(self) -> None:
         """Fill the screen, whatever its size is now."""
         size = self._drawn = shutil.get_terminal_size()
-        lines = self.lines(max(1, size.columns), max(1, size.lines - 1))
+        lines = self._lines(max(1, size.columns), max(1, size.lines - 1))
         _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in lines) + _REST)
 
     def leave(self) -> None:
         """What was seen last stays on the terminal."""
-        _write("\n".join(self.lines(0)) + "\n")
+        _write("\n".join(self._lines(0)) + "\n")
 
     def wait(self, seconds: float) -> None:
         """Until the next look is due; a terminal of another size is drawn at once."""

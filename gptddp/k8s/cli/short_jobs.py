@@ -11,8 +11,8 @@ from gptddp.errors import JobFailed
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
-    cluster_options,
     context_options,
+    job_options,
     name_argument,
     namespace_option,
     pod_options,
@@ -173,8 +173,10 @@ def _run_prepare(
 )
 @click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
 @pod_options
-@cluster_options
+@job_options
+@click.pass_context
 def sample(
+    ctx: click.Context,
     cluster: "Cluster",
     name: str,
     prompt: str,
@@ -193,21 +195,33 @@ def sample(
     """Print text from the newest checkpoint of a job.
 
     The job may train or have ended. `gptddp sample` runs in a short Job on the job's volumes, which
-    is deleted then. A job that is gone has left its run on a volume: name that with --runs.
+    is deleted then. A job that is gone has left its run on a volume: name that with --runs. With
+    --local it runs here.
 
     \b
     gptddp-k8s sample demo --prompt "Once upon" --tokens 100
     """
-    from gptddp.k8s.act import short_job
-    from gptddp.k8s.render.short_job import sample_job
-
     given = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
     given |= {"top-k": top_k, "top-p": top_p, "seed": seed}
     options = [f"--{key}={value}" for key, value in given.items()]
     own = {"image": image, "memory": memory, "runs": runs, "data": data}
+    if cluster.local:
+        ctx.exit(_sample_locally(cluster, name, options, own))
+    from gptddp.k8s.act import short_job
+    from gptddp.k8s.render.short_job import sample_job
+
     live = cluster.get("PyTorchJob", name)
     batch_job = sample_job(live, dataclasses.replace(job, name=name), options, own)
     short_job.sample(cluster, name, batch_job, note, click.echo, timeout)
+
+
+def _sample_locally(cluster: Any, name: str, options: list[str], own: dict[str, Any]) -> int:
+    """Run `gptddp sample` here; returns its exit code."""
+    from gptddp.k8s.local import act
+
+    if given := [f"--{key}" for key, value in own.items() if value]:
+        raise click.UsageError(f"{given[0]} has no meaning with --local: leave it out")
+    return act.sample(cluster, name, options)
 
 
 COMMANDS = (prepare, sample)

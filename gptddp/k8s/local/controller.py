@@ -1,22 +1,59 @@
-"""The training operator (v1.9) and the kubelet's restarts over local pods: one `tick` at a time."""
+"""The training operator (v1.9) over local pods: one `tick` at a time."""
 
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gptddp.k8s.exit_codes import FIRST_RETRYABLE, NOT_EXECUTABLE, NOT_STARTED, described
-from gptddp.k8s.local.conditions import Conditions
-from gptddp.k8s.local.pods import Pod
+from gptddp.k8s.local.pods import Pod, utc_now
+from gptddp.k8s.objects import Object
+
+FINAL = ("Succeeded", "Failed")
+
+
+class Conditions:
+    """The list in a PyTorchJob's `.status.conditions`; the newest change is the last entry."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, str]] = []
+
+    def has(self, kind: str) -> bool:
+        """Is the condition of this type True?"""
+        return any(c["type"] == kind and c["status"] == "True" for c in self.items)
+
+    @property
+    def final(self) -> bool:
+        return any(map(self.has, FINAL))
+
+    def set(self, kind: str, message: str) -> bool:
+        """Make one condition True; returns whether that changed anything.
+
+        Once Succeeded or Failed nothing changes. Running and Restarting replace each other, and
+        Running turns False at the end.
+        """
+        if self.final or self.has(kind):
+            return False
+        other = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
+        self.items = [c for c in self.items if c["type"] not in (kind, other)]
+        at = utc_now()
+        for condition in self.items:
+            if condition["type"] == "Running" and kind in (*FINAL, "Suspended"):
+                condition |= {"status": "False", "lastTransitionTime": at}
+        about = {"type": kind, "status": "True", "reason": f"PyTorchJob{kind}", "message": message}
+        self.items.append({**about, "lastUpdateTime": at, "lastTransitionTime": at})
+        return True
 
 
 class Controller:
-    """Keeps the pods as the job wants them, and the job's conditions."""
+    """Keeps the pods of a job, and its conditions, as a manifest of `render` says.
 
-    def __init__(self, job: dict[str, Any], pods: list[Pod], event: Callable[[str], None]) -> None:
+    A pod whose exit code is 128 or more is replaced, a lower one fails the job (`restartPolicy:
+    ExitCode`). The first that succeeds ends an elastic job, and the job's end stops the other pods
+    (`cleanPodPolicy: Running`).
+    """
+
+    def __init__(self, job: Object, pods: list[Pod], event: Callable[[str], None]) -> None:
         self.name = str(job["metadata"]["name"])
-        self.elastic = job["spec"].get("elasticPolicy") is not None
-        self.run_policy: dict[str, Any] = job["spec"].get("runPolicy") or {}
         self.pods, self.event = pods, event
         self.conditions = Conditions()
         self.failure = ""  # the pod, its exit code and its last line
@@ -40,12 +77,12 @@ class Controller:
             elif now >= pod.deadline:
                 self.event(f"{pod.name} did not stop within {pod.plan.grace_s:.0f} s: SIGKILL")
                 pod.kill()
-        self._update_job(now)
+        if not self.stopping and any(pod.phase == "Running" for pod in self.pods):
+            self._condition("Running", "is running.")
         ended = [(pod, code) for pod in self.pods if (code := pod.poll()) is not None]
         # The operator looks at failed pods before it counts the succeeded ones.
         for pod, code in sorted(ended, key=lambda end: end[1] == 0):
             self._ended(pod, code, now)
-        self._update_job(now)
 
     def stop(self, now: float) -> None:
         """Ask every pod to stop; none is started again."""
@@ -73,70 +110,30 @@ class Controller:
             self._ended(pod, pod.exit_code, now)
 
     def _ended(self, pod: Pod, code: int, now: float) -> None:
-        """Apply the restart policy to a container that has exited."""
-        succeeded, said = code == 0, f"{pod.name} exited with {described(code)}"
-        if pod.ending:
-            pod.phase = "Succeeded" if succeeded else "Deleted"
-        elif pod.policy == "Always" or (pod.policy == "OnFailure" and not succeeded):
-            delay_s = pod.restart(now)
-            when = f"in {delay_s:.0f} s (back-off)" if delay_s else "at once"
-            self.event(f"{said}: restarted {when}")
-            self._back_off_limit(now)
-        elif succeeded:
+        """Decide what follows a pod's exit."""
+        said = f"{pod.name} exited with {described(code)}"
+        if code == 0:
             pod.phase = "Succeeded"
-            self.event(said)
-        elif pod.policy == "ExitCode" and code >= FIRST_RETRYABLE and not self.conditions.final:
+            self._end("Succeeded", "is successfully completed.", now)
+        elif pod.ending:
+            pod.phase = "Deleted"
+        elif code >= FIRST_RETRYABLE:
             self.event(f"{said}: another pod takes its place")
-            pod.recreate(now)
-            self._condition("Restarting", f"is restarting because {_replicas(pod)} failed.")
+            pod.recreate()
+            self._condition("Restarting", "is restarting because 1 Worker replica(s) failed.")
         else:
             pod.phase = "Failed"
-            self._fail(pod, f"is failed because {_replicas(pod)} failed.", now)
-
-    def _back_off_limit(self, now: float) -> None:
-        """The sum of the restarts of all running pods, as the operator counts them."""
-        limit = self.run_policy.get("backoffLimit")
-        running = [pod for pod in self.pods if pod.phase == "Running"]
-        restarts = sum(pod.restarts for pod in running)
-        if limit is not None and restarts >= max(1, int(limit)):
-            worst = max(running, key=lambda pod: pod.restarts)
-            text = "has failed because it has reached the specified backoff limit."
-            self._fail(worst, text, now, everything=True)
-
-    def _update_job(self, now: float) -> None:
-        """Succeeded or Running: by the Master; without one by all Workers, or by any if elastic."""
-        if self.conditions.final:
-            return
-        masters = [pod for pod in self.pods if pod.plan.replica.role == "Master"]
-        deciding = masters or self.pods
-        succeeded = [pod.phase for pod in deciding].count("Succeeded")
-        if succeeded == len(deciding) or (self.elastic and not masters and succeeded):
-            self._condition("Succeeded", "is successfully completed.")
-            self._clean(now)
-        elif not self.stopping and any(pod.phase == "Running" for pod in deciding):
-            self._condition("Running", "is running.")
-
-    def _fail(self, pod: Pod, text: str, now: float, *, everything: bool = False) -> None:
-        if not self.conditions.final:
             line = pod.last_line()
-            self.failure = f"pod {pod.name} exited with {described(pod.exit_code or 0)}"
-            self.failure += f": {line}" if line else ""
+            self.failure = f"pod {said}" + (f": {line}" if line else "")
             self.failed_log = pod.log
-            self._condition("Failed", f"{text} {self.failure}")
-            self._clean(now, everything=everything)
+            text = f"is failed because 1 Worker replica(s) failed. {self.failure}"
+            self._end("Failed", text, now)
 
-    def _clean(self, now: float, *, everything: bool = False) -> None:
-        """cleanPodPolicy; beyond a limit all pods go, whatever it says (operator <= 1.9.3)."""
-        if everything or self.run_policy.get("cleanPodPolicy", "None") != "None":
-            for pod in self.pods:
-                pod.terminate(now)
-        elif left := sum(pod.alive or pod.waiting for pod in self.pods):
-            self.event(f"cleanPodPolicy None leaves {left} pods running; Ctrl-C stops them")
+    def _end(self, kind: str, text: str, now: float) -> None:
+        self._condition(kind, text)
+        for pod in self.pods:
+            pod.terminate(now)
 
     def _condition(self, kind: str, text: str) -> None:
-        if self.conditions.set(kind, f"PyTorchJob{kind}", f"PyTorchJob {self.name} {text}"):
+        if self.conditions.set(kind, f"PyTorchJob {self.name} {text}"):
             self.event(f"job {kind}")
-
-
-def _replicas(pod: Pod) -> str:
-    return f"1 {pod.plan.replica.role} replica(s)"

@@ -3,15 +3,17 @@
 All of it is freed by the kernel with the last process that holds it, however that process ends.
 """
 
-import fcntl
+import contextlib
 import os
 import socket
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
+from gptddp import files
 from gptddp.errors import ConfigError
-from gptddp.k8s.local.replica import Network
+from gptddp.k8s.local.container import Network
 
 MAX_PODS = 150  # 127.A.B.100 upwards
 _SLOTS = 4096
@@ -24,15 +26,13 @@ def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
     A runner that was killed leaves its reaper behind for a moment: that is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     end = time.monotonic() + timeout_s
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = files.lock(folder / "lock")
             break
         except BlockingIOError:
             if alive(holder(folder)) or time.monotonic() > end:
-                os.close(fd)
                 return None
             time.sleep(0.05)
     os.ftruncate(fd, 0)
@@ -40,12 +40,25 @@ def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
     return fd
 
 
+def is_running(folder: Path) -> bool:
+    """Is there a runner of the job, or is the end of its pods still going on?"""
+    return files.is_locked(folder / "lock")
+
+
 def holder(folder: Path) -> int | None:
-    """The process id in a job's lock, of the runner that has it or had it last."""
+    """The process id of the runner that has a job's lock, or had it last."""
     try:
         return int((folder / "lock").read_text())
     except (OSError, ValueError):
         return None
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What a job's `status.json` says; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = files.read_json(folder / "status.json")
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def alive(pid: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Local pods: a process each, started, restarted and ended as the kubelet does with a container."""
+"""Local pods: a process each, started and ended as the kubelet does with a container."""
 
 import contextlib
 import math
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,31 +15,35 @@ from typing import Any
 
 from gptddp.errors import ConfigError, visible
 from gptddp.k8s.local import container, reaper
-from gptddp.k8s.local.replica import Network, Replica, replicas
+from gptddp.k8s.local.container import Network
+from gptddp.k8s.local.screen import end_of
+from gptddp.k8s.objects import Object, replica_count, worker_pod_spec, worker_spec
 from gptddp.k8s.render import quantity
 
 _POD_MAIN = str(Path(__file__).with_name("pod_main.py"))
+
+
+def utc_now() -> str:
+    """The time as Kubernetes writes it: UTC, whole seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True)
 class Plan:
     """All that starting a pod takes; worked out, and refused, before the first one starts."""
 
-    replica: Replica
+    job: Object
+    index: int
+    address: str
     argv: list[str]
     env: dict[str, str]
-    cwd: Path
     folders: list[Path]  # made if they are missing
     scratch: Path  # the pod's emptyDirs, gone with the pod
-    cpus: str  # comma-separated; empty: all
-
-    @property
-    def policy(self) -> str:
-        return str(self.replica.spec.get("restartPolicy") or "OnFailure")
+    cpus: str  # comma-separated
 
     @property
     def grace_s(self) -> float:
-        return float(self.replica.pod_spec.get("terminationGracePeriodSeconds", 30))
+        return float(worker_pod_spec(self.job).get("terminationGracePeriodSeconds", 30))
 
     def option(self, flag: str) -> str | None:
         """The value of an option of the command, given as `--x v` or `--x=v`."""
@@ -51,33 +56,29 @@ class Plan:
 
 
 def plan(
-    job: dict[str, Any],
-    network: Network,
-    scratch: Path,
-    claims: Mapping[str, Path],
-    default: Path,
-    key: str = "",
+    job: Object, network: Network, scratch: Path, volumes: Mapping[str, Path], key: str = ""
 ) -> list[Plan]:
-    """A plan for every pod; `key`: in the job's Secret. Raises ConfigError for what cannot run."""
+    """A plan for every pod. Raises ConfigError for what cannot run.
+
+    `volumes`: folders by the names of volumes; `key`: what the job's Secret has on a cluster.
+    """
     plans: list[Plan] = []
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
     next_core = next_gpu = 0
-    for replica in replicas(job, network):
-        own = scratch / replica.short
-        folders = container.mounts(replica, own, claims, default)
-        env = container.environment(replica, folders, key)
-        limits = (replica.container.get("resources") or {}).get("limits") or {}
-        count = math.ceil(quantity.parse(str(limits.get("cpu", 0))) or len(cores))
+    limits = (container.container_of(job).get("resources") or {}).get("limits") or {}
+    for index in range(replica_count(worker_spec(job))):
+        own = scratch / f"worker-{index}"
+        mounts = container.mounts(job, volumes, own)
+        env = container.environment(job, index, network, mounts, key)
+        count = math.ceil(quantity.number(limits.get("cpu")) or len(cores))
         cpus = {cores[(next_core + k) % len(cores)] for k in range(count)}
-        wanted = sum(int(n) for key, n in limits.items() if "gpu" in key)
+        wanted = sum(int(n) for name, n in limits.items() if "gpu" in name)
         next_core, next_gpu = next_core + count, next_gpu + wanted
         # A device plugin shows a container the devices that it asked for, and no others.
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus[next_gpu - wanted : next_gpu]))
-        argv = container.command(replica, folders, env)
-        where = replica.container.get("workingDir")
-        cwd = Path(container.localized(where, folders)) if where else Path.cwd()
-        cpu_list = ",".join(map(str, sorted(cpus)))
-        plans.append(Plan(replica, argv, env, cwd, [*folders.values()], own, cpu_list))
+        argv = container.command(job, mounts, env)
+        cpu_list, address = ",".join(map(str, sorted(cpus))), network.address(index)
+        plans.append(Plan(job, index, address, argv, env, [*mounts.values()], own, cpu_list))
     if next_gpu > len(gpus):
         raise ConfigError(
             f"the pods need {next_gpu} GPUs and this machine has {len(gpus)}: "
@@ -96,42 +97,22 @@ def _gpu_names() -> list[str]:
     return []
 
 
-class BackOff:
-    """The kubelet's delays of a container's restarts: 0, 10, 20, 40, ... 300 seconds.
-
-    A container that ran for twice the longest delay starts from zero again.
-    """
-
-    def __init__(self, first_s: float = 10.0, most_s: float = 300.0) -> None:
-        self.first_s, self.most_s, self.next_s = first_s, most_s, 0.0
-
-    def delay_s(self, ran_s: float) -> float:
-        """Seconds from now to the restart of a container that ran for `ran_s` seconds."""
-        delay_s = 0.0 if ran_s > 2 * self.most_s else self.next_s
-        self.next_s = min(max(self.first_s, 2 * delay_s), self.most_s)
-        return delay_s
-
-
 class Pod:
-    """One pod: at most one process at a time, its log, its phase and its restarts."""
+    """One pod: at most one process at a time, its log and its phase."""
 
     def __init__(self, plan: Plan, log: Path, job_tag: str) -> None:
         self.plan, self.log = plan, log
-        self.name, self.policy = plan.replica.name, plan.policy
-        self.tag = f"{job_tag}{plan.replica.short}/"
+        self.name = container.name_of(plan.job, plan.index)
+        self.tag = f"{job_tag}worker-{plan.index}/"
+        self.phase = "Pending"
         self.process: subprocess.Popen[bytes] | None = None
         self.fd = -1  # readable once the process has ended; -1: none
         self.log_start = 0  # where the log of the newest process begins
+        self.start_at = 0.0  # no start before this time; inf: none at all
         self.deadline = math.inf  # of a graceful stop
         self.exit_code: int | None = None
-        self.started = -math.inf
+        self.started, self.started_text = -math.inf, ""
         self.ending = False  # asked to stop: whatever its exit code, no other follows
-        self._reset()
-
-    def _reset(self) -> None:
-        """Reset what a new pod of the same name does not take over."""
-        self.phase, self.restarts, self.back_off = "Pending", 0, BackOff()
-        self.start_at = 0.0  # no start before this time; inf: none at all
 
     @property
     def alive(self) -> bool:
@@ -149,7 +130,7 @@ class Pod:
 
     def start(self, now: float) -> None:
         """Start the container's process. Raises OSError if the machine cannot."""
-        self.started, self.start_at = now, math.inf
+        self.started, self.started_text, self.start_at = now, utc_now(), math.inf
         for folder in self.plan.folders:
             folder.mkdir(parents=True, exist_ok=True)
         env = {**self.plan.env, reaper.TAG: self.tag}
@@ -159,7 +140,6 @@ class Pod:
             self.process = subprocess.Popen(
                 [*pod_main, *self.plan.argv],
                 env=env,
-                cwd=self.plan.cwd,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -202,18 +182,10 @@ class Pod:
             os.kill(self.process.pid, signal.SIGKILL)
             reaper.sweep(self.tag, [self.process.pid], timeout_s=2.0)
 
-    def restart(self, now: float) -> float:
-        """Restart the container in place, after the back-off, whose seconds are returned."""
-        delay_s = self.back_off.delay_s(now - self.started)
-        self.restarts += 1
-        self.start_at = now + delay_s
-        return delay_s
-
-    def recreate(self, now: float) -> None:
-        """Another pod of the same name: no restarts, empty scratch; at most one a second."""
-        self._reset()
+    def recreate(self) -> None:
+        """Another pod of the same name: empty scratch; at most one a second."""
+        self.phase, self.start_at = "Pending", self.started + 1.0
         self.wipe()
-        self.start_at = max(now, self.started + 1.0)
 
     def wipe(self) -> None:
         """Remove the emptyDirs."""
@@ -221,21 +193,16 @@ class Pod:
 
     def last_line(self) -> str:
         """The last line that the newest process wrote, at most 500 characters."""
-        try:
-            with open(self.log, "rb") as file:
-                file.seek(max(self.log_start, os.path.getsize(self.log) - 4096))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return next((visible(line.strip()[:500]) for line in reversed(lines) if line.strip()), "")
+        lines = [line.strip() for line in end_of(self.log, 4096, self.log_start)]
+        return next((visible(line[:500]) for line in reversed(lines) if line), "")
 
     def status(self) -> dict[str, Any]:
         """The pod's entry in `status.json`."""
         return {
             "phase": self.phase,
             "pid": self.process.pid if self.process else None,
-            "address": self.plan.replica.address,
-            "restarts": self.restarts,
+            "address": self.plan.address,
+            "startTime": self.started_text,
             "exitCode": None if self.process else self.exit_code,
             "log": str(self.log),
         }

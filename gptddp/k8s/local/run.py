@@ -3,8 +3,7 @@
 LOCAL_DIR/volumes/<claim>/           a PersistentVolumeClaim
 LOCAL_DIR/jobs/<name>/manifest.yaml  what runs; another manifest of the same name is refused
 LOCAL_DIR/jobs/<name>/status.json    conditions, pods with their pids and addresses
-LOCAL_DIR/jobs/<name>/rendezvous.key  in the place of the job's Secret
-LOCAL_DIR/jobs/<name>/code/            its own code, as its ConfigMaps have it, a file a key
+LOCAL_DIR/jobs/<name>/code/          its own code, as its ConfigMaps have it, a file a key
 LOCAL_DIR/jobs/<name>/logs/<pod>.log
 LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
 """
@@ -21,41 +20,54 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from gptddp import flags
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.exit_codes import SUCCEEDED
-from gptddp.k8s.local import conditions, container, locks, pods, reaper
-from gptddp.k8s.local.replica import Network
+from gptddp.k8s.local import locks, pods, reaper
+from gptddp.k8s.local.container import Network, container_of
+from gptddp.k8s.local.paths import LOCAL_DIR, options_for, relative_path
 from gptddp.k8s.local.runner import Interrupts, Runner
-from gptddp.k8s.local.screen import Screen, relative_path
-from gptddp.k8s.objects import Object, replica_specs, volume_claims
-from gptddp.k8s.render import admission, manifest, rules
+from gptddp.k8s.local.screen import Screen
+from gptddp.k8s.objects import (
+    Object,
+    holds,
+    replica_count,
+    volume_claims,
+    worker_pod_spec,
+    worker_spec,
+)
+from gptddp.k8s.observe.pod_log import CONTAINER
+from gptddp.k8s.render import manifest
+from gptddp.k8s.render.code_volume import VOLUME as CODE
 
-_KEY_LENGTH = 64
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
 
 
 def run(
-    objects: Sequence[Mapping[str, Any]],
+    objects: Sequence[Object],
     *,
-    local_dir: Path = Path("gptddp-local"),
+    local_dir: Path = LOCAL_DIR,
     volumes: Mapping[str, Path] | None = None,
     verbose: bool = False,
 ) -> int:
-    """Run the PyTorchJob among the objects to its end; returns the exit code.
+    """Run a job to its end: what `render` makes, of which the last is the PyTorchJob.
 
-    `volumes` maps claims to folders outside of `local_dir`. Raises ConfigError or DataError, with
-    nothing started and nothing written, for what cannot be run. A job that was stopped, killed or
-    has failed goes on; one that has succeeded or is running is left alone.
+    Returns the exit code. `volumes` maps claims to folders outside of `local_dir`. Raises
+    ConfigError or DataError, with nothing started and nothing written, for what cannot be run. A
+    job that was stopped, killed or has failed goes on; one that has succeeded or is running is
+    left alone.
     """
-    job, local_dir, volumes = _pytorchjob(objects), local_dir.absolute(), volumes or {}
-    folder, default = local_dir / "jobs" / job["metadata"]["name"], local_dir / "volumes"
-    _check_claims(job, volumes)
-    volumes = {**volumes, **dict.fromkeys(_config_maps(objects), folder / "code")}
-    trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", volumes, default)[0]
+    job, local_dir, volumes = objects[-1], local_dir.absolute(), volumes or {}
+    folder = local_dir / "jobs" / job["metadata"]["name"]
+    _check(job, volumes)
+    folders = {CODE: folder / "code"}  # of the volumes that outlive a pod
+    for volume, claim in volume_claims(worker_pod_spec(job)):
+        folders[volume] = volumes.get(claim, local_dir / "volumes" / claim)
+    trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", folders)[0]
     _check_dataset(trial)
+    screen = Screen(folder.name)
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts().installed())
         with _os_errors_refused(local_dir):
@@ -64,70 +76,37 @@ def run(
             if lock is not None:
                 stack.callback(os.close, lock)
             if left_alone := _left_alone(folder, lock, trial):
-                Screen(folder.name).event(left_alone)
+                screen.event(left_alone)
                 return SUCCEEDED
             assert lock is not None
             reaper.sweep(f"{folder}#")  # of a runner that was killed together with its reaper
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
             scratch, temporary = _scratch(folder)
-            _write(_config_maps(objects), folder / "code")
-            plans = pods.plan(job, network, scratch, volumes, default, _key(folder))
+            _write_code(objects, folder / "code")
+            if unused := _without_meaning(job):
+                screen.event(f"warning: without meaning for processes: {', '.join(unused)}")
+            plans = pods.plan(job, network, scratch, folders, key=secrets.token_hex(32))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
             runner = Runner(job, folder, plans, tag, verbose)
         return runner.run(sessions, interrupts)
 
 
-@contextlib.contextmanager
-def _os_errors_refused(local_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir"
-        ) from error
+# -- what cannot be run ------------------------------------------------------------------------
 
 
-def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
-    """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
-    if lock is None:
-        where = relative_path(folder / "status.json")
-        return f"is already running, as process {locks.holder(folder)}; see {where}"
-    run = trial.option(flags.flag("run_dir"))
-    kept = run is None or Path(run).exists()
-    if kept and conditions.has_succeeded(folder / "status.json"):
-        return "has already succeeded, nothing to do; for another run use another --name"
-    return ""
-
-
-def _pytorchjob(objects: Sequence[Mapping[str, Any]]) -> Object:
-    """The one PyTorchJob, checked; other kinds mean nothing on one machine."""
+def _check(job: Object, volumes: Mapping[str, Path]) -> None:
     if sys.platform != "linux":
         raise ConfigError(
             f"--local needs Linux, and this is {sys.platform}: a pod gets a loopback address of its"
             " own (127.A.B.x), its share of the CPUs, and dies with its job, none of which works"
             " here; run it in a Linux container or machine, or one process with `gptddp train`"
         )
-    jobs = [dict(o) for o in objects if o.get("kind") == "PyTorchJob"]
-    if len(jobs) != 1:
-        raise ConfigError(f"the manifest has {len(jobs)} objects of kind PyTorchJob: give one")
-    rules.refuse(admission.check_job(jobs[0]))
-    spec = jobs[0]["spec"]
-    if (spec.get("runPolicy") or {}).get("suspend"):
-        raise ConfigError("spec.runPolicy.suspend is true: nothing would run; remove it")
-    count = admission.worker_count(jobs[0])
+    count = replica_count(worker_spec(job))
     if count > locks.MAX_PODS:
         raise ConfigError(f"{count} pods on one machine: use at most {locks.MAX_PODS} --replicas")
-    return jobs[0]
-
-
-def _check_claims(job: Object, volumes: Mapping[str, Path]) -> None:
-    """A folder for a claim that the job does not have is a mistake."""
-    specs = [replica["template"]["spec"] for replica in replica_specs(job).values()]
-    known = {claim for spec in specs for _, claim in volume_claims(spec)}
-    shown = (container.mounted_object(it) for spec in specs for it in spec.get("volumes") or [])
-    known |= {found[1] for found in shown if found}
+    known = {claim for _, claim in volume_claims(worker_pod_spec(job))}
     for claim in volumes:
         if claim not in known:
             near = flags.did_you_mean(claim, sorted(known))
@@ -137,7 +116,7 @@ def _check_claims(job: Object, volumes: Mapping[str, Path]) -> None:
 def _check_dataset(plan: pods.Plan) -> None:
     """Our own launcher needs a dataset; a command of the manifest's may need anything."""
     data = plan.option("--data")
-    if plan.replica.container.get("command") or not data:
+    if container_of(plan.job).get("command") or not data:
         return
     if not Path(data, "dataset.json").is_file():
         where = relative_path(data)
@@ -154,50 +133,70 @@ def _check_same(folder: Path, job: Object) -> None:
     except OSError:
         return
     new = manifest.to_yaml([job]).splitlines()
+    if old == new:
+        return
     lines = [
         f"  {line}"
         for line in difflib.unified_diff(old, new, lineterm="", n=0)
         if not line.startswith(("---", "+++", "@@"))
         and not any(word in line for word in (manifest.SPEC_HASH, "rdzvId:"))
     ]
-    if old != new:
-        more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
-        fix = f"use another --name, or remove {relative_path(folder)} to begin it anew"
-        first = f"the job {job['metadata']['name']} exists with another manifest; {fix}"
-        head = f"{first} (its run directory is then continued):"
-        raise ConfigError("\n".join([head, *lines[:12], *more]))
+    name = job["metadata"]["name"]
+    head = (
+        f"the job {name} exists with another manifest; use another --name, or `gptddp-k8s delete "
+        f"{name}{options_for(folder.parents[1])}` to begin it anew (its run is then continued):"
+    )
+    more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
+    raise ConfigError("\n".join([head, *lines[:12], *more]))
 
 
-def _config_maps(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bytes]]:
-    """What is in the ConfigMaps among the objects, by their names and keys."""
-    return {
-        it["metadata"]["name"]: {k: base64.b64decode(v) for k, v in it["binaryData"].items()}
-        for it in objects
-        if it.get("kind") == "ConfigMap"
-    }
+def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
+    """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
+    if lock is None:
+        where = relative_path(folder / "status.json")
+        return f"is already running, as process {locks.holder(folder)}; see {where}"
+    run = trial.option(flags.flag("run_dir"))
+    succeeded = holds({"status": locks.status(folder)}, "Succeeded")
+    if succeeded and (run is None or Path(run).exists()):
+        return "has already succeeded, nothing to do; for another run use another --name"
+    return ""
 
 
-def _write(config_maps: Mapping[str, Mapping[str, bytes]], folder: Path) -> None:
-    """All of them into one folder: their keys are hashes."""
-    for content in config_maps.values():
-        folder.mkdir(exist_ok=True)
-        for key, data in content.items():
-            (folder / key).write_bytes(data)
+def _without_meaning(job: Object) -> list[str]:
+    """What a --patch has brought that would change what the pods do on a cluster, and not here."""
+    spec, policy = worker_pod_spec(job), worker_spec(job).get("restartPolicy")
+    others = [it for it in spec["containers"] if it["name"] != CONTAINER]
+    found = [f"the container {it['name']}" for it in [*(spec.get("initContainers") or []), *others]]
+    for volume in spec.get("volumes") or []:
+        if not {"persistentVolumeClaim", "emptyDir"} & {*volume} and volume["name"] != CODE:
+            found.append(f"the volume {volume['name']} (an empty folder)")
+    if policy != "ExitCode":
+        found.append(f"restartPolicy {policy}")
+    if any(it.get("envFrom") for it in spec["containers"]):
+        found.append("envFrom (the pods have what this shell exports)")
+    return found
 
 
-def _key(folder: Path) -> str:
-    """The key of the job's rendezvous: made once, and for its user alone."""
-    path = folder / "rendezvous.key"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if len(key := path.read_text("ascii")) == _KEY_LENGTH:
-            return key
-    key = secrets.token_hex(_KEY_LENGTH // 2)
-    new = path.with_name(f"{path.name}.new")  # whoever is killed here leaves no torn key
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(key)
-    new.replace(path)
-    return key
+# -- what is made ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _os_errors_refused(local_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir"
+        ) from error
+
+
+def _write_code(objects: Sequence[Object], folder: Path) -> None:
+    """The ConfigMaps with the job's own code, all in one folder: their keys are hashes."""
+    for it in objects:
+        if it["kind"] == "ConfigMap":
+            folder.mkdir(exist_ok=True)
+            for key, text in it["binaryData"].items():
+                (folder / key).write_bytes(base64.b64decode(text))
 
 
 def _scratch(folder: Path) -> tuple[Path, list[str]]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gptddp import config, files, flags
-from gptddp.errors import GptddpError
+from gptddp import flags
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
-from gptddp.k8s.local import conditions, pods
+from gptddp.k8s.local import container, pods
 from gptddp.k8s.local.controller import Controller
-from gptddp.k8s.local.screen import Screen, StepFeed, duration, relative_path, told
+from gptddp.k8s.local.paths import relative_path
+from gptddp.k8s.local.screen import Progress, Screen, duration
+from gptddp.k8s.objects import Object
 from gptddp.k8s.render import manifest
-from gptddp.launch import bundle
 
 TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is noticed at once
 
@@ -57,33 +57,40 @@ class Runner:
     """Runs a local job until it has ended, or is stopped."""
 
     def __init__(
-        self, job: dict[str, Any], folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
+        self, job: Object, folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
     ) -> None:
         self.folder, self.first = folder, plans[0]
+        self.run_dir = self.first.option(flags.flag("run_dir"))
         self.screen = Screen(folder.name)
         (folder / "logs").mkdir(exist_ok=True)
-        conditions.write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
-        self.pods = [pods.Pod(p, folder / "logs" / f"{p.replica.name}.log", tag) for p in plans]
+        write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
+        self.pods = [
+            pods.Pod(p, folder / "logs" / f"{container.name_of(job, p.index)}.log", tag)
+            for p in plans
+        ]
         for pod in self.pods if verbose else []:
-            self.screen.follow(pod.plan.replica.short, pod.log)
-        self.status_text, self.status_error = "", False
+            self.screen.follow(f"worker-{pod.plan.index}", pod.log)
+        self.progress = Progress(self.pods[0].log, self.run_dir)
+        self.status_text = ""
         self.sessions: list[int] = []
-        self.started = conditions.now()
+        self.started = pods.utc_now()
         self.controller = Controller(job, self.pods, self._event)
-        self.steps = _step_feed(self.first)
 
     def run(self, reaper: IO[str], interrupts: Interrupts) -> int:
         """The loop; returns the exit code. `reaper`, a stream, gets the pods' sessions."""
         began = time.monotonic()
         logs = relative_path(self.folder / "logs")
-        self.screen.event(f"{len(self.pods)} pods on {self.first.replica.address} and up; {logs}")
+        self.screen.event(f"{len(self.pods)} pods on {self.first.address} and up; {logs}")
         self.controller.create()
         while not self.controller.done:
             now = time.monotonic()
             self._obey(interrupts, now)
             self.controller.tick(now)
             self._tell_sessions(reaper)
-            self._show(now)
+            self.screen.logs()
+            if self.screen.due(now):
+                self.screen.progress(self._line(), now)
+            self._write_status()
             self._wait(now)
         for pod in self.pods:
             pod.wipe()
@@ -112,17 +119,9 @@ class Runner:
         if interrupts.kill:
             self.controller.kill()
 
-    def _show(self, now: float) -> None:
-        self.screen.logs()
-        if self.screen.due(now):
-            self.screen.progress(self._progress(now), now)
-        self._write_status()
-
-    def _progress(self, now: float) -> str:
+    def _line(self) -> str:
         up = sum(pod.alive for pod in self.pods)
-        step = self.steps.line(now, self.screen.spark) if self.steps else ""
-        more = told(self.pods[0].log) if step else ""
-        return f"{step}{'  ' if step else ''}pods {up}/{len(self.pods)}{more}"
+        return self.progress.line(f"pods {up}/{len(self.pods)}", self.screen.spark)
 
     def _event(self, text: str) -> None:
         self.screen.event(text)
@@ -130,23 +129,19 @@ class Runner:
 
     def _write_status(self) -> None:
         """Keep `status.json` as it is: the job does not depend on it."""
-        value = {
+        value: dict[str, Any] = {
             "name": self.controller.name,
             "pid": os.getpid(),
             "startTime": self.started,
+            "run": self.run_dir,
             "conditions": self.controller.conditions.items,
             "pods": {pod.name: pod.status() for pod in self.pods},
         }
         text = json.dumps(value, indent=1) + "\n"
-        if text == self.status_text:
-            return
-        try:
-            conditions.write_text(self.folder / "status.json", text)
+        if text != self.status_text:
+            with contextlib.suppress(OSError):  # of a full disk: the next change is tried again
+                write_text(self.folder / "status.json", text)
             self.status_text = text
-        except OSError as error:
-            if not self.status_error:
-                self.status_error = True
-                self.screen.event(f"warning: cannot write status.json: {error}")
 
     def _end(self, elapsed_s: float) -> int:
         """Say how it ended, and what to type next."""
@@ -155,32 +150,28 @@ class Runner:
         if not controller.conditions.final:
             controller.suspended()
         self._write_status()
-        screen.progress(self._progress(time.monotonic()), 0.0, force=True)
-        run = self.first.option(flags.flag("run_dir"))
+        screen.progress(self._line(), 0.0, force=True)
         screen.close()
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
-            hint = f"; try: gptddp sample {relative_path(run)}" if run else ""
+            hint = f"; try: gptddp sample {relative_path(self.run_dir)}" if self.run_dir else ""
             screen.event(f"succeeded in {duration(elapsed_s)}{hint}")
             return SUCCEEDED
         screen.event("stopped; the same command continues it")
         return INTERRUPTED
 
 
-def _step_feed(plan: pods.Plan) -> StepFeed | None:
-    """What the trainer writes, if the job runs ours: its `--run-dir`, and when it ends."""
-    run = plan.option(flags.flag("run_dir"))
-    if not run:
-        return None
-    settings = None
-    with contextlib.suppress(GptddpError):
-        _, args = bundle.split(plan.replica.container.get("args") or [])
-        given = flags.from_args(args)
-        with contextlib.suppress(GptddpError, OSError, ValueError, LookupError, TypeError):
-            saved = files.read_json(Path(run) / "config.json") or {}  # a run that is continued
-            given = flags.continued(given, flags.from_saved(run, saved["config"]))
-        settings = config.with_preset(given, accelerator=False)
-    return StepFeed(Path(run), settings)
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once: a reader sees the old one or the new one.
+
+    Without fsync, which can take seconds beside a checkpoint and would delay a pod's restart.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -5,12 +5,9 @@ import json
 import os
 import shutil
 import sys
-from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
-from gptddp import budget
-from gptddp.config import Config
 from gptddp.errors import visible
 from gptddp.k8s.observe.progress import Losses, has_blocks, progress, rows, sparkline
 
@@ -19,78 +16,65 @@ _SPARK = 16  # characters
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
-class StepFeed:
-    """The newest step of a run directory, and when the run will be done."""
+class Progress:
+    """How far the training is, by the log of rank 0's pod and the newest step of the run."""
 
-    def __init__(self, run: Path, config: Config | None) -> None:
-        """`config`: the run's, for its budgets; None where that cannot be told."""
-        self.run, self.config = run, config
-        self._step: int | None = None
+    def __init__(self, log: Path, run_dir: str | None) -> None:
+        self._log, self._run_dir = log, run_dir
         self._losses = Losses()
-        self._recent: deque[tuple[float, int]] = deque(maxlen=60)  # (when it came, step)
 
-    def newest(self) -> dict[str, Any]:
-        """The last whole line of `log.<generation>.jsonl` of the highest generation."""
-        names = ((p.name.split(".")[1], p) for p in self.run.glob("log.*.jsonl"))
-        logs = {int(generation): p for generation, p in names if generation.isdigit()}
-        for generation in sorted(logs, reverse=True):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(logs[generation], "rb") as file:
-                    file.seek(max(0, file.seek(0, 2) - 4096))
-                    entry = json.loads(file.read().rsplit(b"\n", 2)[-2])
-                if isinstance(entry, dict):
-                    return entry
-        return {}
-
-    def line(self, now: float, spark: int = 0) -> str:
-        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23`; empty before the first step.
+    def line(self, pods: str, spark: int = 0) -> str:
+        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23  pods 4/4  goodput 97%`; `pods` before
+        the first step.
 
         spark: so many characters show the losses so far.
         """
-        entry = self.newest()
-        step = entry.get("step")
-        if not isinstance(step, int):
-            return ""
-        if self._step is not None and step < self._step:
-            self._recent.clear()  # some steps are done again
-        elif self._step is not None and step > self._step:
-            self._recent.append((now, step))
-        self._step = step
-        done = (step, _number(entry.get("tokens")), _number(entry.get("train_s")))
-        known = self.config is not None and step <= self.config.steps
-        parts = [f"step {budget.shown(self.config, *done) if self.config and known else step}"]
-        for key, form in (("loss", "loss {:.3f}"), ("tok_s", "{:,.0f} tok/s")):
-            if isinstance(entry.get(key), int | float):
-                parts.append(form.format(entry[key]))
-        if isinstance(loss := entry.get("loss"), int | float):
-            losses = self._losses.add({step: loss})
+        found = progress(end_of(self._log, _TAIL_BYTES))
+        done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
+        if not isinstance(done.get("step"), int):
+            return pods
+        end = f"/{done['steps']}" if done.get("steps", 0) >= done["step"] else ""
+        parts = [f"step {done['step']}{end}"]
+        if (loss := done.get("loss")) is not None:
+            parts.append(f"loss {loss:.3f}")
+            losses = self._losses.add({done["step"]: loss})
             if spark and len(losses) > 1:
-                parts.insert(2, sparkline(losses, spark))
-        if (eta_s := self._eta_s(*done)) is not None:
-            parts.append(f"ETA {duration(eta_s)}")
-        return "  ".join(parts)
-
-    def _eta_s(self, step: int, tokens: int, train_s: float) -> float | None:
-        if self.config is None or len(self._recent) < 2:
-            return None
-        (t0, first), (t1, last) = self._recent[0], self._recent[-1]
-        end = budget.last_step(self.config, step, tokens, train_s)
-        return max(0.0, end - step) * (t1 - t0) / (last - first)
+                parts.append(sparkline(losses, spark))
+        if done.get("tok_s") is not None:
+            parts.append(f"{done['tok_s']:,.0f} tok/s")
+        if done.get("left_s") is not None:
+            parts.append(f"ETA {duration(done['left_s'])}")
+        told = [f"{name} {text}" for name, text in rows(found).items() if text]
+        return visible("  ".join([*parts, pods, *told]))
 
 
-def _number(value: Any) -> Any:
-    """A number of the log; 0 for what is none, as in a line without it, or in a foreign one."""
-    return value if isinstance(value, int | float) and 0 <= value < 2**63 else 0
+def newest(run: Path) -> dict[str, Any]:
+    """Step, loss and speed of the last whole line of a run's log, where it has them.
+
+    That is the end of `log.<generation>.jsonl` of the highest generation. Every step has a line
+    there; the readable lines of a pod's log are `log_every` steps apart.
+    """
+    names = ((path.name.split(".")[1], path) for path in run.glob("log.*.jsonl"))
+    logs = {int(generation): path for generation, path in names if generation.isdigit()}
+    for generation in sorted(logs, reverse=True):
+        with contextlib.suppress(ValueError, IndexError, TypeError):
+            entry = json.loads(end_of(logs[generation], 4096, whole=True)[-1])
+            found = {key: entry[key] for key in ("step", "loss", "tok_s") if key in entry}
+            return {k: it for k, it in found.items() if it is None or isinstance(it, int | float)}
+    return {}
 
 
-def told(log: Path) -> str:
-    """What rank 0 has told in its pod's log beside its steps: goodput, who is slow, a stall."""
-    with contextlib.suppress(OSError), open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        found = rows(progress(file.read().decode(errors="replace").splitlines()))
-        parts = [f"{name} {text}" for name, text in found.items() if text]
-        return visible("".join(f"  {part}" for part in parts))
-    return ""
+def end_of(path: Path, nbytes: int, begin: int = 0, *, whole: bool = False) -> list[str]:
+    """The lines in the last bytes of a file, from `begin` on; none where it cannot be read.
+
+    whole: without a last one that has no end yet.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - nbytes))
+        data = file.read()
+        data = data[: data.rfind(b"\n") + 1] if whole else data
+        return data.decode(errors="replace").splitlines()
+    return []
 
 
 def duration(seconds: float) -> str:
@@ -100,23 +84,34 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def relative_path(path: str | Path) -> str:
-    """A path as the user would type it: relative where it is below the current directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+class GrowingLog:
+    """A pod's log, read on from where the last read has ended."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path, self._offset = path, offset
+
+    def lines(self, *, rest: bool = False) -> list[str]:
+        """The new whole lines; with `rest` also a last, open one."""
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            data = data if rest else data[: data.rfind(b"\n") + 1]
+            self._offset += len(data)
+            return data.decode(errors="replace").splitlines()
+        return []
 
 
 class Screen:
     """Events and progress on stderr, the pods' lines on stdout. A closed output is no error."""
 
-    def __init__(self, name: str, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.out, self.err = out or sys.stdout, err or sys.stderr
+        self.out, self.err = sys.stdout, sys.stderr
         self.terminal = self.err.isatty()
         self.spark = _SPARK if self.terminal and has_blocks(self.err) else 0
         self._line = ""
         self._next = 0.0
-        self._tails: dict[str, tuple[Path, int]] = {}
+        self._logs: dict[str, GrowingLog] = {}
 
     def event(self, text: str) -> None:
         """One line that stays."""
@@ -126,23 +121,13 @@ class Screen:
 
     def follow(self, prefix: str, log: Path) -> None:
         """Show what a pod writes from now on."""
-        with contextlib.suppress(OSError):
-            self._tails[prefix] = (log, log.stat().st_size if log.exists() else 0)
+        self._logs[prefix] = GrowingLog(log, log.stat().st_size if log.exists() else 0)
 
     def logs(self, *, rest: bool = False) -> None:
         """Print the new whole lines of the followed logs; with `rest` also a last, open one."""
-        for prefix, (log, offset) in self._tails.items():
-            try:
-                with open(log, "rb") as file:
-                    file.seek(offset)
-                    data = file.read(2**20)
-            except OSError:
-                continue
-            whole = data if rest or len(data) == 2**20 else data[: data.rfind(b"\n") + 1]
-            if whole:
-                self._tails[prefix] = (log, offset + len(whole))
+        for prefix, log in self._logs.items():
+            if lines := log.lines(rest=rest):
                 self._clear()
-                lines = whole.decode(errors="replace").splitlines()
                 self._write(self.out, "".join(f"[{prefix}] {line}\n" for line in lines))
                 self._draw()
 

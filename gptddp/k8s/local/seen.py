@@ -1,50 +1,47 @@
-"""A local job as a cluster would show it: for `status`, `top`, `list` and `wait` with --local.
+"""A local job as a cluster would show it: for the commands that look at jobs, with --local.
 
 Read from the job's folder: manifest.yaml, status.json, logs/. Nothing is written.
 """
 
-import difflib
-import os
 import socket
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from gptddp import files
 from gptddp.errors import ClusterError, NotFoundError
-from gptddp.files import read_json
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.local import locks
-from gptddp.k8s.local.screen import relative_path
-from gptddp.k8s.objects import Object, condition, holds
+from gptddp.k8s.local.paths import options_for, relative_path
+from gptddp.k8s.local.screen import end_of
+from gptddp.k8s.objects import Object, holds
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.companions import JOB_NAME, OURS
-
-DEFAULT_DIR = Path("gptddp-local")
-_LAST_WORDS_BYTES = 4096  # as much as a cluster keeps of a container's
 
 
 class LocalJobs(Cluster):
     """The jobs of one --local-dir, by the questions that are asked of a cluster."""
 
+    local = True
+
     def __init__(self, local_dir: Path) -> None:
-        at = "" if local_dir == DEFAULT_DIR else f" --local-dir {local_dir}"
-        super().__init__(None, relative_path(local_dir.absolute()), f" --local{at}")
+        super().__init__(None, relative_path(local_dir.absolute()), options_for(local_dir))
         self.jobs = local_dir / "jobs"
 
     def get(self, kind: str, name: str, part: str = "") -> Object | None:
         """The PyTorchJob or the pod of this name. Raises ClusterError for a file that is none."""
-        found = self.find(kind) if kind != JOB else self._jobs([name])
-        return next((it for it in found if it["metadata"]["name"] == name), None)
+        found = self.find(kind) if kind != JOB else [self._job(name)]
+        return next((it for it in found if it and it["metadata"]["name"] == name), None)
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
         """All jobs, or the pods of all, or of the job that `selector` ends with."""
-        names = self._names()
+        names = sorted(files.names_in(self.jobs))
+        jobs = [job for name in names if (job := self._job(name))]
         if kind == JOB:
-            return self._jobs(names)
+            return jobs
         of = selector.removeprefix(f"{JOB_NAME}=")
         return [pod for name in names if of in (name, "", OURS) for pod in self._pods(name)]
 
@@ -53,108 +50,65 @@ class LocalJobs(Cluster):
         return []
 
     def log(self, pod_name: str, *, tail: int | None = None, **_: Any) -> Iterator[str]:
-        """The last lines of a pod's log, without times. Raises ClusterError."""
-        folder = self.jobs / pod_name.rpartition("-")[0].rpartition("-")[0]
-        try:
-            with open(folder / "logs" / f"{pod_name}.log", "rb") as file:
-                if tail is not None:
-                    file.seek(max(0, file.seek(0, os.SEEK_END) - 500 * tail))
-                lines = deque(file.read().decode(errors="replace").splitlines(), maxlen=tail)
-        except OSError as error:
-            raise ClusterError(f"the log of {pod_name} cannot be read: {error}") from error
-        return iter(lines)
+        """The last lines of a pod's log, without times."""
+        return iter(end_of(self.log_of(pod_name), 500 * (tail or 0))[-(tail or 0) :])
+
+    def log_of(self, pod_name: str) -> Path:
+        """The file with what all pods of this name have written."""
+        return self.jobs / pod_name.rpartition("-worker-")[0] / "logs" / f"{pod_name}.log"
 
     def not_found(self, name: str) -> NotFoundError:
         """The error for a name without a job, with the names that may have been meant."""
-        near = difflib.get_close_matches(name, self._names(), n=3) or self._names()[:5]
+        near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "--local-dir names another folder"
         return NotFoundError(f"no local job {name} in {self.namespace}: {there}")
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self.jobs.iterdir())
-        except OSError:
-            return []
-
-    def _jobs(self, names: list[str]) -> list[Object]:
-        return [job for name in names if (job := self._job(name))]
 
     def _job(self, name: str) -> Object | None:
         """As the manifest has it; a job that nobody runs and that has not ended is suspended."""
         folder = self.jobs / name
+        told = locks.status(folder)
         try:
-            made = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
-            told = self._status(name)
-            job: Object = {**made, "status": {"conditions": told.get("conditions") or []}}
-            job["status"]["local"] = True
-            job["metadata"] |= {"creationTimestamp": told.get("startTime"), "uid": name}
-            job["metadata"]["namespace"] = self.namespace
-            policy = job["spec"].setdefault("runPolicy", {})
+            job: Object = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+            job["status"] = {"conditions": told.get("conditions") or [], "local": True}
+            meta = {"creationTimestamp": told.get("startTime"), "uid": name}
+            job["metadata"] |= {**meta, "namespace": self.namespace}
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as bad:
-            where = relative_path(folder)
             raise ClusterError(
-                f"{where} is no folder of a local job ({bad}): remove it, or name another"
+                f"{relative_path(folder)} is no folder of a local job ({bad}): remove it, or name "
+                "another"
             ) from bad
-        policy["suspend"] = not locks.alive(locks.holder(folder)) and not any(
-            holds(job, kind) for kind in why.FINAL
-        )
+        ended = any(holds(job, kind) for kind in why.FINAL)
+        job["spec"]["runPolicy"]["suspend"] = not ended and not locks.is_running(folder)
         return job
 
-    def _status(self, name: str) -> dict[str, Any]:
-        found = read_json(self.jobs / name / "status.json")
-        return found if isinstance(found, dict) else {}
+    def _pods(self, job: str) -> list[Object]:
+        folder = self.jobs / job
+        runs, pods = locks.is_running(folder), locks.status(folder).get("pods") or {}
+        return [self._pod(job, name, told, runs) for name, told in pods.items()]
 
-    def _pods(self, name: str) -> list[Object]:
-        job = self._job(name)
-        if job is None:
-            return []
-        runs = locks.alive(locks.holder(self.jobs / name))
-        told = self._status(name)
-        started = (condition(job, "Created") or {}).get("lastTransitionTime")
-        return [
-            self._pod(name, pod, it, started or told.get("startTime"), runs)
-            for pod, it in (told.get("pods") or {}).items()
-        ]
-
-    def _pod(
-        self, job: str, name: str, told: dict[str, Any], started: str | None, runs: bool
-    ) -> Object:
+    def _pod(self, job: str, name: str, told: dict[str, Any], runs: bool) -> Object:
         """`runs`: the job does; without it no pod is there, whatever was said last."""
-        phase, code = told.get("phase"), told.get("exitCode")
-        up = runs and phase == "Running" and locks.alive(told.get("pid"))
+        phase, code, started = map(told.get, ("phase", "exitCode", "startTime"))
         state: Object = {"waiting": {}}
-        if up:
+        if up := runs and phase == "Running" and locks.alive(told.get("pid")):
             state = {"running": {"startedAt": started}}
         elif code is not None:
             ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
-            state = {"terminated": {**ended, "message": self._last_words(name)}}
-        status = {
-            "name": CONTAINER,
-            "restartCount": told.get("restarts") or 0,
-            "ready": up,
-            "state": state,
-            "lastState": {},
-        }
-        phase = phase if runs or phase in ("Succeeded", "Failed") else "Stopped"
-        role, index = name.rsplit("-", 2)[-2:]
-        labels = {
-            "training.kubeflow.org/replica-type": role,
-            "training.kubeflow.org/replica-index": index,
-        }
-        owner = {"kind": JOB, "uid": job, "controller": True}
-        about = {"name": name, "uid": name, "creationTimestamp": started, "labels": labels}
+            state = {"terminated": {**ended, "message": "\n".join(self.log(name, tail=20))}}
+        status = {"name": CONTAINER, "ready": up, "state": state, "lastState": {}}
         return {
             "kind": "Pod",
-            "metadata": {**about, "ownerReferences": [owner]},
+            "metadata": {
+                "name": name,
+                "uid": f"{name} of {started}",
+                "creationTimestamp": started,
+                "ownerReferences": [{"kind": JOB, "uid": job, "controller": True}],
+            },
             "spec": {"nodeName": socket.gethostname(), "containers": []},
-            "status": {"phase": phase, "containerStatuses": [status]},
+            "status": {
+                "phase": phase if runs or phase in ("Succeeded", "Failed") else "Stopped",
+                "containerStatuses": [status],
+            },
         }
-
-    def _last_words(self, pod_name: str) -> str:
-        try:
-            lines = list(self.log(pod_name, tail=20))
-        except ClusterError:
-            return ""
-        return "\n".join(lines)[-_LAST_WORDS_BYTES:]

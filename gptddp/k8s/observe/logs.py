@@ -3,19 +3,54 @@
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
-from gptddp.errors import ClusterError
+from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.objects import Object, role_and_index, short_name
+from gptddp.k8s.objects import Object, role_and_index, short_name, wanted_pods
 from gptddp.k8s.observe import facts, why
+from gptddp.k8s.observe.endings import ends, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, Follow, PodLog, parse
 from gptddp.k8s.observe.wait import Changes
-from gptddp.k8s.observe.watcher import POLL_S, Say, Watcher
+from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
 Write = Callable[[str], None]  # gets a line without its end
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which lines: of all pods, or of the one of an index, without its prefix.
+
+    `tail`: the last lines of each pod. `since_s`: lines that are not older. `previous`: of the
+    containers before their last restart.
+    """
+
+    index: int | None = None
+    tail: int | None = None
+    since_s: float | None = None
+    previous: bool = False
+
+
+ALL = Part()
+
+
+def of_index(pods: Sequence[Object], index: int | None) -> list[Object]:
+    """The pod of this index, or all."""
+    return [pod for pod in pods if index is None or role_and_index(pod)[1] == index]
+
+
+def check_index(found: Facts, index: int | None, *, may_come: bool = False) -> None:
+    """Raise ConfigError for an index without a pod, or with `may_come`, that will have none."""
+    most = (found.job["spec"].get("elasticPolicy") or {}).get("maxReplicas")
+    if index is None or of_index(found.pods, index):
+        return
+    if may_come and index < (most or wanted_pods(found.job)):
+        return
+    there = ", ".join(str(role_and_index(pod)[1]) for pod in found.pods)
+    has = f"the pods that are there are {there}" if there else "there are no pods now"
+    raise ConfigError(f"--pod {index}: {found.name} has no such pod: {has}")
 
 
 def show(
@@ -23,16 +58,12 @@ def show(
     pods: Sequence[Object],
     write: Write,
     say: Say,
-    *,
+    part: Part = ALL,
     prefix: bool = True,
-    previous: bool = False,
-    tail: int | None = None,
-    since_s: float | None = None,
 ) -> None:
     """Write what the pods have logged until now, in the order of time.
 
-    `tail` is of each pod; `since_s`: lines that are not older. `say` is told of a pod whose log
-    cannot be read. Raises ClusterError for who may not read logs.
+    `say` is told of a pod whose log cannot be read. Raises ClusterError for who may not read logs.
     """
 
     def lines(pod: Object) -> Iterator[tuple[datetime, int, str]]:
@@ -40,7 +71,11 @@ def show(
         index, at = role_and_index(pod)[1], datetime.min.replace(tzinfo=UTC)
         try:
             for line in cluster.log(
-                name, container=CONTAINER, previous=previous, tail=tail, since_s=since_s
+                name,
+                container=CONTAINER,
+                previous=part.previous,
+                tail=part.tail,
+                since_s=part.since_s,
             ):
                 found, text = parse(line)
                 at = found or at
@@ -54,28 +89,36 @@ def show(
         write(line)
 
 
-def show_job(
-    cluster: Cluster,
-    name: str,
-    write: Write,
-    say: Say,
-    *,
-    index: int | None = None,
-    previous: bool = False,
-    tail: int | None = None,
-    since_s: float | None = None,
-) -> None:
-    """Write the logs of a job's pods, or with `index` of the one of this index, and end.
+def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
+    """Write the logs of a job's pods, and end. Raises NotFoundError, ConfigError, ClusterError."""
+    found = facts.of_job(cluster, name)
+    check_index(found, part.index)
+    pods = of_index(found.pods, part.index)
+    if not pods:
+        _say_state(found, say, "has no pods")
+    show(cluster, pods, write, say, part, prefix=part.index is None)
 
-    Raises NotFoundError and ClusterError.
+
+def show_first_failure(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
+    """Write the log of the container that failed first, and say how it ended.
+
+    The others end because of it, and later. Raises NotFoundError and ClusterError.
     """
     found = facts.of_job(cluster, name)
-    pods = _of_index(found.pods, index)
-    if not pods:
-        state, reason = why.state(found.job, found.queue), why.why(found)
-        say(f"{name} is {state} and has no such pods" + (reason and f": {reason}"))
-    options: dict[str, Any] = {"previous": previous, "tail": tail, "since_s": since_s}
-    show(cluster, pods, write, say, prefix=index is None, **options)
+    first = next((end for end in ends(found.pods) if end.container == CONTAINER), None)
+    if first is None:
+        return _say_state(found, say, "no pod that is there has failed")
+    at = f" at {when}" if (when := first.terminated.get("finishedAt")) else ""
+    how = how_it_ended(first.pod, CONTAINER, first.terminated)
+    say(f"pod {first.pod['metadata']['name']} failed first{at}: {how}")
+    of_it = replace(part, previous=first.previous)
+    show(cluster, [first.pod], write, say, of_it, prefix=False)
+
+
+def _say_state(found: Facts, say: Say, but: str) -> None:
+    reason = why.why(found)
+    told = f": {reason}" if reason else ""
+    say(f"{found.name} is {why.state(found.job, found.queue)}, and {but}{told}")
 
 
 def follow(
@@ -83,25 +126,20 @@ def follow(
     name: str,
     write: Write,
     say: Say,
-    *,
-    index: int | None = None,
-    tail: int | None = None,
-    since_s: float | None = None,
+    part: Part = ALL,
     tell_changes: bool = True,
 ) -> None:
     """Write the lines of all pods as they come, each opened by `[w0] `, until the job has ended.
 
-    With `index`, only the pod of this index, without the opening. Waits for pods that are not there
-    yet, takes up those that come later, and ends when the job is final, or gone, and its pods have
-    nothing left to write. `write` gets a line without its end, from one thread at a time; `say` is
-    told what is no log line, and with `tell_changes` each change of the job's state. Raises
-    NotFoundError, ClusterError, and what `write` raises.
+    Waits for pods that are not there yet, takes up those that come later, and ends when the job is
+    final, or gone, and its pods have nothing left to write. `write` is called from one thread at a
+    time; `say` is told what is no log line, and with `tell_changes` each change of the job's state.
+    Raises NotFoundError, ConfigError, ClusterError, and what `write` raises.
     """
     tell: Say = say if tell_changes else lambda text: None
-    watcher, changes = Watcher(cluster, name, tell), Changes(name, tell)
-    shared = Follow(cluster, write, say, prefix=index is None, since_s=since_s)
+    shared = Follow(cluster, write, say, prefix=part.index is None, since_s=part.since_s)
     try:
-        _follow_pods(shared, watcher, changes, index, tail)
+        _follow_pods(shared, Changes(name, tell), part)
     finally:
         # No thread may be inside of `write` when the caller goes on, or the process ends.
         shared.stopped.set()
@@ -111,44 +149,29 @@ def follow(
         raise shared.error
 
 
-def _follow_pods(
-    shared: Follow, watcher: Watcher, changes: Changes, index: int | None, tail: int | None
-) -> None:
+def _follow_pods(shared: Follow, changes: Changes, part: Part) -> None:
     """Poll, with a thread for the log of each pod, until all logs of an ended job are read."""
     threads: dict[str, PodLog] = {}
-    end_s = 0.0
+    tail, end_s = part.tail, 0.0
+    watcher = of_job(shared.cluster, changes.name, changes.say)
     found = watcher.poll()
     if found is None:
-        raise watcher.cluster.not_found(watcher.name)
+        raise shared.cluster.not_found(changes.name)
+    check_index(found, part.index, may_come=True)
     while True:
-        _update(shared, found, index, changes)
-        _start_threads(shared, threads, tail)
+        pods = of_index(found.pods if found else (), part.index)
+        shared.pods = {str(pod["metadata"]["name"]): pod for pod in pods}
+        if changes.tell(found) in (*why.FINAL, ""):  # only now: no pod comes after these
+            shared.ending.set()
+        for name, pod in shared.pods.items():
+            if name not in threads:
+                threads[name] = PodLog(shared, pod, tail)
+                threads[name].start()
         tail = None  # of those that come later every line is new
         if shared.ending.is_set():
             end_s = end_s or time.monotonic()
-            if all(t.done(time.monotonic() - end_s) for t in threads.values()):
+            if all(thread.done(time.monotonic() - end_s) for thread in threads.values()):
                 return
         if shared.stopped.wait(POLL_S):
             return
         found = watcher.poll()
-
-
-def _update(shared: Follow, found: Facts | None, index: int | None, changes: Changes) -> None:
-    """Pass what was polled to the threads: first the pods, then whether others can come."""
-    pods = _of_index(found.pods if found else (), index)
-    shared.pods = {str(pod["metadata"]["name"]): pod for pod in pods}
-    if changes.tell(found) in (*why.FINAL, ""):
-        shared.ending.set()
-
-
-def _start_threads(shared: Follow, threads: dict[str, PodLog], tail: int | None) -> None:
-    """One for each pod that has none yet."""
-    for name, pod in shared.pods.items():
-        if name not in threads:
-            threads[name] = PodLog(shared, pod, tail)
-            threads[name].start()
-
-
-def _of_index(pods: Sequence[Object], index: int | None) -> list[Object]:
-    """The pods of this index, or all."""
-    return [pod for pod in pods if index is None or role_and_index(pod)[1] == index]

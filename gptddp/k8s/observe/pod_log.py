@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gptddp.errors import ClusterError
@@ -63,24 +64,21 @@ class RecentLines:
         return Counter(line for lines in self._seconds.values() for line in lines)
 
 
+@dataclass
 class Follow:
     """What the threads of one `logs.follow` share."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        write: Callable[[str], None],
-        say: Say,
-        prefix: bool,
-        since_s: float | None = None,
-    ) -> None:
-        self.cluster, self.write, self.say, self.prefix = cluster, write, say, prefix
-        self.since_s = since_s  # of lines before which none is of interest
-        self.pods: Mapping[str, Object] = {}  # by name, as of the last poll
-        self.ending = threading.Event()  # the job is final or gone: no pod will come any more
-        self.stopped = threading.Event()
-        self.error: BaseException | None = None
-        self.lock = threading.Lock()
+    cluster: Cluster
+    write: Callable[[str], None]
+    say: Say
+    prefix: bool
+    since_s: float | None = None  # of lines before which none is of interest
+    pods: Mapping[str, Object] = field(default_factory=dict)  # by name, as of the last poll
+    # the job is final or gone: no pod will come any more
+    ending: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write_line(self, text: str) -> None:
         """Write one line, from any thread."""

@@ -1,6 +1,6 @@
 """What rank 0's log says of a training: the one place where its lines are read.
 
-`status`, `top` and the line of a local job show these numbers. Lines of older versions have fewer.
+`status` and the line of a local job show these numbers. Lines of older versions have fewer.
 """
 
 import contextlib

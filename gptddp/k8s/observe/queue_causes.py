@@ -71,17 +71,14 @@ def _waits(queue: Queue, workload: Object) -> str:
     if queue.ahead is not None:
         place += f", {queue.ahead} before it" if queue.ahead else " and is the next"
     if queue.admitted:
-        place = f"it has its quota in the queue {queue.name}, and is about to start"
-    kinds = {"Evicted": "True", "Admitted" if queue.admitted else "QuotaReserved": "False"}
-    found = ((condition(workload, kind) or {}, bad) for kind, bad in kinds.items())
-    told = {it.get("message"): it for it, bad in found if it.get("status") == bad}
-    checks = (workload.get("status") or {}).get("admissionChecks") or []
-    states = [
-        f"; admission check {it['name']}: {it['state']}: {it.get('message', '')}"
-        for it in checks
-        if it["state"] != "Ready"
-    ]
-    return "".join([place, *map(_words, told.values()), *states])
+        place = f"it has its quota in the queue {queue.name}, and has not started yet"
+    told: dict[str, str] = {}  # by message: when it is evicted, two conditions have one
+    kinds = (("Evicted", "True"), ("Admitted" if queue.admitted else "QuotaReserved", "False"))
+    for kind, bad in kinds:
+        found = condition(workload, kind) or {}
+        if found.get("status") == bad:
+            told.setdefault(str(found.get("message")), _words(found))
+    return "".join([place, *told.values()])
 
 
 def _words(told: Object | None) -> str:

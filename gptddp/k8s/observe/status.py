@@ -1,10 +1,11 @@
-"""What `status` and `list` show of a job: one dict, and the same as text."""
+"""What `status` shows of a job: one dict, and the same as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gptddp.k8s import exit_codes
 from gptddp.k8s.objects import (
+    SUBMIT_LINE,
     Object,
     age_s,
     container_statuses,
@@ -16,13 +17,12 @@ from gptddp.k8s.objects import (
 from gptddp.k8s.observe import progress, why
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.queue import Queue
 
 
 def of(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
     found_in_log = progress.progress(line for _, line in facts.log or ())
-    del found_in_log["losses"]  # of those that `top` keeps, they are the newest
+    del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found = why.causes(facts)
     return {
@@ -42,6 +42,7 @@ def of(facts: Facts) -> dict[str, Any]:
         },
         "pods": [_pod(pod, facts.now) for pod in facts.pods],
         **found_in_log,
+        "submit": (job["metadata"].get("annotations") or {}).get(SUBMIT_LINE),
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
 
@@ -99,6 +100,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         "step": _step(done) if done else "",
         **progress.rows(status),
         "checkpoint": status["checkpoint"] or "",
+        "submit": status["submit"] or "",
     }
     width = max(map(len, rows)) + 2
     lines = []
@@ -161,8 +163,8 @@ def duration(seconds: float) -> str:
 def next_command(status: dict[str, Any], local: bool = False) -> str:
     """What to type next in this state, or nothing."""
     name, state = status["name"], status["state"]
-    if local:
-        return "" if state in (*why.FINAL, why.SUSPENDED) else f"gptddp-k8s top {name}"
+    if local and state == why.SUSPENDED:
+        return ""  # its `submit` lets it go on
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
         of = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
@@ -176,34 +178,3 @@ def next_command(status: dict[str, Any], local: bool = False) -> str:
         why.SUCCEEDED: "sample",
     }
     return f"gptddp-k8s {verbs[state]} {name}" if state in verbs else ""
-
-
-# -- several jobs --------------------------------------------------------------------------------
-
-
-def rows(
-    jobs: Sequence[Object], pods: Sequence[Object], now: float, queues: Mapping[str, Queue]
-) -> list[dict[str, Any]]:
-    """A line of `list` for each job, by namespace and name; `pods` of all of them.
-
-    `queues`: by the uid of a job that is suspended, what Kueue knows of it.
-    """
-    found = []
-    for job in jobs:
-        uid, meta = job["metadata"].get("uid"), job["metadata"]
-        own = [p for p in pods if uid in _owners(p)]
-        found.append(
-            {
-                "namespace": meta.get("namespace", ""),
-                "name": meta["name"],
-                "state": why.state(job, queues.get(uid)),
-                "ready": sum(map(is_ready, own)),
-                "desired": wanted_pods(job),
-                "age_s": round(age_s(job, now)),
-            }
-        )
-    return sorted(found, key=lambda row: (row["namespace"], row["name"]))
-
-
-def _owners(pod: Object) -> list[Any]:
-    return [o.get("uid") for o in pod["metadata"].get("ownerReferences") or []]

@@ -2,9 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
 from gptddp.k8s import exit_codes
 from gptddp.k8s.cluster import Cluster
@@ -12,9 +11,9 @@ from gptddp.k8s.objects import is_ready, wanted_pods
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.progress import with_log
-from gptddp.k8s.observe.watcher import POLL_S, Say, Watcher
+from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
-LOG_S = 30.0  # between two reads of the log
+LOG_S = 30.0  # between two reads of the log, which says whether there are steps
 _COUNTS = re.compile(r"\d+(?= (?:s|times)\b)")  # what changes in a reason that stays the same
 _CODES = {
     why.SUCCEEDED: exit_codes.SUCCEEDED,
@@ -38,8 +37,8 @@ def until_done(
     ClusterError for what will not pass.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    watcher, changes, uid = Watcher(cluster, name, say), Changes(name, say), None
-    log = _Log(cluster)
+    watcher, changes, uid = of_job(cluster, name, say), Changes(name, say), None
+    log, log_due = None, 0.0  # the end of rank 0's log, and when it is to be read again
     while True:
         try:
             facts = watcher.poll(end)
@@ -47,7 +46,10 @@ def until_done(
             return changes.timed_out(timeout_s)
         if facts is None and uid is None:
             raise cluster.not_found(name)
-        facts = log.of(facts) if facts else None
+        if facts and why.state(facts.job) == why.RUNNING and not facts.local:
+            if time.monotonic() >= log_due:
+                log, log_due = with_log(cluster, facts).log, time.monotonic() + LOG_S
+            facts = replace(facts, log=log)
         state = changes.tell(facts)
         if facts is None:
             return exit_codes.GONE
@@ -62,23 +64,6 @@ def until_done(
         if end is not None and time.monotonic() >= end:
             return changes.timed_out(timeout_s)
         time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))
-
-
-class _Log:
-    """The end of rank 0's log, read now and then: whether there are steps."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._next_s = cluster, 0.0  # monotonic
-        self._log: Sequence[tuple[datetime | None, str]] | None = None
-
-    def of(self, facts: Facts) -> Facts:
-        """The same facts, with the log of a job that runs."""
-        if why.state(facts.job) != why.RUNNING or facts.local:
-            return facts
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + LOG_S
-            self._log = with_log(self._cluster, facts).log
-        return replace(facts, log=self._log)
 
 
 class Changes:

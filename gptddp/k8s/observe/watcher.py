@@ -1,7 +1,8 @@
-"""Fetching a job's facts again and again, while the API server comes and goes."""
+"""Asking the same of a cluster again and again, while its API server comes and goes."""
 
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
@@ -9,41 +10,47 @@ from gptddp.k8s.observe import facts
 from gptddp.k8s.observe.facts import Facts
 
 Say = Callable[[str], None]  # tells the user one line
+_Answer = TypeVar("_Answer")
 
 POLL_S = 1.0
 
 
-class Watcher:
-    """Polls one job; says once that the API server is away, and once that it is back."""
+class Watcher(Generic[_Answer]):
+    """Says once that the API server is away, and once that it is back."""
 
-    def __init__(self, cluster: Cluster, name: str, say: Say) -> None:
-        self.cluster, self.name, self.say = cluster, name, say
+    def __init__(self, ask: Callable[[], _Answer], say: Say) -> None:
+        self._ask, self._say = ask, say
         self._answered = False
 
-    def poll(self, end: float | None = None) -> Facts | None:
-        """What there is now, None if there is no job; waits for an API server that was there.
+    def poll(self, end: float | None = None) -> _Answer:
+        """The answer of now; waits for an API server that was there.
 
         Raises TimeoutError at `end` (of time.monotonic), ClusterError for what will not pass, and
-        for anything at the first poll.
+        at the first poll for a server that cannot be reached: it may be the wrong one.
         """
         failures = 0
         while True:
             try:
-                found = facts.fetch(self.cluster, self.name)
+                found = self._ask()
             except ClusterError as error:
-                if not self._answered or not transient(error):
+                if not transient(error) or not (self._answered or error.status):
                     raise
                 failures += 1
                 if failures == 2:  # one alone may be a connection that had gone stale
-                    self.say(f"{self.name}: the API server does not answer, trying on: {error}")
+                    self._say(f"the API server does not answer, trying on: {error}")
             else:
                 self._answered = True
                 if failures > 1:
-                    self.say(f"{self.name}: the API server answers again")
+                    self._say("the API server answers again")
                 return found
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError
             time.sleep(POLL_S)
+
+
+def of_job(cluster: Cluster, name: str, say: Say) -> Watcher[Facts | None]:
+    """Watches a job: None if there is none of this name."""
+    return Watcher(lambda: facts.fetch(cluster, name), lambda text: say(f"{name}: {text}"))
 
 
 def transient(error: ClusterError) -> bool:

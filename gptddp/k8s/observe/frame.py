@@ -1,4 +1,4 @@
-"""A job in a few lines that are made anew again and again: what `top` shows."""
+"""A job in a few lines that are made anew again and again: what `status --watch` shows."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,0 +1,113 @@
+"""What `logs`, `suspend`, `delete` and `sample` do with --local."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gptddp.errors import ConfigError
+from gptddp.k8s.local import container, locks
+from gptddp.k8s.local.paths import relative_path
+from gptddp.k8s.local.screen import GrowingLog
+from gptddp.k8s.local.seen import LocalJobs
+from gptddp.k8s.objects import Object, short_name, worker_pod_spec
+from gptddp.k8s.observe import facts, logs
+from gptddp.k8s.observe.watcher import Say
+from gptddp.k8s.render import code_volume
+
+_POLL_S = 0.2
+
+
+def show_logs(
+    jobs: LocalJobs,
+    name: str,
+    write: Callable[[str], None],
+    *,
+    index: int | None,
+    tail: int | None,
+    follow: bool,
+) -> None:
+    """Write what the pods of a job have written, one after the other; with `follow` to its end.
+
+    The file of a pod has the lines of all the pods of its name, without times.
+    """
+    found = facts.of_job(jobs, name)
+    logs.check_index(found, index)
+    opened = {
+        short_name(pod): GrowingLog(jobs.log_of(pod["metadata"]["name"]))
+        for pod in logs.of_index(found.pods, index)
+    }
+    while True:
+        goes_on = follow and locks.is_running(jobs.jobs / name)
+        for prefix, log in opened.items():
+            for line in deque(log.lines(rest=not goes_on), maxlen=tail):
+                write(line if index is not None else f"[{prefix}] {line}")
+        if not goes_on:
+            return
+        tail = None  # of those that come later every line is new
+        time.sleep(_POLL_S)
+
+
+def suspend(jobs: LocalJobs, name: str, say: Say) -> str:
+    """End the pods of a job as Ctrl-C at its `submit` does: they commit a checkpoint."""
+    jobs.job(name)
+    if not _stop(jobs.jobs / name, say):
+        say("the job is not running")
+        return f"local job {name} unchanged"
+    say("the same `submit --local` lets it go on from its checkpoint")
+    return f"local job {name} suspended"
+
+
+def _stop(folder: Path, say: Say) -> bool:
+    """Have the runner end its pods, and wait until none is left; False where there was none."""
+    if not locks.is_running(folder):
+        return False
+    say("waiting for its pods to end; a pod commits a checkpoint first")
+    if runner := locks.holder(folder):
+        with contextlib.suppress(ProcessLookupError):  # it was killed: its reaper goes on
+            os.kill(runner, signal.SIGTERM)
+    while locks.is_running(folder):
+        time.sleep(_POLL_S)
+    return True
+
+
+def delete(jobs: LocalJobs, name: str, say: Say) -> str:
+    """End a job, and remove what its runner has made in its folder; its volumes stay."""
+    jobs.job(name)
+    folder, run = jobs.jobs / name, locks.status(jobs.jobs / name).get("run")
+    _stop(folder, say)
+    if (lock := locks.lock(folder)) is None:
+        raise ConfigError(f"the job {name} was started again meanwhile: nothing was deleted")
+    for part in ("pods", "logs", "code"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for part in ("status.json", "manifest.yaml", "lock"):
+        (folder / part).unlink(missing_ok=True)
+    os.close(lock)
+    with contextlib.suppress(OSError):  # somebody else has put something there
+        folder.rmdir()
+    if run:
+        say(f"its run directory stays: {relative_path(run)}; the same submit goes on from it")
+    return f"local job {name} deleted"
+
+
+def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
+    """Run `gptddp sample` on the run of a job, on its own code; returns the exit code."""
+    job = jobs.job(name)
+    folder = jobs.jobs / name
+    run = locks.status(folder).get("run")
+    if not run:
+        raise ConfigError(f"the job {name} has no --run-dir, and so no checkpoint to sample from")
+    return subprocess.run(
+        [*_on_code(job, folder), "gptddp", "sample", run, *options], env=container.machine_env()
+    ).returncode
+
+
+def _on_code(job: Object, folder: Path) -> list[str]:
+    """What comes before a program that is to run on the job's own code."""
+    words, *_ = code_volume.of_pods(worker_pod_spec(job))
+    return [container.localized(word, {code_volume.MOUNT: folder / "code"}) for word in words]

@@ -1,0 +1,171 @@
+"""The verbs with --local: of jobs on this machine, by the same words as of a cluster's."""
+
+import json
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+from support.local_jobs import alive, job, pod_file, status, until
+from support.rank_0_lines import of_a_life
+
+from gptddp.k8s.cli.main import cli
+from gptddp.k8s.local import locks
+from gptddp.k8s.local.controller import Conditions
+from gptddp.k8s.render import manifest
+
+
+@pytest.fixture
+def here(tmp_path):
+    """The folder of a job that this process seems to run, of two pods."""
+    folder = tmp_path / "local/jobs/job"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "manifest.yaml").write_text(manifest.to_yaml([job()]))
+    for index, lines in enumerate((of_a_life(), ["a", "b", "c"])):
+        (folder / f"logs/job-worker-{index}.log").write_text("\n".join(lines) + "\n")
+    made = Conditions()
+    made.set("Created", "x"), made.set("Running", "x")
+    pods = {
+        "job-worker-0": {"phase": "Running", "pid": os.getpid(), "exitCode": None},
+        "job-worker-1": {"phase": "Pending", "pid": None, "exitCode": 137},
+    }
+    for pod, age_s in zip(pods.values(), (100, 7), strict=True):
+        at = time.gmtime(time.time() - age_s)
+        pod["startTime"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", at)
+    began, run = pods["job-worker-0"]["startTime"], str(tmp_path / "runs/job")
+    told = {"startTime": began, "run": run, "conditions": made.items, "pods": pods}
+    (folder / "status.json").write_text(json.dumps(told))
+    fd = locks.lock(folder)
+    yield folder
+    os.close(fd)
+
+
+@pytest.fixture
+def k8s(tmp_path):
+    """Run a command on the jobs of this test."""
+
+    def run(*args):
+        at = ["--local", "--local-dir", str(tmp_path / "local")]
+        return CliRunner().invoke(cli, [*args, *at], prog_name="gptddp-k8s")
+
+    return run
+
+
+def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
+    """State, causes, the numbers of rank 0's log; a pod that was replaced has an age of its own."""
+    result = k8s("status", "job", "--watch")
+    assert result.exit_code == 0, result.output
+    assert "job  Running  pods 1/2\n" in result.stdout and "120/400" in result.stdout
+    shown = json.loads(k8s("status", "job", "-o", "json").stdout)
+    assert shown["progress"]["goodput"] == 0.97 and shown["fault"]["step"] == 99
+    assert [it["ready"] for it in shown["pods"]] == [True, False]
+    assert [it["age_s"] // 50 for it in shown["pods"]] == [2, 0]
+    assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster
+    assert shown["causes"][0]["id"] == "crash" and "137 (SIGKILL" in shown["causes"][0]["text"]
+    assert k8s("list").stdout.splitlines()[1].split()[:3] == ["job", "Running", "1/2"]
+    named = f"gptddp-k8s logs -f job --local --local-dir {tmp_path}/local"
+    assert f"next: {named}\n" in k8s("status", "job").stderr
+    result = k8s("status", "jb")
+    assert result.exit_code == 102 and "no local job jb in " in result.stderr
+    assert "there are job" in result.stderr
+
+
+def test_a_local_job_whose_submit_is_gone_is_stopped(here, k8s):
+    """Whatever status.json says: nobody runs its pods."""
+    (here / "lock").unlink()
+    shown = k8s("status", "job").stdout
+    assert "state:      Suspended" in shown and "the same submit goes on" in shown
+    assert "Stopped" in shown
+    assert k8s("wait", "job").exit_code == 103
+    (here / "manifest.yaml").write_text("{")
+    result = k8s("status", "job")
+    assert result.exit_code == 1 and "jobs/job is no folder of a local job" in result.stderr
+
+
+def test_logs_are_those_of_the_files(here, k8s):
+    """Pod by pod, the last lines of each, of one without its prefix."""
+    lines = k8s("logs", "job", "--tail", "2").stdout.splitlines()
+    assert [line[:5] for line in lines] == ["[w0] "] * 2 + ["[w1] "] * 2
+    assert lines[0] == f"[w0] {of_a_life()[-2]}" and lines[2:] == ["[w1] b", "[w1] c"]
+    assert k8s("logs", "job", "--pod", "1").stdout.splitlines() == ["a", "b", "c"]
+    result = k8s("logs", "job", "--pod", "7")
+    assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["status", "job", "-n", "x"], "--namespace has no meaning here"),
+        (["logs", "job", "--since", "5m"], "--since has no meaning with --local"),
+        (["logs", "job", "--first-failure"], "--first-failure has no meaning with --local"),
+        (["delete", "job", "--no-wait"], "--no-wait has no meaning with --local"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused(here, k8s, command, message):
+    """Rather than ignored; and --local-dir without --local."""
+    result = k8s(*command)
+    assert result.exit_code == 2 and message in result.stderr and here.exists()
+    result = CliRunner().invoke(cli, ["status", "job", "--local-dir", "x"])
+    assert result.exit_code == 2 and "--local-dir has no meaning here" in result.stderr
+
+
+RUNS = """
+(runs / "job").mkdir(exist_ok=True)
+signal.signal(signal.SIGTERM, lambda *_: ((runs / "job" / f"{name}.saved").touch(), sys.exit(143)))
+print("begun", flush=True)
+if not (runs / "end").exists(): wait("never")
+"""
+
+
+@pytest.fixture
+def running(start, tmp_path):
+    """A job that runs, and saves what it has when it is stopped."""
+    built = job(RUNS)
+    built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"] = [
+        *("--run-dir", "/runs/job")
+    ]
+    process = start(built)
+    until(lambda: all(p["phase"] == "Running" for p in status(tmp_path)["pods"].values()))
+    logs = [tmp_path / f"local/jobs/job/logs/job-worker-{i}.log" for i in (0, 1)]
+    until(lambda: all(log.read_text() for log in logs))
+    return built, process
+
+
+def saved(tmp_path):
+    return [pod_file(tmp_path, f"job/job-worker-{i}.saved").exists() for i in (0, 1)]
+
+
+def test_suspend_saves_and_the_same_submit_goes_on(running, finish, k8s, tmp_path):
+    """Its pods end as with Ctrl-C; a second suspend changes nothing."""
+    built, process = running
+    result = k8s("suspend", "job")
+    assert result.exit_code == 0 and result.stdout == "local job job suspended\n", result.output
+    assert "the same `submit --local` lets it go on" in result.stderr
+    assert process.wait(5) == 130 and saved(tmp_path) == [True, True]
+    assert "Suspended" in k8s("status", "job").stdout
+    result = k8s("suspend", "job")
+    assert result.exit_code == 0 and "the job is not running" in result.stderr
+    pod_file(tmp_path, "end").touch()
+    assert finish(built)[0] == 0
+
+
+def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
+    """Its folder is gone, its run directory stays and is named; what others put there stays too."""
+    pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
+    folder = tmp_path / "local/jobs/job"
+    (folder / "mine.txt").touch()
+    result = k8s("delete", "job")
+    assert result.exit_code == 0 and result.stdout == "local job job deleted\n", result.output
+    assert f"its run directory stays: {tmp_path}/local/volumes/runs/job" in result.stderr
+    assert not alive(pid) and saved(tmp_path) == [True, True]
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    assert k8s("status", "job").exit_code == k8s("delete", "job").exit_code == 102
+
+
+def test_logs_follow_a_job_to_its_end(running, k8s, tmp_path):
+    """Lines of all pods as they come, also of those that replace others."""
+    pod_file(tmp_path, "end").touch()
+    os.kill(status(tmp_path)["pods"]["job-worker-1"]["pid"], 9)
+    result = k8s("logs", "job", "-f")
+    assert result.exit_code == 0
+    assert sorted(result.stdout.splitlines()) == ["[w0] begun", *["[w1] begun"] * 2]
