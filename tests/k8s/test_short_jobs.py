@@ -125,9 +125,12 @@ def test_a_sample_runs_where_the_jobs_pods_can(api, sampled):
     asked |= {"image_pull_secret": ("registry",), "topology": "required=rack", "queue": "team"}
     for name in ("trainer", "mine"):
         api.put({"kind": "ServiceAccount", "metadata": {"name": name}})
-    made = sampled(render_job({"name": "demo", **asked}), "--service-account", "mine")
+    job = render_job({"name": "demo", **asked})
+    pod_spec(job)["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]  # Kueue takes it off
+    made = sampled(job, "--service-account", "mine")
     spec, meta = pod_of(made), made["spec"]["template"]["metadata"]
     assert spec["serviceAccountName"] == "mine" and spec["nodeSelector"] == {"pool": "gpu"}
+    assert "schedulingGates" not in spec
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert "nvidia.com/gpu" in [it["key"] for it in spec["tolerations"]]
     assert spec["containers"][0]["resources"]["requests"] == {"cpu": "100m", "memory": "256Mi"}
