@@ -374,5 +374,5 @@ def resource(kind: str, name: str) -> str:
 def _not_installed(path: str) -> str:
     """A server without what a path begins with: /apis/GROUP/VERSION."""
     if _ELASTIC in path:
-        return f"the cluster has no PyTorchJob: {INSTALL_OPERATOR}"
+        return f"the cluster has no PyTorchJob; {INSTALL_OPERATOR}"
     return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

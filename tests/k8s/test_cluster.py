@@ -116,7 +116,7 @@ OTHER = "{} answers with .*, and not as the API server of a cluster does"
         ([http(PAGE, "404 Not Found", "text/html")] * 2, OTHER),
         ([NONE, NONE], OTHER),
         ([NONE, http(PAGE, kind="text/html")], OTHER),
-        ([NONE, VERSION], "the cluster has no PyTorchJob: install the Kubeflow training operator"),
+        ([NONE, VERSION], "the cluster has no PyTorchJob; install the Kubeflow training operator"),
         ([http(b'{"a"', length=100)], "cannot reach .*IncompleteRead"),
         ([b"SSH-2.0-OpenSSH\r\n"], "cannot reach the cluster at {}: .*SSH-2.0"),
         ([b""], "cannot reach the cluster at {}: .*closed connection without response"),

@@ -77,28 +77,21 @@ def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state
     assert ("resume" in shown.output) == (state == SUSPENDED)
 
 
-def test_wait_goes_on_for_a_queued_job(api, monkeypatch, capsys):
+def test_wait_goes_on_for_a_queued_job(api, monkeypatch):
     """Until it has run: the reason is told at once, and again only when it changes."""
     monkeypatch.setattr(wait, "POLL_S", 0.02)
     put_job(api)
-    said, steps = [], iter(range(100))
+    said, looks = [], iter(range(100))
 
-    def say(line):
-        said.append(line)
-
-    real = wait.Watcher.poll
-
-    def poll(watcher, end):
-        step = next(steps)
-        if step == 3:
+    def look(facts):
+        step = next(looks)
+        if step == 2:
             live(api)["status"]["conditions"][0]["message"] = "other words"
-        if step == 6:
+        if step == 5:
             done = {"type": "Succeeded", "status": "True"}
             api.objects["pytorchjobs", "demo"]["status"]["conditions"].append(done)
-        return real(watcher, end)
 
-    monkeypatch.setattr(wait.Watcher, "poll", poll)
-    assert wait.until_done(connect(None, api.kubeconfig), "demo", say, 20) == 0
+    assert wait.until_done(connect(None, api.kubeconfig), "demo", said.append, 20, look) == 0
     assert said[0].startswith("demo: Queued: it waits in the queue team; Pending: insufficient")
     assert said[1].startswith("demo: it waits in the queue team; Pending: other words")
     assert said[2:] == ["demo: Succeeded"]

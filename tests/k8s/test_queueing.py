@@ -76,11 +76,11 @@ def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
     job(api)["spec"]["runPolicy"]["suspend"] = True  # as Kueue does
     result = k8s("resume", "demo")
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo resumed\n")
-    assert "it waits in the queue team" in result.stderr and live(api)["spec"]["active"] is True
+    assert "it is in the queue team" in result.stderr and live(api)["spec"]["active"] is True
     assert api.writes == ["patch Workload"] * 2
     result = k8s("resume", "demo")
     assert result.stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
-    assert "Kueue starts it when there is room" in result.stderr
+    assert "`gptddp-k8s status demo" in result.stderr
 
 
 def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):

@@ -250,7 +250,8 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     spec = {"runPolicy": {"suspend": wanted}}
     by_hand = f"patch pytorchjob {name} --type merge -p '{json.dumps({'spec': spec})}'"
     job, workload = _changeable(cluster, name, verb, by_hand)
-    waits = f"it waits in the queue {queue_name(job)}; Kueue starts it when there is room"
+    status = f"`gptddp-k8s status {name}{cluster.flags}`"
+    waits = f"it is in the queue {queue_name(job)}; {status} says what it waits for"
     held = workload["spec"].get("active") is False if workload else suspended(job)
     if held == wanted:
         say(f"the job is {'suspended already' if held else 'not suspended'}")

@@ -71,20 +71,14 @@ def _waits(queue: Queue, workload: Object) -> str:
     if queue.ahead is not None:
         place += f", {queue.ahead} before it" if queue.ahead else " and is the next"
     if queue.admitted:
-        place = f"it has its quota in the queue {queue.name}, and is about to start"
+        place = f"it has its quota in the queue {queue.name}, and has not started yet"
     told: dict[str, str] = {}  # by message: when it is evicted, two conditions have one
     kinds = (("Evicted", "True"), ("Admitted" if queue.admitted else "QuotaReserved", "False"))
     for kind, bad in kinds:
         found = condition(workload, kind) or {}
         if found.get("status") == bad:
             told.setdefault(str(found.get("message")), _words(found))
-    checks = (workload.get("status") or {}).get("admissionChecks") or []
-    states = [
-        f"; admission check {it['name']}: {it['state']}: {it.get('message', '')}"
-        for it in checks
-        if it["state"] != "Ready"
-    ]
-    return "".join([place, *told.values(), *states])
+    return "".join([place, *told.values()])
 
 
 def _words(told: Object | None) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gptddp.k8s.objects import Object, event_time, is_ready, worker_spec
 from gptddp.k8s.observe import pod_causes
@@ -19,8 +20,7 @@ _SAID = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """A bad end that the operator saw: its event, and how the container ended."""
 
     event: Object

@@ -31,7 +31,7 @@ def test_jobs_take_turns(team):
     assert "kubectl describe workloads -l kueue.x-k8s.io/job-uid=" in shown
     ended = team.cli("wait", "two", "--timeout", "4", code=124)
     assert "two: Queued: it waits in the queue team" in ended.stderr
-    assert "it waits in the queue team" in team.cli("resume", "two").stderr
+    assert "it is in the queue team" in team.cli("resume", "two").stderr
     refused = team.cli("scale", "one", "--replicas", "1", code=2).stderr
     assert "Kueue stops a job" in refused
     assert "->" not in team.cli("submit", "--dry-run", *_same("one")).stdout
