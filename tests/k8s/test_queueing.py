@@ -40,6 +40,14 @@ def test_a_job_that_would_wait_for_ever_is_refused(api, k8s, args, kueue, words)
     assert result.exit_code == 2 and words in result.stderr and api.writes == []
 
 
+def test_a_kueue_that_does_not_hold_pytorchjobs_is_told_before_the_job_runs(api, k8s):
+    """Its integration is off, and the job would start at once, outside of any quota."""
+    api.kueue = False
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 2 and api.writes == []
+    assert "would start at once" in result.stderr and "kubeflow.org/pytorchjob" in result.stderr
+
+
 def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
     """A priority that exists; a queue that this user has no right to read."""
     api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})

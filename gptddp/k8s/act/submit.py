@@ -150,15 +150,26 @@ def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: S
 
 
 def refuse(cluster: Cluster, job: Object) -> None:
-    """Let the server and its webhooks look at the job. Raises ClusterError in their words."""
+    """Let the server and its webhooks look at the job. Raises ClusterError in their words.
+
+    ConfigError for a job of a queue that Kueue does not hold: its integration of PyTorchJobs is
+    not among those that Kueue comes configured with.
+    """
+    answer = None
     try:
-        cluster.create(job, dry_run=True)
+        answer = cluster.create(job, dry_run=True)
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
             make = f"`kubectl create namespace {cluster.namespace}` makes it, -n names another"
             raise ClusterError(f"there is no namespace {cluster.namespace}; {make}", 404) from None
         if error.status != 409:  # it exists: all else was looked at before that
             raise
+    if answer and queue_name(job) and not suspended(answer):
+        raise ConfigError(
+            f"--queue {queue_name(job)}: Kueue does not hold PyTorchJobs here: the job would start"
+            " at once, outside of the queue; its administrator can add kubeflow.org/pytorchjob to"
+            " integrations.frameworks of its configuration, or leave out --queue"
+        )
 
 
 def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:

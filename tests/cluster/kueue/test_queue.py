@@ -85,10 +85,8 @@ def test_what_is_wrong_with_a_queue_is_said(team):
     refused = team.submit("one", "--queue", "tema", code=2).stderr
     assert "--queue tema: there is no LocalQueue" in refused and "there are team" in refused
     refused = team.submit("one", "--priority", "none", code=2).stderr
-    assert (
-        "--priority none: there is no WorkloadPriorityClass" in refused
-        and "nothing was created" in refused
-    )
+    assert "--priority none: there is no WorkloadPriorityClass" in refused
+    assert "nothing was created" in refused
 
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "Hold"})
     doctor = ("doctor", "--queue", "team", "--data", "data/corpus")
@@ -105,7 +103,7 @@ def test_what_is_wrong_with_a_queue_is_said(team):
     team.says("one", "Running")
 
     team.submit("two", "--cpu", "3")
-    team.says("two", "Queued", "request > maximum capacity (6 > 1)")
+    team.says("two", "Queued", "current podset request (6) > maximum capacity (1)")
     team.submit("three", "--topology", "required=kubernetes.io/hostname")
     team.says("three", "Queued", "TopologyAwareScheduling")
     team.apply("LocalQueue", "lost", spec={"clusterQueue": "nowhere"})
@@ -181,7 +179,7 @@ def test_a_webhook_that_is_down_is_kueues(team, mended):
     team.kubectl(*scale, "--replicas=0")
     team.until(lambda: not pods_of_kueue(team), "Kueue is down")
     refused = team.submit("one", code=1).stderr
-    assert "is Kueue running? `kubectl get pods -n kueue-system`" in refused
+    assert "is kueue-webhook-service running? `kubectl get pods -n kueue-system`" in refused
     assert "operator" not in refused and "nothing was created" in refused
     team.kubectl(*scale, "--replicas=1")
 
