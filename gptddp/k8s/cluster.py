@@ -18,33 +18,11 @@ from urllib.parse import quote
 
 from gptddp.errors import ClusterError, ConfigError, NotFoundError
 from gptddp.k8s import login
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 
 JOB = "PyTorchJob"
-_CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
-_KUEUE = "apis/kueue.x-k8s.io/v1beta2"
 # In a path of Kueue, in both of its groups: 0.14 serves the older version only, 0.20 the newer.
 _NEWER, _OLDER = "kueue.x-k8s.io/v1beta2/", "kueue.x-k8s.io/v1beta1/"
-_ROUTES = {  # kind: (API group and version, plural)
-    JOB: (_ELASTIC, "pytorchjobs"),
-    "Job": ("apis/batch/v1", "jobs"),
-    "Pod": (_CORE, "pods"),
-    "Service": (_CORE, "services"),
-    "Secret": (_CORE, "secrets"),
-    "ConfigMap": (_CORE, "configmaps"),
-    "Event": (_CORE, "events"),
-    "ServiceAccount": (_CORE, "serviceaccounts"),
-    "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),
-    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
-    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
-    "Workload": (_KUEUE, "workloads"),
-    "LocalQueue": (_KUEUE, "localqueues"),
-    "ClusterQueue": (_KUEUE, "clusterqueues"),
-    "WorkloadPriorityClass": (_KUEUE, "workloadpriorityclasses"),
-    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
-    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
-}
-_CLUSTER_WIDE = ("ClusterQueue", "WorkloadPriorityClass")
 FIELD_MANAGER = "gptddp-k8s"
 _CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
 _AT_ONCE = 256  # connections that are kept: a log of each pod
@@ -203,8 +181,8 @@ class Cluster:
 
     def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
         """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
-        group, plural = _ROUTES[kind]
-        wide = everywhere or kind in _CLUSTER_WIDE
+        group, plural = ROUTES[kind]
+        wide = everywhere or kind in CLUSTER_WIDE
         scope = "" if wide else f"/namespaces/{_segment('namespace', self.namespace)}"
         return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
@@ -358,21 +336,8 @@ def _segment(kind: str, name: str) -> str:
     return quote(name, safe="")
 
 
-def group_and_plural(kind: str) -> tuple[str, str]:
-    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
-    version, plural = _ROUTES[kind]
-    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
-    return "".join(group), plural
-
-
-def resource(kind: str, name: str) -> str:
-    """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    group, _ = group_and_plural(kind)
-    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
-
-
 def _not_installed(path: str) -> str:
     """A server without what a path begins with: /apis/GROUP/VERSION."""
-    if _ELASTIC in path:
+    if ROUTES[JOB][0] in path:
         return f"the cluster has no PyTorchJob; {INSTALL_OPERATOR}"
     return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

@@ -134,8 +134,8 @@ def test_the_rules_have_no_complaint_about_what_we_render():
 
 
 def test_every_rule_has_its_row_in_the_page():
-    """The table of docs/k8s.md is made of the rules: their ids and docstrings."""
-    page = (ROOT / "docs/k8s.md").read_text()
+    """The table of docs/clusters.md is made of the rules: their ids and docstrings."""
+    page = (ROOT / "docs/clusters.md").read_text()
     rows = [f"| `{id}` | {rule.__doc__} |\n" for id, rule in rules.RULES.items()]
     assert "|---|---|\n" + "".join(rows) in page, "".join(rows)
 

@@ -51,13 +51,7 @@ class _Handler(api_server._Handler):
     def do_GET(self):
         if "/secrets" in self.path and self.api.secrets_are_hidden:
             return self._status(403, "secrets is forbidden: U cannot get secrets")
-        if self.api.answer is None:
-            return super().do_GET()
-        status, body = self.api.answer
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
+        super().do_GET()
 
     def do_POST(self):
         body, plural = self._body(), self.path.split("?")[0].split("/")[-1]
@@ -160,7 +154,6 @@ class WriteAPI(api_server.FakeAPI):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         self.applied = {}  # what was sent last of an object that is applied
         self.dry_runs = []  # what the server was asked about, and not to create
-        self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
         self.no_right = set()  # such as "create pods" or "get pods/log"
         self.webhook = lambda body: ""  # why an object is refused

@@ -11,10 +11,11 @@ from functools import partial
 
 from gptddp.errors import ClusterError, GptddpError
 from gptddp.k8s.act import companion, needs, networks, queueing, submit
-from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, Cluster, group_and_plural, if_allowed
+from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, Cluster, if_allowed
 from gptddp.k8s.objects import (
     Object,
     condition,
+    group_and_plural,
     queue_name,
     replica_count,
     worker_pod_spec,

@@ -14,13 +14,14 @@ from functools import partial
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import JOB, Cluster, if_allowed, resource
+from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.objects import (
     Object,
     argument,
     claim_at,
     queue_name,
     replica_count,
+    resource,
     seconds,
     suspended,
     worker_pod_spec,

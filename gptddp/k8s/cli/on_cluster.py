@@ -11,8 +11,8 @@ from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act import submit as act
 from gptddp.k8s.act.failure import says
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import JOB, Cluster, resource
-from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec
+from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.objects import Object, argument, claim_at, resource, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.render.manifest import DATA
 

@@ -21,10 +21,6 @@ _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
 _SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
 # Standard output is the sample; standard error becomes the pod's status message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-PLACEMENT = (
-    "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
-    "priorityClassName",
-)  # fmt: skip
 _OF_TRAINING = r"(training\.kubeflow\.org|kueue\.x-k8s\.io|prometheus\.io)/.*"  # labels and so on
 _VARIABLES = r"POD_NAME|GPTDDP_.*|TORCH_.*"  # of the launcher
 

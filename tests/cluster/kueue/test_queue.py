@@ -1,4 +1,4 @@
-"""docs/kueue.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
+"""Jobs in queues of a real Kueue: those that wait, those that run, and what each command does."""
 
 import json
 import shutil
