@@ -124,10 +124,15 @@ class Cluster:
         query = _writing(dry_run) | {"force": "true"}
         return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete an object, and in the background what it owns; False if it was not there."""
+    def delete(self, kind: str, name: str, uid: str | None = None) -> bool:
+        """Delete an object, and in the background what it owns; False if it was not there.
+
+        uid: of the object that is meant. Another one that has taken its name stays (409).
+        """
+        options: Object = {"propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
         try:
-            self._json("delete", self._path(kind, name), {"propagationPolicy": "Background"})
+            self._json("delete", self._path(kind, name), body=options)
         except _NoObject:
             return False
         return True

@@ -11,6 +11,7 @@ from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
+from gptddp.k8s.act import submit as act
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.objects import SUBMIT_LINE
 from gptddp.k8s.render import manifest, spec
@@ -164,6 +165,24 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     assert f"is {kind}: it is replaced" in result.stderr
     assert owners(api) == {job(api)["metadata"]["uid"]} != {before}
     assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+
+
+def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkeypatch):
+    """Of two replacements at the same time the second takes the job of the first for its own."""
+    submit(k8s)
+    end(api, "Failed")
+    real, other = act.review, []
+
+    def review(*args):
+        monkeypatch.setattr(act, "review", real)
+        found = real(*args)
+        assert submit(k8s, "--replace").exit_code == 0
+        other.append(job(api)["metadata"]["uid"])
+        return found
+
+    monkeypatch.setattr(act, "review", review)
+    result = submit(k8s, "--replace")
+    assert (result.exit_code, [job(api)["metadata"]["uid"]]) == (0, other), result.output
 
 
 def test_a_job_that_has_not_ended_is_not_replaced(api, k8s):
