@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shlex
 
 import pytest
@@ -366,3 +367,13 @@ def test_a_job_file_comes_from_stdin(k8s):
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
     assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
+
+
+def test_a_job_file_comes_from_a_pipe():
+    """`-f <(...)`, as bash has it; both of its tables count."""
+    out, into = os.pipe()
+    os.write(into, b"[job]\nreplicas = 3\n[train]\nsteps = 7\n")
+    os.close(into)
+    made = CliRunner().invoke(cli, ["render", "-f", f"/dev/fd/{out}"]).stdout
+    os.close(out)
+    assert "replicas: 3" in made and "- --steps\n            - '7'" in made
