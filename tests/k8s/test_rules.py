@@ -86,7 +86,11 @@ PATCHES = [
         "variable U: looks like a secret",
     ),
     ("containers", in_pod(containers=[{"name": "pytroch"}]), "it has no image: did you mean 'py"),
-    ("containers", in_container(ports=[{"containerPort": 80}]), "or one has none"),
+    (
+        "containers",
+        in_pod(containers=[{"name": "side", "image": "x", "ports": [{"containerPort": 80}]}]),
+        "or one has none",
+    ),
     ("containers", in_container(ports=[{"name": "a", "containerPort": 9464}]), "containerPort"),
     (
         "claims",
