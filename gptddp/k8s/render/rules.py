@@ -203,20 +203,34 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A claim is in one volume, or the pod hangs; that of the runs can be written to."""
+    """A claim is in one volume, or the pod hangs; that of the runs stays, and can be written to."""
     found = list(volume_claims(_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
         if first is not None:
             rule = f"the claim {claim} is in the volume {first} already, and the pod would hang"
             yield f"{_POD}.volumes[{name}]", rule, f"leave it out, and mount {first} twice"
-    claims = {it["name"]: it.get("persistentVolumeClaim") or {} for it in _pod_spec(job)["volumes"]}
-    for mount in _container(job)["volumeMounts"]:
-        read_only = mount.get("readOnly") or claims.get(mount["name"], {}).get("readOnly")
-        if mount["mountPath"] == manifest.RUNS and read_only:
-            fix = "leave readOnly out, or give data and runs a claim each"
-            field = f"{_POD}.volumes[{mount['name']}]"
-            yield field, "it is read-only, and the run is written to it", fix
+    volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
+    mounts = {it["mountPath"]: it for it in _container(job).get("volumeMounts") or []}
+    mount = mounts.get(manifest.RUNS, {})
+    volume = volumes.get(mount.get("name"), {})
+    if mount.get("readOnly") or (volume.get("persistentVolumeClaim") or {}).get("readOnly"):
+        fix = "leave readOnly out, or give data and runs a claim each"
+        field = f"{_POD}.volumes[{mount['name']}]"
+        yield field, "it is read-only, and the run is written to it", fix
+    elif not mount or "emptyDir" in volume:
+        fix = "mount a volume that all pods share, as --runs does"
+        yield f"{_CONTAINER}.volumeMounts[{manifest.RUNS}]", "the run ends with its pod", fix
+
+
+def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """The pods ask the cluster's DNS, or they never find each other."""
+    pod = _pod_spec(job)
+    host, policy = pod.get("hostNetwork"), pod.get("dnsPolicy", "ClusterFirst")
+    if policy == "Default" or (host and policy == "ClusterFirst"):
+        rule = "the pods would ask the node's DNS, which does not know their names"
+        fix = "use ClusterFirstWithHostNet" if host else "leave it out"
+        yield f"{_POD}.dnsPolicy", rule, fix
 
 
 # -- the operator and Kueue ----------------------------------------------------------------------
@@ -281,6 +295,7 @@ RULES: dict[str, Rule] = {
     "environment": _environment,
     "containers": _containers,
     "claims": _claims,
+    "dns": _dns,
     "words": _words,
     "queue": _queue,
 }
