@@ -32,7 +32,7 @@ def apply(job: Object, patch: Mapping[str, Any]) -> Object:
     """The PyTorchJob with the patch merged into it; raises ConfigError for what cannot be."""
     merged: Object = _merge(job, patch, "")
     for path, fix in _FIXED.items():
-        if _at(merged, path) != _at(job, path):
+        if value_at(merged, path) != value_at(job, path):
             raise _refused(path, "a patch cannot change it", fix)
     if not isinstance(merged["metadata"].get("annotations", {}), dict):
         raise _refused("metadata.annotations", "it is no table", "use keys and values")
@@ -84,7 +84,7 @@ def _merge_lists(old: list[Any], new: list[Any], path: str) -> list[Any]:
     return merged
 
 
-def _at(job: Mapping[str, Any], path: str) -> Any:
+def value_at(job: Mapping[str, Any], path: str) -> Any:
     """The value at a path, whose items of lists are named; None where there is none."""
     value: Any = job
     for part in path.split("."):

@@ -11,7 +11,7 @@ from gptddp import config
 from gptddp.advice import advice
 from gptddp.flags import did_you_mean
 from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
-from gptddp.k8s.render import manifest, quantity, variables
+from gptddp.k8s.render import manifest, patch, quantity, variables
 from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
 from gptddp.k8s.render.spec import JobSpec, flag, sizes
@@ -239,14 +239,9 @@ def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
 def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
     """Fields of free text have a word that the operator and torchrun know."""
     policy = job["spec"].get("elasticPolicy") or {}
-    values = {
-        f"{_WORKER}.restartPolicy": worker_spec(job).get("restartPolicy"),
-        "spec.runPolicy.cleanPodPolicy": (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy"),
-        "spec.elasticPolicy.rdzvBackend": policy.get("rdzvBackend"),
-    }
-    for field, value in values.items():
-        if value is not None and value not in _WORDS[field]:
-            yield field, f"{value!r} is unknown", f"use {' or '.join(_WORDS[field])}"
+    for field, words in _WORDS.items():
+        if (value := patch.value_at(job, field)) not in (None, *words):
+            yield field, f"{value!r} is unknown", f"use {' or '.join(words)}"
     if policy.get("rdzvConf") == []:
         rule = "an empty list makes the operator panic"
         yield "spec.elasticPolicy.rdzvConf", rule, "leave it out or fill it"
