@@ -101,8 +101,8 @@ test-discovery: venv  ## a Prometheus on that cluster finds a job's pods by itse
 	built=$$(tests/cluster/discovery/prometheus) && PATH=$$built:$$PATH \
 	  $(BIN)/python -m pytest tests/cluster/discovery --timeout 1800 -s
 
-# Kueue is built from its Go module, once, in ten minutes of two cores; its tests remove it again.
-test-kueue: venv  ## the tests of docs/kueue.md with a real Kueue, on that cluster
+# Kueue is built from its Go module, once, in five minutes of two cores; its tests remove it again.
+test-kueue: venv  ## the tests of docs/clusters.md with a real Kueue, on that cluster
 	$(BIN)/python -m pytest tests/cluster/kueue --timeout 900 -s
 
 wheel: venv  ## build the wheel into dist/

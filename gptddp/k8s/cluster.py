@@ -18,33 +18,9 @@ from urllib.parse import quote
 
 from gptddp.errors import ClusterError, ConfigError, NotFoundError
 from gptddp.k8s import login
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 
 JOB = "PyTorchJob"
-_CORE, _ELASTIC = "api/v1", "apis/kubeflow.org/v1"
-_KUEUE = "apis/kueue.x-k8s.io/v1beta2"
-# In a path of Kueue, in both of its groups: 0.14 serves the older version only, 0.20 the newer.
-_NEWER, _OLDER = "kueue.x-k8s.io/v1beta2/", "kueue.x-k8s.io/v1beta1/"
-_ROUTES = {  # kind: (API group and version, plural)
-    JOB: (_ELASTIC, "pytorchjobs"),
-    "Job": ("apis/batch/v1", "jobs"),
-    "Pod": (_CORE, "pods"),
-    "Service": (_CORE, "services"),
-    "Secret": (_CORE, "secrets"),
-    "ConfigMap": (_CORE, "configmaps"),
-    "Event": (_CORE, "events"),
-    "ServiceAccount": (_CORE, "serviceaccounts"),
-    "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),
-    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
-    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
-    "Workload": (_KUEUE, "workloads"),
-    "LocalQueue": (_KUEUE, "localqueues"),
-    "ClusterQueue": (_KUEUE, "clusterqueues"),
-    "WorkloadPriorityClass": (_KUEUE, "workloadpriorityclasses"),
-    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
-    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
-}
-_CLUSTER_WIDE = ("ClusterQueue", "WorkloadPriorityClass")
 FIELD_MANAGER = "gptddp-k8s"
 _CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
 _AT_ONCE = 256  # connections that are kept: a log of each pod
@@ -83,7 +59,6 @@ class Cluster:
         self._client, own = log_in() if log_in else (None, "")
         self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
-        self._older: set[str] = set()  # how paths begin that this cluster's Kueue has in _OLDER
 
     def get(self, kind: str, name: str, part: str = "") -> Object | None:
         """The object of this name, or a part of it (a subresource); None if there is none."""
@@ -146,10 +121,15 @@ class Cluster:
         query = _writing(dry_run) | {"force": "true"}
         return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete an object, and in the background what it owns; False if it was not there."""
+    def delete(self, kind: str, name: str, uid: str | None = None) -> bool:
+        """Delete an object, and in the background what it owns; False if it was not there.
+
+        uid: of the object that is meant. Another one that has taken its name stays (409).
+        """
+        options: Object = {"propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
         try:
-            self._json("delete", self._path(kind, name), {"propagationPolicy": "Background"})
+            self._json("delete", self._path(kind, name), body=options)
         except _NoObject:
             return False
         return True
@@ -203,8 +183,8 @@ class Cluster:
 
     def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
         """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
-        group, plural = _ROUTES[kind]
-        wide = everywhere or kind in _CLUSTER_WIDE
+        group, plural = ROUTES[kind]
+        wide = everywhere or kind in CLUSTER_WIDE
         scope = "" if wide else f"/namespaces/{_segment('namespace', self.namespace)}"
         return f"/{group}{scope}/{plural}" + ("" if name is None else f"/{_segment(kind, name)}")
 
@@ -219,16 +199,7 @@ class Cluster:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Object:
-        group, newer, rest = path.partition(_NEWER)
-        if newer and group in self._older:
-            path, newer = group + _OLDER + rest, ""
-        try:
-            answer = self._send(method, path, query, body, content_type)
-        except ClusterError as error:
-            if not newer or error.status != 404 or isinstance(error, _NoObject):
-                raise
-            self._older.add(group)
-            return self._json(method, path, query, body, content_type)
+        answer = self._send(method, path, query, body, content_type)
         with self._reached():
             value = _table(answer.data)
         # every answer is an object of the API, but for that of /version
@@ -358,21 +329,8 @@ def _segment(kind: str, name: str) -> str:
     return quote(name, safe="")
 
 
-def group_and_plural(kind: str) -> tuple[str, str]:
-    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
-    version, plural = _ROUTES[kind]
-    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
-    return "".join(group), plural
-
-
-def resource(kind: str, name: str) -> str:
-    """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    group, _ = group_and_plural(kind)
-    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
-
-
 def _not_installed(path: str) -> str:
     """A server without what a path begins with: /apis/GROUP/VERSION."""
-    if _ELASTIC in path:
-        return f"the cluster has no PyTorchJob: {INSTALL_OPERATOR}"
+    if ROUTES[JOB][0] in path:
+        return f"the cluster has no PyTorchJob; {INSTALL_OPERATOR}"
     return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

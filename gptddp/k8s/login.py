@@ -110,11 +110,12 @@ def _check_user(users: Any, name: str | None, settings: Any, said: str) -> None:
             "kubernetes cannot: use a context without, by --context"
         )
     # https://github.com/kubernetes-client/python/issues/1409
-    if user and (said or not (settings.api_key or settings.cert_file)):
-        fix = " ".join(str((user.get("exec") or {}).get("installHint") or "").split())
+    if user and not (settings.api_key or settings.cert_file):
+        fix = "log in again with the tool that the kubeconfig is of, or use another --context"
+        if "[Errno 2]" in said:  # the program is not there
+            fix = " ".join(str(user["exec"].get("installHint") or "install it").split())
         raise ClusterError(
-            f"the user {name} of the kubeconfig has no login: {said or 'it has no credentials'}; "
-            + (fix or "log in again with the tool that the kubeconfig is of, or use --context")
+            f"the user {name} of the kubeconfig has no login: {said or 'no credentials'}; {fix}"
         )
 
 

@@ -9,6 +9,25 @@ Object = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"  # labels of a job: its LocalQueue in Kueue
 PRIORITY = "kueue.x-k8s.io/priority-class"  # and its WorkloadPriorityClass there
 SUBMIT_LINE = "gptddp/submit"  # annotation of a job: the command that has created it, as typed
+ROUTES = {  # kind: (API group and version, plural), as in an address
+    "PyTorchJob": ("apis/kubeflow.org/v1", "pytorchjobs"),
+    "Job": ("apis/batch/v1", "jobs"),
+    "Pod": ("api/v1", "pods"),
+    "Service": ("api/v1", "services"),
+    "Secret": ("api/v1", "secrets"),
+    "ConfigMap": ("api/v1", "configmaps"),
+    "Event": ("api/v1", "events"),
+    "ServiceAccount": ("api/v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
+    "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
+    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
+}
+CLUSTER_WIDE = ("WorkloadPriorityClass",)
 _INDEX = "training.kubeflow.org/replica-index"
 _ROLE = "training.kubeflow.org/replica-type"
 
@@ -122,6 +141,19 @@ def has_log(pod: Object) -> bool:
 
 
 # -- any object ----------------------------------------------------------------------------------
+
+
+def group_and_plural(kind: str) -> tuple[str, str]:
+    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
+    version, plural = ROUTES[kind]
+    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
+    return "".join(group), plural
+
+
+def resource(kind: str, name: str) -> str:
+    """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
+    group, _ = group_and_plural(kind)
+    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
 
 
 def condition(obj: Object, kind: str) -> Object | None:

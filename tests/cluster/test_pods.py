@@ -2,33 +2,50 @@
 
 import json
 import secrets
+from pathlib import Path
 
 import pytest
 import yaml
 from support.cluster_jobs import PODS, cli
+from support.paths import ROOT
 
 from gptddp.k8s.render import pod
 
 JOB = ("--name=demo", "--replicas=2", *PODS)
 GPU = ("--gpus=1", "--memory=64Gi")
+OVERLAYS = ROOT / "k8s/overlays"
+CLOUDS = sorted(path.parent.name for path in OVERLAYS.glob("*/job.toml"))
 
+# What has no option: variables and files from Secrets and ConfigMaps, a class, sizes, labels.
 PATCH = """
 spec:
   runPolicy: {ttlSecondsAfterFinished: 3600}
   pytorchReplicaSpecs:
     Worker:
       template:
+        metadata: {labels: {team: nlp}, annotations: {example.com/cost: "42"}}
         spec:
           dnsConfig: {options: [{name: ndots, value: "1"}]}
+          affinity:
+            nodeAffinity:
+              requiredDuringSchedulingIgnoredDuringExecution:
+                nodeSelectorTerms:
+                - matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]
+          topologySpreadConstraints:
+          - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway}
           containers:
           - name: pytorch
-            env: [{name: PATCHED, value: "yes"}]
-"""
-AFFINITY = """
-nodeAffinity:
-  requiredDuringSchedulingIgnoredDuringExecution:
-    nodeSelectorTerms:
-    - matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]
+            env:
+            - {name: PATCHED, value: "yes"}
+            - {name: SITE, valueFrom: {configMapKeyRef: {name: site, key: name}}}
+            resources: {requests: {ephemeral-storage: 1Gi}, limits: {ephemeral-storage: 1Gi}}
+            volumeMounts:
+            - {name: api, mountPath: /etc/api, readOnly: true}
+            - {name: site, mountPath: /etc/site, readOnly: true}
+          volumes:
+          - {name: api, secret: {secretName: api}}
+          - {name: site, configMap: {name: site}}
+          - {name: scratch, emptyDir: {sizeLimit: 512Mi}}
 """
 # What every node of any cluster can give.
 COMMON = {
@@ -36,17 +53,7 @@ COMMON = {
     "image_pull_secret": ["registry"],
     "node_selector": ["kubernetes.io/os=linux"],
     "toleration": ["dedicated=training:NoSchedule", "spot"],
-    "spread": ["kubernetes.io/hostname"],
-    "label": ["team=nlp"],
-    "annotation": ["example.com/cost=42"],
-    "ephemeral_storage": ["1Gi"],
-    "scratch": ["512Mi"],
     "env_from_secret": ["API_TOKEN=api/token", "proxy"],
-    "env_from_configmap": ["SITE=site/name"],
-    "mount_secret": ["api=/etc/api"],
-    "mount_configmap": ["site=/etc/site"],
-    "fs_group": ["1000"],
-    "egress": ["10.0.0.0/8:443", "[2001:db8::/32]:80"],
     "without": ["poddisruptionbudget"],
 }
 SCARCE = {"resource": ["hugepages-2Mi=4Mi", "example.com/nic=2"]}
@@ -59,8 +66,8 @@ touch /runs/x /tmp/x
 
 
 @pytest.fixture
-def classes(cluster):
-    """A PriorityClass and a RuntimeClass of containerd's own runtime, which go with the test."""
+def asked(cluster, tmp_path):
+    """Every option, with a PriorityClass and a RuntimeClass that go with the test; by name."""
     name = f"gptddp-test-{secrets.token_hex(3)}"
     made = {
         "PriorityClass": {"apiVersion": "scheduling.k8s.io/v1", "value": 10},
@@ -68,27 +75,27 @@ def classes(cluster):
     }
     objects = [{"kind": k, "metadata": {"name": name}, **rest} for k, rest in made.items()]
     cluster.kubectl("apply", "-f", "-", stdin=objects)
-    yield {"priority_class": [name], "runtime_class": [name]}
+    patch = yaml.safe_load(PATCH)
+    pod_of(patch)["runtimeClassName"] = name
+    (tmp_path / "patch.yaml").write_text(yaml.safe_dump(patch))
+    yield {**COMMON, "priority_class": [name], "patch": [str(tmp_path / "patch.yaml")]}
     cluster.kubectl("delete", "-f", "-", "--wait=false", stdin=objects)
 
 
-@pytest.fixture
-def files(tmp_path):
-    for name, text in (("patch", PATCH), ("affinity", AFFINITY)):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    return {name: [str(tmp_path / f"{name}.yaml")] for name in ("patch", "affinity")}
+def pod_of(job):
+    """The spec of the pods of a job, or of a patch of one."""
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
 
-def flags(*options):
-    """Options and their values as flags; a switch has no value."""
-    for table in options:
-        for name, values in table.items():
-            flag = "--" + name.replace("_", "-")
-            yield from [word for value in values for word in (flag, value)] or [flag]
+def flags(options):
+    """Options and their values as flags."""
+    for name, values in options.items():
+        for value in values:
+            yield from ("--" + name.replace("_", "-"), value)
 
 
 def put_named(namespace):
-    """What `COMMON` names, and a Secret with a variable for each key."""
+    """What `COMMON` and `PATCH` name, and a Secret with a variable for each key."""
     objects = [
         {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **rest}
         for kind, name, rest in (
@@ -101,46 +108,56 @@ def put_named(namespace):
     namespace.kubectl("apply", "-f", "-", stdin=objects)
 
 
-def test_the_server_takes_every_option(namespace, classes, files):
-    """Strict dry runs of all objects and of a pod, in a restricted namespace, with every option."""
+def dry_run(namespace, text, account):
+    """A strict dry run of all objects, and of a pod of the job with this account; the pod."""
+    create = ("create", "--dry-run=server", "--validate=strict", "-o=json", "-f=-")
+    namespace.kubectl(*create, stdin=text)
+    job = list(yaml.safe_load_all(text))[-1]
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {**pod_of(job), "serviceAccountName": account},
+    }
+    body["metadata"] = {**template["metadata"], "name": "trial"}
+    return json.loads(namespace.kubectl(*create, stdin=body).stdout)
+
+
+def test_the_server_takes_every_option(namespace, asked):
+    """In a restricted namespace, all of them at once; nothing is created."""
     put_named(namespace)
-    every = [COMMON, SCARCE, classes, files, {"read_only_data": [], "no_istio": []}]
-    assert {name for table in every for name in table} == pod.FIELDS.keys()
-    open_egress = {**COMMON, "egress": ["own"], "fs_group": ["none"]}
-    for table in (COMMON, open_egress):
-        text = cli(namespace, "render", *JOB, *GPU, *flags(table, *every[1:])).stdout
-        create = ("create", "--dry-run=server", "--validate=strict", "-o=json", "-f=-")
-        namespace.kubectl(*create, stdin=text)
-        worker = list(yaml.safe_load_all(text))[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]
-        metadata = {**worker["template"]["metadata"], "name": "trial"}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-        made = namespace.kubectl(*create, stdin={**body, "spec": worker["template"]["spec"]})
-        assert json.loads(made.stdout)["spec"]["priority"] == 10
+    every = {**asked, **SCARCE}
+    assert every.keys() == pod.FIELDS.keys()
+    text = cli(namespace, "render", *JOB, *GPU, *flags(every)).stdout
+    assert dry_run(namespace, text, "trainer")["spec"]["priority"] == 10
     assert not namespace.get("pytorchjobs")
 
 
-def test_pods_have_what_their_cluster_asks_for(namespace, classes, files):
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_server_takes_the_job_of_every_cloud(namespace, cloud):
+    """That of k8s/overlays with its patch, by a kind cluster: it was not run in that cloud."""
+    text = cli(namespace, "render", "-f", str(OVERLAYS / cloud / "job.toml")).stdout
+    made = dry_run(namespace, text, "default")
+    assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+def test_pods_have_what_their_cluster_asks_for(namespace, asked):
     """With all that any node can give, pods are scheduled, and see what they were given."""
     put_named(namespace)
-    patch = yaml.safe_load(PATCH)
-    (container,) = patch["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    container["command"] = ["sh", "-c", CHECK]
-    with open(*files["patch"], "w") as file:
-        yaml.safe_dump(patch, file)
-    asked = flags(COMMON, classes, files, {"no_istio": []})
-    done = cli(namespace, "submit", *JOB, *asked, "--wait", "--timeout=120")
+    (path,) = asked["patch"]
+    patch = yaml.safe_load(Path(path).read_text())
+    pod_of(patch)["containers"][0]["command"] = ["sh", "-c", CHECK]
+    Path(path).write_text(yaml.safe_dump(patch))
+    done = cli(namespace, "submit", *JOB, *flags(asked), "--wait", "--timeout=120")
     assert "Secret registry" in done.stderr  # which is not there: the nodes have the image
     assert "would be refused" not in done.stderr
-    (policy,) = namespace.get("networkpolicy")
-    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     cli(namespace, "delete", "demo")
     assert not namespace.get("networkpolicy") and namespace.get("serviceaccount", "trainer")
 
 
-def test_short_jobs_have_what_their_cluster_asks_for(namespace, classes, files):
+def test_short_jobs_have_what_their_cluster_asks_for(namespace, asked):
     """The pod of `prepare` starts with every option of a pod."""
     put_named(namespace)
-    asked = {name: COMMON[name] for name in COMMON.keys() & pod.OF_ANY_POD.keys()}
-    asked |= {**classes, "affinity": files["affinity"], "no_istio": []}
-    done = cli(namespace, "prepare", "--source=runs/none", "--wait", *flags(asked), code=100)
+    of_any = {name: values for name, values in asked.items() if name in pod.OF_ANY_POD}
+    done = cli(namespace, "prepare", "--source=runs/none", "--wait", *flags(of_any), code=100)
     assert "cannot read /source/none" in done.stderr

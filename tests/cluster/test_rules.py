@@ -1,44 +1,73 @@
-"""Our rules against the operator's webhook and the API server: who refuses what."""
+"""Our rules, and what they leave to the server: who refuses what."""
 
-import copy
-from functools import reduce
 from typing import Any
 
 import pytest
+from support.manifests import built, render
 
-from gptddp.k8s.render import admission, manifest, spec
+from gptddp.k8s.render import manifest, rules
 
-WORKER = ("spec", "pytorchReplicaSpecs", "Worker")
-CONTAINER = (*WORKER, "template", "spec", "containers", 0)
-REMOVED = object()
 DRY_RUN = ["create", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-"]
-# Where, the value, who refuses it, and why the server does not where it lets it pass.
-BOTH, OURS = "both", "ours"
-TABLE = [
-    (("metadata", "name"), "1-digit-first", BOTH, ""),
-    (("metadata", "name"), "Upper", BOTH, ""),
-    (("metadata", "name"), "n" * 55, OURS, "it creates pods, then fails on their services"),
-    ((*WORKER, "replicas"), 0, BOTH, ""),
-    ((*WORKER, "replicas"), "four", BOTH, ""),
-    ((*WORKER, "replicas"), 9, OURS, "it does not compare replicas with maxReplicas"),
-    (("spec", "elasticPolicy", "minReplicas"), 5, OURS, "torchrun alone would notice min > max"),
-    (("spec", "elasticPolicy", "minReplicas"), 0, OURS, "torchrun alone would notice"),
-    (("spec", "elasticPolicy", "nProcPerNode"), 1, BOTH, ""),
-    (("spec", "elasticPolicy", "rdzvConf"), [], OURS, "the controller panics instead"),
-    (("spec", "elasticPolicy", "standalone"), True, OURS, "torchrun cannot read what it sets"),
-    (("spec", "elasticPolicy", "rdzvBackend"), "zk", OURS, "free text in the API"),
-    (("spec", "elasticPolicy", "maxRestarts"), -1, OURS, "it checks no sign"),
-    (("spec", "elasticPolicy"), REMOVED, OURS, "the pods of such a job get no rendezvous"),
-    (("spec", "nprocPerNode"), 1, BOTH, ""),
-    (("spec", "nprocPerNode"), "0", OURS, "free text in the API"),
-    (("spec", "runPolicy", "cleanPodPolicy"), "Some", OURS, "any word acts like All"),
-    (("spec", "runPolicy", "managedBy"), "nobody", BOTH, ""),
-    ((*WORKER, "restartPolicy"), "Sometimes", OURS, "free text in the API"),
-    (("spec", "pytorchReplicaSpecs", "Chief"), {"replicas": 1}, BOTH, ""),
-    ((*CONTAINER, "name"), "trainer", BOTH, ""),
-    ((*CONTAINER, "image"), "", BOTH, ""),
-    ((*CONTAINER, "ports", 0, "name"), REMOVED, OURS, "the Service is refused, and retried"),
-    ((*WORKER, "template", "spec", "containers"), [], BOTH, ""),
+
+
+def in_worker(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"pytorchReplicaSpecs": {"Worker": fields}}}
+
+
+def in_pod(**fields: Any) -> dict[str, Any]:
+    return in_worker(template={"spec": fields})
+
+
+def in_container(**fields: Any) -> dict[str, Any]:
+    return in_pod(containers=[{"name": "pytorch", **fields}])
+
+
+def elastic(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"elasticPolicy": fields}}
+
+
+READ_ONLY = {"name": "runs", "persistentVolumeClaim": {"readOnly": True}}
+TWICE = {"name": "more", "persistentVolumeClaim": {"claimName": "data"}}
+# Flags, a patch, and why the server lets pass what we refuse.
+OURS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"name": "n" * 55}, {}, "it creates pods, then fails on their services"),
+    ({"max": 3}, {}, "it does not compare replicas with maxReplicas"),
+    ({"min": 5}, {}, "torchrun alone would notice min > max"),
+    ({"min": 0}, {}, "torchrun alone would notice"),
+    ({"nproc_per_node": 0}, {}, "free text in the API"),
+    ({}, elastic(rdzvConf=[]), "the controller panics instead"),
+    ({}, elastic(standalone=True), "torchrun cannot read what it sets"),
+    ({}, elastic(rdzvBackend="zk"), "free text in the API"),
+    ({}, {"spec": {"runPolicy": {"cleanPodPolicy": "Some"}}}, "any word acts like All"),
+    ({}, in_worker(restartPolicy="Sometimes"), "free text in the API"),
+    ({}, in_container(ports=[{"containerPort": 80}]), "the Service is refused, and retried"),
+    ({}, in_container(resources={"limits": {"memory": "256Mi"}}), "the kernel kills it"),
+    ({}, in_container(env=[{"name": "RANK", "value": "1"}]), "the operator overrides it"),
+    ({}, in_pod(volumes=[TWICE]), "the kubelet waits for ever"),
+    ({}, in_pod(volumes=[READ_ONLY]), "the trainer cannot write its run"),
+    ({}, in_pod(terminationGracePeriodSeconds=5), "a checkpoint takes longer"),
+]
+# A patch that no rule of ours speaks of, and words of the server about the job or its pod.
+THEIRS: list[tuple[dict[str, Any], str]] = [
+    (in_worker(replica=4), 'unknown field "spec.pytorchReplicaSpecs.Worker.replica"'),
+    ({"spec": {"cleanPodPolicy": "All"}}, 'unknown field "spec.cleanPodPolicy"'),
+    ({"spec": {"runPolicy": {"managedBy": "nobody"}}}, "managedBy"),
+    (elastic(nProcPerNode=1), "nProcPerNode"),
+    (in_pod(hostNetwork="true"), "hostNetwork"),
+    (in_container(command="python train.py"), "command"),
+    (in_container(env=[{"name": "A", "value": 1}]), "env"),
+    (in_container(resources={"limits": {"memory": "4GB"}}), "memory"),
+    (in_container(imagePullPolicy="always"), "imagePullPolicy"),
+    (in_container(volumeMounts=[{"name": "date", "mountPath": "/x"}]), 'Not found: "date"'),
+    (in_container(resources={"limits": {"example.com/nic": "0.5"}}), "must be an integer"),
+    (in_container(env=[{"name": "A", "valueFrom": {}}]), "valueFrom"),
+    (in_container(livenessProbe={"exec": None}), "handler"),
+    (in_pod(volumes=[{"name": "data", "emptyDir": {}}]), "may not specify more than 1 volume"),
+    (in_pod(tolerations=[{"key": "a", "effect": "Never"}]), "effect"),
+    (in_pod(nodeSelector={"zone": "a/b"}), "a valid label"),
+    (in_pod(dnsPolicy="default"), "dnsPolicy"),
+    (in_pod(hostNetwork=True), "violates PodSecurity"),
+    (in_worker(template={"metadata": {"labels": {"team": "a b"}}}), "a valid label"),
 ]
 
 
@@ -50,36 +79,40 @@ def namespace(new_namespace):
     made.remove()
 
 
-def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """A rendered job of four pods with one field changed or removed."""
-    objects = manifest.objects(spec.load(None, {"replicas": 4, "name": "rule"}, []))
-    job = copy.deepcopy(next(o for o in objects if o["kind"] == "PyTorchJob"))
-    parent = reduce(lambda node, key: node[key], path[:-1], job)
-    if value is REMOVED:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = copy.deepcopy(value)
-    return job
-
-
-def server_refuses(namespace: Any, job: dict[str, Any]) -> str:
+def server_says(namespace: Any, body: dict[str, Any]) -> str:
     """The server's words on a dry run, webhook included; empty where it accepts."""
-    done = namespace.kubectl(*DRY_RUN, stdin=job, check=False)
+    done = namespace.kubectl(*DRY_RUN, stdin=body, check=False)
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize(("path", "value", "who", "why"), TABLE)
-def test_what_the_server_refuses_we_refuse_first(namespace, path, value, who, why):
-    """Both refuse, or we alone for the reason in the table: never the server alone."""
-    job = changed(path, value)
-    assert admission.check_job(job), "we let it pass"
-    words = server_refuses(namespace, job)
-    assert bool(words) == (who == BOTH), words or "the server accepts it"
-    assert (why == "") == (who == BOTH)
+def pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    """The pod of a job's template, with an account that every namespace has."""
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    spec = {**template["spec"], "serviceAccountName": "default"}
+    meta = {**template["metadata"], "name": "trial"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+@pytest.mark.parametrize(("flags", "patch", "why"), OURS)
+def test_what_we_refuse_the_server_lets_pass(namespace, flags, patch, why):
+    """A rule that the server has too would be one too many."""
+    made = built({"replicas": 4, "name": "rule", **flags}, [], patch)
+    job = manifest.pytorchjob(made)
+    assert rules.check(made, job), "we let it pass"
+    assert server_says(namespace, job) == "", why
+
+
+@pytest.mark.parametrize(("patch", "words"), THEIRS)
+def test_what_we_leave_to_the_server_it_refuses(namespace, patch, words):
+    """On a dry run of the job, or of the pod of its template, in words that name the field."""
+    made = built({"replicas": 4, "name": "rule"}, [], patch)
+    job = manifest.pytorchjob(made)
+    assert rules.check(made, job) == []
+    assert words in (server_says(namespace, job) or server_says(namespace, pod_of(job)))
 
 
 def test_what_we_render_the_server_accepts(namespace):
     """Every object of a rendered job, companions included, on a dry run."""
     for flags in ({"replicas": 4}, {"replicas": 2, "gpus": 8, "name": "gpu"}):
-        for body in manifest.objects(spec.load(None, flags, [])):
+        for body in render(flags):
             assert body["metadata"]["name"] in namespace.kubectl(*DRY_RUN, stdin=body).stdout

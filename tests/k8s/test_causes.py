@@ -1,12 +1,13 @@
 """Every cause that `why` knows, from what a cluster says: its sentence and its command."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.api_objects import pod, terminated, unscheduled, waiting
 from support.cause_cases import CASES, NOW, PENDING, WELL, of, placed, refused
-from support.queue_cases import QUEUE_CASES, SOON, queued_job, runs
+from support.queue_cases import QUEUE_CASES, SOON, runs
 
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
@@ -87,7 +88,8 @@ def test_a_name_that_a_shell_would_read_is_quoted():
 
 
 @pytest.mark.parametrize(
-    "facts", [*WELL, Facts(queued_job(suspend=False), (), (), SOON, queue=runs().queue)]
+    "facts",
+    [*WELL, replace(runs(), now=SOON), runs(unseen="no right")],
 )
 def test_what_is_still_well_is_no_cause(facts):
     """Each of them a little later, or once more, would be one."""

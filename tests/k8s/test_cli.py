@@ -74,8 +74,6 @@ def test_the_same_pair_may_be_given_twice(k8s):
 @pytest.mark.parametrize("verb", sorted(GONE))
 def test_a_verb_that_is_gone_is_answered_with_the_new_way_in_one_line(k8s, verb):
     """Exit code 2; its options are not looked at."""
-    if verb in cli.commands:
-        pytest.skip("it is still there")
     result = k8s(verb, "demo", "--force")
     assert result.exit_code == 2 and result.stdout == ""
     assert result.stderr.startswith(f"error: there is no `{verb}` any more: ")

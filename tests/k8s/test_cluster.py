@@ -116,7 +116,7 @@ OTHER = "{} answers with .*, and not as the API server of a cluster does"
         ([http(PAGE, "404 Not Found", "text/html")] * 2, OTHER),
         ([NONE, NONE], OTHER),
         ([NONE, http(PAGE, kind="text/html")], OTHER),
-        ([NONE, VERSION], "the cluster has no PyTorchJob: install the Kubeflow training operator"),
+        ([NONE, VERSION], "the cluster has no PyTorchJob; install the Kubeflow training operator"),
         ([http(b'{"a"', length=100)], "cannot reach .*IncompleteRead"),
         ([b"SSH-2.0-OpenSSH\r\n"], "cannot reach the cluster at {}: .*SSH-2.0"),
         ([b""], "cannot reach the cluster at {}: .*closed connection without response"),
@@ -145,9 +145,8 @@ HOOK = "failed calling webhook: Post https://kueue-webhook.kueue-system.svc:443/
 )
 def test_a_refusal_keeps_the_servers_words(api, cluster, status, message, words):
     """Its message and status are in the error, with the fix where there is one."""
-    for version in ("v1beta1", "v1beta2"):
-        path = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads"
-        api.paths[path] = (status, message)
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+    api.paths[path] = (status, message)
     with pytest.raises(ClusterError, match=words) as caught:
         cluster.find("Workload")
     assert caught.value.status == status

@@ -6,6 +6,7 @@ import shlex
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.manifests import worker
 from support.paths import ROOT
 
 from gptddp import __version__
@@ -52,24 +53,35 @@ def test_the_job_of_a_cloud_is_allowed(cloud):
 
 
 def test_the_clouds_differ_in_what_their_documents_say():
-    """The taint, the devices, the group and the driver's folder that each of them is known for."""
-    pods = {}
+    """The taint, the devices, the group, the driver's folder and the patch of each of them."""
+    templates = {}
     for cloud in CLOUDS:
         built = spec.load(OVERLAYS / cloud / "job.toml", {}, [])
-        pods[cloud] = manifest.objects(built)[-1]["spec"]["pytorchReplicaSpecs"]["Worker"][
-            "template"
-        ]["spec"]
+        templates[cloud] = worker(manifest.pytorchjob(built))["template"]
+    pods = {cloud: template["spec"] for cloud, template in templates.items()}
     assert "fsGroup" not in pods["openshift"]["securityContext"]
     assert pods["gke"]["securityContext"]["fsGroup"] == 1000
     limits = pods["eks"]["containers"][0]["resources"]["limits"]
     assert (limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == ("32", "5120Mi")
+    assert "nodeAffinity" in pods["eks"]["affinity"]
     taint = {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
     assert taint in pods["aks"]["tolerations"]
+    assert templates["aks"]["metadata"]["labels"]["azure.workload.identity/use"] == "true"
     assert "cloud.google.com/gke-accelerator" in pods["gke"]["nodeSelector"]
+    annotations = templates["gke"]["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
     env = {item["name"]: item.get("value") for item in pods["gke"]["containers"][0]["env"]}
     assert env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert all(gpu in it["tolerations"] for it in pods.values())
+
+
+def test_the_prepare_of_a_cloud_follows_its_patch():
+    """What the patch says of any pod holds for a short Job: OpenShift refuses the group 1000."""
+    command = ["prepare", "--source", "texts", "--dry-run", "-f"]
+    file = OVERLAYS / "openshift/job.toml"
+    job = yaml.safe_load(CliRunner().invoke(cli, [*command, str(file)]).stdout)
+    assert "fsGroup" not in job["spec"]["template"]["spec"]["securityContext"]
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -77,7 +89,7 @@ def test_every_claim_of_a_cloud_has_a_class_for_several_nodes(cloud):
     """Its kustomization lays a storage class over the claims of k8s/base."""
     made = yaml.safe_load((OVERLAYS / cloud / "kustomization.yaml").read_text())
     (patch,) = made["patches"]
-    assert made["resources"] == ["../../base"]
+    assert made["resources"][0] == "../../base"
     assert patch["target"] == {"kind": "PersistentVolumeClaim"}
     changed = {it["path"] for it in yaml.safe_load(patch["patch"])}
     assert changed == {"/spec/storageClassName", "/spec/resources/requests/storage"}

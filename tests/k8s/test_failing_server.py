@@ -163,11 +163,11 @@ def test_a_job_that_another_submit_has_created_a_moment_ago_is_the_same(api):
 
 def named(api, k8s):
     """What a job names."""
-    for kind, name in (("Secret", "hf"), ("ConfigMap", "site"), ("ServiceAccount", "me")):
+    for kind, name in (("Secret", "hf"), ("Secret", "site"), ("ServiceAccount", "me")):
         api.put({"kind": kind, "metadata": {"name": name}, "data": {"token": "eA=="}})
 
 
-NAMES = ["--env-from-secret", "HF=hf/token", "--env-from-configmap", "site"]
+NAMES = ["--env-from-secret", "HF=hf/token", "--env-from-secret", "site"]
 
 
 @pytest.mark.parametrize(

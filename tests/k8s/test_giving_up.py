@@ -54,8 +54,8 @@ def test_the_operator_is_let_to_fail_the_job_and_the_reason_is_in_it(api, look):
     assert made["spec"]["runPolicy"]["activeDeadlineSeconds"] == 1
     reason = made["metadata"]["annotations"][job_causes.GIVEN_UP]
     assert reason.startswith(
-        f"pod demo-worker-0 was made {MOST_PODS} times in {LEAST_S:.0f} s, and its container never"
-        " started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then `gptddp-k8s"
+        f"pod demo-worker-0: it was made {MOST_PODS} times in {LEAST_S:.0f} s, and its container "
+        "never started: OutOfcpu: Node didn't have enough resource: cpu; mend that, then the same"
     )
     made["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "deadline"}]}
     assert why.why(replace(facts, job=made)).startswith(reason)
@@ -84,50 +84,37 @@ def others_train(index):
     return replace(facts, pods=[pod(n) for n in range(3) if n != index])
 
 
-def started(facts):
-    """The newest pod's container has started."""
-    newest = event(pod(0, uid="new"), "Started", "Started container pytorch", second=59)
-    return replace(facts, events=[*facts.events, newest])
-
-
-def init_started(facts):
-    """The newest pod's init container has started, which is no start of the training."""
+def started(container):
+    """A container of the newest pod has started."""
     newest = event(pod(0, uid="new"), "Started", "Container started", second=59)
-    newest["involvedObject"]["fieldPath"] = "spec.initContainers{a}"
+    newest["involvedObject"]["fieldPath"] = container
+    facts = hopeless()
     return replace(facts, events=[*facts.events, newest])
 
 
-def of_others(facts):
+def of_others():
+    facts = hopeless()
     facts.job["metadata"]["labels"] = {}
     return facts
 
 
 @pytest.mark.parametrize(
-    "facts",
+    ("facts", "ended"),
     [
-        hopeless(count=MOST_PODS - 1),
-        hopeless(seconds=LEAST_S - 1),
-        others_train(2),
-        started(hopeless()),
-        of_others(hopeless()),
+        (hopeless(), 1),
+        (hopeless(count=MOST_PODS - 1), 0),
+        (hopeless(seconds=LEAST_S - 1), 0),
+        (others_train(2), 0),
+        (others_train(0), 1),  # without the host of the rendezvous the others cannot train
+        (started("spec.containers{pytorch}"), 0),
+        (started("spec.initContainers{a}"), 1),  # nothing is trained by it
+        (of_others(), 0),
     ],
-    ids=["seldom", "short", "others train", "started", "not ours"],
+    ids=["yes", "seldom", "short", "others train", "no host", "started", "init", "not ours"],
 )
-def test_a_job_that_may_go_on_is_left_alone(api, look, facts):
-    """Each is one step from being hopeless."""
-    assert look(facts) == [] and patched(api) == []
-
-
-def test_without_the_host_of_the_rendezvous_the_others_cannot_train(api, look):
-    """Worker 0 never starts: that two others run helps nobody."""
-    look(others_train(0))
-    assert len(patched(api)) == 1
-
-
-def test_an_init_container_that_starts_is_no_start(api, look):
-    """Nothing is trained by it."""
-    look(init_started(hopeless()))
-    assert len(patched(api)) == 1
+def test_only_a_job_that_cannot_go_on_is_ended(api, look, facts, ended):
+    """Each is one step from the other side."""
+    assert look(facts) == [] and len(patched(api)) == ended
 
 
 def test_who_may_not_change_the_job_is_told_once(api, look):

@@ -12,8 +12,6 @@ from support.paths import ROOT
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
-COMMANDS = list(cli.commands.values())
-SPECS = ("render", "submit", "doctor")  # the commands with the options of a job
 AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
 
 
@@ -33,105 +31,61 @@ def refused(result, *words):
 def test_every_name_time_and_file_is_checked_before_it_is_used():
     """No command takes a name, a namespace, a time or a file as any text."""
     kinds = {"timeout": types.SECONDS, "kubeconfig": types.FILE, "context": types.WORD}
-    kinds |= {"local_dir": types.FOLDER}
-    for command in COMMANDS:
+    kinds |= {"local_dir": types.FOLDER, "namespace": types.NAMESPACE}
+    for command in cli.commands.values():
         for param in command.params:
             if isinstance(param, click.Argument) and param.name == "name":
                 assert param.type is types.JOB, command.name
-            if param.name == "namespace" and command.name not in SPECS:  # a rule
-                assert param.type is types.NAMESPACE, command.name
-            if param.name in kinds:
+            rule = param.name == "namespace" and param.type is click.STRING  # of a specification
+            if param.name in kinds and not rule:
                 assert param.type is kinds[param.name], (command.name, param.name)
 
 
-@pytest.mark.parametrize("command", ["status", "delete", "logs", "wait", "suspend", "sample"])
 @pytest.mark.parametrize("name", ["", "demo?x=1", "demo/../demo", "..", "Demo", "x" * 254, "a b"])
-def test_a_name_that_nothing_can_have_is_refused(k8s, command, name):
+def test_a_name_that_nothing_can_have_is_refused(k8s, name):
     """No request is made of it: it is part of an address, or of a folder's path."""
-    refused(k8s(command, *AT, name), "cannot name a job", "lower case letters")
-    if command in ("status", "logs", "wait", "suspend", "delete", "sample"):
-        refused(k8s(command, "--local", name), "cannot name a job")
+    for place in (AT, ["--local"]):
+        refused(k8s("status", *place, name), "cannot name a job", "lower case letters")
 
 
 def test_a_name_is_taken_as_o_name_prints_it(k8s):
     """`-o name` is for other commands: they take it, of kubectl too; no other kind."""
     for kind in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob"):
-        assert types.JOB.convert(f"{kind}/demo", None, None) == "demo"
+        assert types.JOB.convert(f"{kind}/demo") == "demo"
     for name in ("pod/demo", "pytorchjob/", "pytorchjob/a/b", "pytorchjob/../b"):
         refused(k8s("delete", *AT, name), "cannot name a job")
 
 
-def test_a_name_that_no_job_can_have_is_said_once(k8s):
-    """By its own rule, and not by those of the labels that would have it too."""
-    result = k8s("render", "--name", "demo?x=1")
-    refused(result, "metadata.name: 'demo?x=1' is not a DNS-1035 label")
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_command_that_is_none_is_told_which_it_may_be(k8s):
-    """The one that it is near to."""
-    refused(k8s("rendr"), "No such command 'rendr'. Did you mean 'render'?")
-
-
-@pytest.mark.parametrize("command", ["status", "delete", "list", "submit", "prepare"])
-def test_a_namespace_that_nothing_can_be_is_refused(k8s, command):
-    """In every command, those with a specification by its rule."""
-    given = {"list": [], "submit": [], "prepare": ["--source", "x"]}.get(command, ["demo"])
-    for namespace in ("../..", "", "Demo", "a.b"):
-        refused(k8s(command, *given, *AT, "-n", namespace), repr(namespace), "lower case letters")
-
-
-@pytest.mark.parametrize("seconds", ["-1", "soon", ""])
-def test_a_time_that_cannot_be_waited_for_is_refused(k8s, seconds):
-    """Negative, or no number."""
-    refused(k8s("wait", "demo", *AT, "--timeout", seconds), "'--timeout'", repr(seconds)[1:-1])
-
-
-@pytest.mark.parametrize("args", [["submit"], ["prepare", "--source", "texts"]])
-def test_the_limit_of_a_wait_needs_a_wait(k8s, args):
-    """--timeout alone would be ignored."""
-    refused(k8s(*args, *AT, "--timeout", "3"), "add --wait or --follow")
-
-
-@pytest.mark.parametrize("option", ["--kubeconfig", "--context", "--local-dir", "--file"])
-def test_an_empty_value_is_no_default(k8s, option):
-    """`--kubeconfig "$UNSET"` must not mean another cluster."""
-    refused(k8s("submit", option, ""), f"'{option}'", "it is empty")
-
-
-@pytest.mark.parametrize("option", [["--local-dir", "jobs"], ["--volume", "a=/b"], ["-v"]])
-def test_an_option_of_local_jobs_creates_no_job_on_the_cluster(k8s, option):
-    """Without --local it is refused, also with the value that is the default."""
-    refused(k8s("submit", *AT, *option), "has no meaning here: it is for --local")
-    refused(k8s("submit", *AT, "--local-dir", "gptddp-local"), "--local-dir has no meaning here")
-
-
-@pytest.mark.parametrize("command", ["render", "submit", "prepare"])
-def test_an_argument_too_much_is_named_so(k8s, command):
-    """It is no misspelt option of the trainer."""
-    refused(
-        k8s(command, "extra", *{"prepare": ["--source", "x"]}.get(command, [])),
-        "unexpected argument 'extra'",
-    )
-
-
-def test_after_the_dashes_there_are_options_only(k8s):
-    """A word there is named as what it is."""
-    refused(k8s("render", "--", "extra"), "unexpected argument 'extra'")
-    refused(k8s("render", "--", "--steps", "9", "10"), "unexpected argument '10'")
-
-
-@pytest.mark.parametrize("option", ["--env=A=", "--data=", "--annotation=a=", "--name="])
-def test_bytes_that_are_no_text_are_refused(k8s, option):
-    """What the shell passes on of another encoding would break the manifest's hash."""
-    refused(k8s("render", option + "\udcff"), "is not UTF-8")
-    refused(k8s("render", "--", "--init-from", "/data/\udcff"), "is not UTF-8")
-
-
-def test_a_mistake_has_the_words_of_one_program(k8s):
-    """click's messages are opened as ours are, and name the help."""
-    for args in (["nope"], ["status"], ["render", "--nope"], ["render", "-o", "xml"]):
-        refused(k8s(*args), "--help` shows what it takes")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("rendr", ["No such command 'rendr'. Did you mean 'render'?"]),
+        ("status", ["Missing argument 'NAME'"]),
+        ("render -o xml", ["'xml' is not one of 'yaml', 'json'"]),
+        ("render --name demo?x=1", ["--name: 'demo?x=1' is not the name of a job"]),
+        ("status demo -n ../..", ["'../..' cannot name a namespace", "lower case letters"]),
+        ("list -n a.b", ["'a.b' cannot name a namespace"]),
+        ("prepare --source x -n Demo", ["'Demo' cannot name a namespace"]),
+        ("submit -n ../..", ["'../..'", "lower case letters"]),
+        ("wait demo --timeout -1", ["'--timeout'", "-1"]),
+        ("wait demo --timeout soon", ["'--timeout'", "'soon'"]),
+        ("submit --timeout 3", ["add --wait or --follow"]),
+        ("prepare --source texts --timeout 3", ["add --wait or --follow"]),
+        ("submit --kubeconfig=", ["'--kubeconfig'", "it is empty"]),
+        ("submit --context=", ["'--context'", "it is empty"]),
+        ("submit --local-dir=", ["'--local-dir'", "it is empty"]),
+        ("submit --file=", ["'--file'", "it is empty"]),
+        ("submit --local-dir gptddp-local", ["--local-dir has no meaning here"]),
+        ("render extra", ["unexpected argument 'extra'"]),
+        ("prepare extra --source x", ["unexpected argument 'extra'"]),
+        ("render -- --steps 9 10", ["unexpected argument '10'"]),
+        ("render --env=A=\udcff", ["is not UTF-8"]),
+        ("render -- --init-from /data/\udcff", ["is not UTF-8"]),
+    ],
+)
+def test_a_mistake_is_told_its_rule(k8s, args, words):
+    """Before any cluster is asked; click's messages are opened as ours are."""
+    refused(k8s(*args.split()), *words)
 
 
 # -- where the output goes -----------------------------------------------------------------------
@@ -155,28 +109,21 @@ def test_a_full_disk_behind_stdout_is_an_error(args, unbuffered):
     assert line == "error: cannot write the output: No space left on device"
 
 
-def test_a_full_disk_behind_stderr_loses_nothing_else():
+def test_a_closed_or_full_stderr_loses_nothing_else():
     """What is said to the person is left out, and the work is done."""
-    result = shell('"$@" 2>/dev/full', "render")
-    assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
+    for script in ('"$@" 2>/dev/full', '"$@" 2>&- <&-'):
+        result = shell(script, "render")
+        assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
     assert shell('"$@" 2>/dev/full', "render", "--replicas", "0").returncode == 2
 
 
-@pytest.mark.parametrize("args", ["render -f -", "prepare -f -"])
-def test_a_closed_stdin_is_an_error_where_it_is_read(args):
-    """Not the default job, and no traceback; elsewhere nobody notices."""
-    args = args.split() + ["--source=a/b"] * args.startswith("prepare")
-    result = shell('"$@" <&-', *args)
+def test_a_closed_stdin_or_stdout_is_an_error_where_it_is_used():
+    """Not the default job, and no traceback."""
+    result = shell('"$@" <&-', "render", "-f", "-")
     assert result.returncode == 2 and result.stdout == ""
     assert "Bad file descriptor" in result.stderr and "Traceback" not in result.stderr
-
-
-def test_a_closed_stdout_is_an_error_and_a_closed_stderr_is_none():
-    """What was asked for is not there; what would be said beside it is left out."""
     result = shell('"$@" >&-', "render")
     assert result.returncode == 1 and "cannot write the output: Bad file" in result.stderr
-    result = shell('"$@" 2>&- <&-', "render")
-    assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():

@@ -22,6 +22,10 @@ spec:
           - {name: certs, secret: {secretName: certs}}
           - {name: rc, configMap: {name: rc}}
 """
+READ_ONLY = """
+spec: {pytorchReplicaSpecs: {Worker: {template: {spec: {
+  volumes: [{name: data, persistentVolumeClaim: {readOnly: true}}]}}}}}
+"""
 NAMED = {
     "trainer": "ServiceAccount",
     "hf": "Secret",
@@ -119,18 +123,19 @@ def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
 
 
 @pytest.mark.parametrize(
-    ("claim", "modes", "args", "words"),
+    ("claim", "modes", "read_only", "words"),
     [
-        ("runs", "ReadWriteOnce", [], "(--runs) is ReadWriteOnce: pods on other nodes"),
-        ("runs", "ReadOnlyMany", [], "the pods write to it: use ReadWriteMany"),
-        ("data", "ReadOnlyMany", [], "add --read-only-data"),
-        ("data", "ReadOnlyMany", ["--read-only-data"], ""),
-        ("data", "ReadWriteOnce", ["--read-only-data"], "(--data) is ReadWriteOnce: pods on other"),
+        ("runs", "ReadWriteOnce", False, "(--runs) is ReadWriteOnce: pods on other nodes"),
+        ("runs", "ReadOnlyMany", False, "the pods write to it: use ReadWriteMany"),
+        ("data", "ReadOnlyMany", False, "add --patch with readOnly: true in the persistentVol"),
+        ("data", "ReadOnlyMany", True, ""),
+        ("data", "ReadWriteOnce", True, "(--data) is ReadWriteOnce: pods on other"),
     ],
 )
-def test_a_claim_that_may_not_do_is_a_warning(api, k8s, claim, modes, args, words):
+def test_a_claim_that_may_not_do_is_a_warning(api, k8s, tmp_path, claim, modes, read_only, words):
     """ReadWriteOnce may do on one node, and the user is told."""
     api.objects["persistentvolumeclaims", claim]["spec"]["accessModes"] = [modes]
-    result = submit(k8s, *args)
+    (tmp_path / "read.yaml").write_text(READ_ONLY)
+    result = submit(k8s, *(["--patch", str(tmp_path / "read.yaml")] if read_only else []))
     assert result.exit_code == 0 and words in result.stderr
     assert ("warning" in result.stderr) is bool(words)

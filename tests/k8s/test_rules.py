@@ -1,243 +1,217 @@
-"""Every rule, with an input that breaks it."""
-
-import re
+"""Every rule and every form of an option, with inputs that break it."""
 
 import pytest
-from support.manifests import SPECS, container, render_job
+from support.manifests import SPECS, built
+from support.paths import ROOT
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import admission, manifest, quantity, rules, spec
+from gptddp.k8s.render import manifest, quantity, rules, spec
 
-BROKEN_SPECS = [
+MIG, QUEUE = "nvidia.com/mig-1g.5gb", "kueue.x-k8s.io/queue-name"
+
+
+def in_worker(**fields):
+    return {"spec": {"pytorchReplicaSpecs": {"Worker": fields}}}
+
+
+def in_pod(**fields):
+    return in_worker(template={"spec": fields})
+
+
+def in_container(**fields):
+    return in_pod(containers=[{"name": "pytorch", **fields}])
+
+
+def problems(*given):
+    made = built(*given)
+    return rules.check(made, manifest.pytorchjob(made))
+
+
+# (rule, flags, trainer's arguments, words of the message)
+BROKEN = [
+    ("name", {"name": "n" * 70}, [], "--name: the last pod's name nnn"),
+    ("name", {"name": "n" * 55}, [], "has 64 characters, and 63 are the most; use at most 54 ch"),
     ("pods", {"replicas": 0}, [], "--replicas: 0 is less than 1; use --replicas 1 or more"),
     ("pods", {"min": 0}, [], "--min: 0 is less than 1; use --min 1 ["),
     ("pods", {"replicas": 4, "min": 5}, [], "--min: 5 is above --replicas 4; use --min 1 to 4"),
     ("pods", {"replicas": 4, "max": 3}, [], "--max: 3 is less than --replicas 4; use --max 4"),
     ("pods", {"max": -1}, [], "--max: -1"),
-    ("processes-per-pod", {"nproc_per_node": -2}, [], "--nproc-per-node: -2 is less than 1"),
-    ("processes-per-pod", {"nproc_per_node": 0, "gpus": 2}, [], "--nproc-per-node: 0"),
+    ("pods", {"nproc_per_node": -2}, [], "--nproc-per-node: -2 is less than 1"),
     ("world-size", {"replicas": 13}, [], "--replicas: 13 workers but only 12 lanes"),
     ("world-size", {"max": 25, "nproc_per_node": 2}, [], "--max: 50 workers (25 pods of 2)"),
     ("world-size", {"nproc_per_node": 13}, [], "use --nproc-per-node 12 or less"),
     ("world-size", {"gpus": 64}, [], "use --gpus 48 or less"),
-    ("metrics-port", {}, ["--metrics-port", "23456"], "the port of the rendezvous; use another"),
+    ("gpus", {"gpus": -1}, [], "--gpus: -1 is negative"),
+    ("gpus", {"gpus": 1, "nproc_per_node": 2}, [], "use --nproc-per-node 1 or less"),
+    ("gpus", {"gpus": 3, "gpu_resource": MIG}, [], "--gpus 1 --replicas 3"),
+    ("gpus", {}, ["--device", "cuda"], "--device cuda: the pods have no GPU; add --gpus 1"),
+    ("gpus", {"resource": (("amd.com/gpu", "1"),)}, [], "--gpus N --gpu-resource amd.com/gpu"),
+    ("gpus", {"gpus": 2, "resource": (("nvidia.com/gpu", "1"),)}, [], "the job would use 2"),
+    ("memory", {"memory": "1Gi", "shm": "1Gi"}, [], "--memory: 1Gi is not more than --shm 1Gi"),
+    ("grace", {"grace_s": 5}, [], "5 s is not enough to commit a checkpoint; use --grace-s 10"),
     ("places", {}, ["--data", "/x"], "--data CLAIM/PATH"),
-    ("places", {}, ["--run-dir", "/x"], "--name"),
-    ("init-from", {}, ["--init-from", "models/gpt2"], "as in /data/models/gpt2"),
-    ("init-from", {}, ["--init-from", "/data/../etc"], "the claim of --data at /data"),
-    ("device", {}, ["--device", "cuda"], "--gpus 1"),
-    ("gpus", {"gpus": -1}, [], "negative"),
-    ("gpus", {"gpus": 1, "nproc_per_node": 2}, [], "--nproc-per-node 1"),
-    ("gpus", {"gpu_resource": "gpu"}, [], "nvidia.com/gpu"),
-    ("quantity", {"cpu": "two"}, [], "--cpu: 'two'"),
-    ("quantity", {"memory": "0"}, [], "--memory: '0'"),
-    ("quantity", {"memory": "4GB"}, [], "4Gi"),
-    ("quantity", {"memory": "1Gi", "shm": "1Gi"}, [], "counts against"),
-    ("quantity", {"cpu": "2Gi"}, [], "--cpu: 2Gi is 2147483648 CPUs; use a number of cores"),
-    ("quantity", {"cpu": "1e30"}, [], "--cpu: 1e30 is 1e+30 CPUs"),
-    ("quantity", {"cpu": "1u"}, [], "500m"),
-    ("quantity", {"memory": "", "cpu": "1"}, [], "--memory: ''"),
-    ("quantity", {"memory": "8"}, [], "8 is 8 bytes, too few for any process; use one such as 4Gi"),
-    ("quantity", {"memory": "512m", "shm": "256Mi"}, [], "0.512 bytes"),
-    ("quantity", {"shm": "64"}, [], "--shm: 64 is 64 bytes"),
-    ("quantity", {"memory": "1e400"}, [], "more than any machine has"),
-    ("grace", {"grace_s": 5}, [], "at least 10"),
-    ("grace", {"grace_s": 10**20}, [], "use at most 86400, a day"),
-    ("volumes", {"data": "/mnt/data"}, [], "PersistentVolumeClaim"),
-    ("volumes", {"runs": "/a/b"}, [], "--runs: ''"),
-    ("volumes", {"runs": "a/../b"}, [], "--runs: the path leaves the claim"),
-    ("volumes", {"data": "d/../../x"}, [], "without '..'"),
-    ("namespace", {"namespace": "a.b"}, [], "DNS label"),
-    ("image", {"image": "a b"}, [], "image reference"),
-    ("image", {"image": ""}, [], "use one such as registry.example/gptddp:0.1.0"),
-    ("image", {"image": "FOO/BAR:V1"}, [], "use one such as foo/bar:V1"),
-    ("image", {"image": "http://x/y:1"}, [], "use one such as x/y:1"),
-    ("image", {"image": "x:y:z"}, [], "image reference"),
-    ("image", {"image": "x:" + "t" * 129}, [], "image reference"),
-    ("image", {"image": "a@sha256:12"}, [], "image reference"),
-    ("env-name", {"env": (("A-B", "1"),)}, [], "letters"),
-    ("env-reserved", {"env": (("PET_NNODES", "1"),)}, [], "PET_NNODES"),
-    ("env-reserved", {"env": (("MASTER_ADDR", "1"),)}, [], "leave it out"),
-    ("env-reserved", {"env": (("WORLD_SIZE", "1"),)}, [], "leave it out"),
-    ("env-reserved", {"env": (("GPTDDP_GRACE_S", "1"),)}, [], "leave it out"),
-    ("env-secret", {"env": (("HF_TOKEN", "x"),)}, [], "--env-from-secret HF_TOKEN=SECRET/KEY"),
-    ("env-secret", {"env": (("aws_secret_access_key", "x"),)}, [], "Secret"),
-    ("env-secret", {"env": (("PGPASSWORD", ""),)}, [], "PGPASSWORD=SECRET/KEY"),
-    ("env-secret", {"env": (("GITHUB_PAT", "x"),)}, [], "GITHUB_PAT"),
-    ("env-secret", {"env": (("MYSQL_PWD", "x"),)}, [], "MYSQL_PWD"),
-    ("env-secret", {"env": (("WANDB_APIKEY", "x"),)}, [], "WANDB_APIKEY"),
-    ("env-secret", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "--env CI: looks like a secret"),
-    ("env-secret", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "--env DB"),
+    ("places", {}, ["--run-dir", "/x"], "use --name to name the job and its run"),
+    ("places", {}, ["--init-from", "models/gpt2"], "as in /data/models/gpt2"),
+    ("places", {}, ["--init-from", "/data/../etc"], "the claim of --data at /data"),
+    ("environment", {"env": (("PET_NNODES", "1"),)}, [], "variable PET_NNODES: the operator or"),
+    ("environment", {"env": (("MASTER_ADDR", "1"),)}, [], "leave it out"),
+    ("environment", {"env": (("WORLD_SIZE", "1"),)}, [], "leave it out"),
+    ("environment", {"env": (("HOME", "/root"),)}, [], "leave it out"),
+    ("environment", {"env_from_secret": ("RANK=hf/a",)}, [], "variable RANK"),
+    ("environment", {"env": (("HF_TOKEN", "x"),)}, [], "--env-from-secret HF_TOKEN=SECRET/KEY"),
+    ("environment", {"env": (("aws_secret_access_key", "x"),)}, [], "looks like a secret"),
+    ("environment", {"env": (("PGPASSWORD", ""),)}, [], "PGPASSWORD=SECRET/KEY"),
+    ("environment", {"env": (("GITHUB_PAT", "x"),)}, [], "GITHUB_PAT"),
+    ("environment", {"env": (("MYSQL_PWD", "x"),)}, [], "MYSQL_PWD"),
+    ("environment", {"env": (("WANDB_APIKEY", "x"),)}, [], "WANDB_APIKEY"),
+    ("environment", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "variable CI: looks like a sec"),
+    ("environment", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "variable DB"),
+    ("containers", {}, ["--metrics-port", "23456"], "two ports have one containerPort"),
+    ("queue", {"priority": "high"}, [], "--priority: it is Kueue's"),
+    ("queue", {"topology": "unconstrained"}, [], "add --queue NAME"),
 ]
-BROKEN_PODS = [
-    ("object-name", {"service_account": "A_b"}, "--service-account: 'A_b'"),
-    ("object-name", {"image_pull_secret": ("",)}, "--image-pull-secret: ''"),
-    ("object-name", {"runtime_class": "no/go"}, "--runtime-class"),
-    ("object-name", {"env_from_secret": ("A=B_c/key",)}, "--env-from-secret: 'B_c'"),
-    ("object-name", {"mount_configmap": (("B_c", "/etc/app"),)}, "--mount-configmap: 'B_c'"),
-    ("key-value", {"label": (("a b", "1"),)}, "--label a b"),
-    ("key-value", {"label": (("team", "a b"),)}, "'a b' is not a value"),
-    ("key-value", {"label": (("app.kubernetes.io/name", "x"),)}, "a key of your own"),
-    ("key-value", {"annotation": (("gptddp/spec-hash", "x"),)}, "--annotation gptddp/spec-hash"),
-    ("key-value", {"node_selector": (("-x", "1"),)}, "--node-selector -x"),
-    ("placement", {"toleration": ("a:Never",)}, "'a:Never' cannot be read"),
-    ("placement", {"toleration": ("a=b=c",)}, "dedicated=training"),
-    ("placement", {"toleration": ("a=b/c:NoSchedule",)}, "'b/c' is not a value"),
-    ("placement", {"spread": ("zone:Maybe",)}, "topology.kubernetes.io/zone"),
-    ("placement", {"spread": ("-zone",)}, "'-zone' is not a key"),
-    ("resource", {"resource": (("efa", "1"),)}, "vpc.amazonaws.com/efa"),
-    ("resource", {"resource": (("a/b", "0"),)}, "a whole number"),
-    ("resource", {"resource": (("a/b", "1.5"),)}, "1.5 is not a whole number"),
-    ("resource", {"resource": (("a/b", "many"),)}, "'many' is not an amount"),
-    ("resource", {"resource": (("hugepages-2Mi", "3Mi"),)}, "a multiple of 2Mi"),
-    ("resource", {"resource": (("hugepages-big", "1Gi"),)}, "hugepages-2Mi"),
-    ("resource", {"resource": (("memory", "1Gi"),)}, "use --memory"),
-    ("resource", {"resource": (("amd.com/gpu", "1"),)}, "--gpus N --gpu-resource amd.com/gpu"),
-    ("slices", {"gpus": 3, "gpu_resource": "nvidia.com/mig-1g.5gb"}, "--gpus 1 --replicas 3"),
-    ("disk", {"scratch": "much"}, "--scratch: 'much'"),
-    ("disk", {"ephemeral_storage": "0"}, "--ephemeral-storage: '0'"),
-    ("disk", {"scratch": "20"}, "as in 20Gi"),
-    ("disk", {"scratch": "1e99"}, "more than any node has"),
-    ("disk", {"ephemeral_storage": "1Gi", "scratch": "2Gi"}, "counts against"),
-    ("env-from", {"env_from_secret": ("A=hf",)}, "NAME=SECRET/KEY"),
-    ("env-from", {"env_from_configmap": ("A=hf/b c",)}, "NAME=CONFIGMAP/KEY"),
-    ("env-from", {"env_from_secret": ("A=hf/b%c",)}, "'b%c' is not a key"),
-    ("env-from", {"env": (("A", "1"),), "env_from_secret": ("A=hf/a",)}, "set twice"),
-    ("env-from", {"env_from_configmap": ("A=m/a", "A=m/b")}, "leave one out"),
-    ("env-name", {"env_from_secret": ("A-B=hf/a",)}, "--env-from-secret A-B"),
-    ("env-reserved", {"env_from_configmap": ("RANK=hf/a",)}, "--env-from-configmap RANK"),
-    ("mount", {"mount_secret": (("a", "etc"),)}, "not a folder of the pod"),
-    ("mount", {"mount_secret": (("a", "/b:c"),)}, "not a folder of the pod"),
-    ("mount", {"mount_secret": (("a", "/"),)}, "not a folder of the pod"),
-    ("mount", {"mount_secret": (("a", "/data/keys/"),)}, "overlaps with /data"),
-    ("mount", {"mount_configmap": (("a", "/dev"),)}, "overlaps with /dev"),
-    ("mount", {"mount_secret": (("a", "/x"), ("b", "/x/y"))}, "overlaps with /x"),
-    ("fs-group", {"fs_group": "staff"}, "'staff' is not the id"),
-    ("fs-group", {"fs_group": "-1"}, "or none"),
-    ("read-only-data", {"read_only_data": True, "data": "v/books", "runs": "v"}, "two claims"),
-    ("egress", {"egress": ("10.0.0.0/40",)}, "10.0.0.0/8:443"),
-    ("egress", {"egress": ("10.0.0.1/8",)}, "has host bits set"),
-    ("egress", {"egress": ("example.com",)}, "CIDR or CIDR:PORT"),
-    ("egress", {"egress": ("10.0.0.0/8:70000",)}, "not within 1 and 65535"),
-    ("egress", {"egress": ("own",), "without": ("networkpolicy",)}, "one of them"),
-    ("without", {"without": ("networkpolice",)}, "use serviceaccount, networkpolicy, pod"),
-    ("queue-options", {"priority": "high"}, "add --queue NAME"),
-    ("queue-options", {"topology": "unconstrained"}, "add --queue NAME"),
-    ("queue-options", {"queue": "a", "topology": "rack"}, "required=LABEL or preferred=LABEL"),
-    ("queue-options", {"queue": "a", "topology": "required="}, "'required=' cannot be read"),
-    ("queue-options", {"queue": "a", "topology": "unconstrained=x"}, "cannot be read"),
-    ("queue-options", {"label": (("kueue.x-k8s.io/queue-name", "a"),)}, "use --queue"),
-    ("queue-options", {"label": (("kueue.x-k8s.io/priority-class", "a"),)}, "use --priority"),
+# (rule, patch, words)
+PATCHES = [
+    ("roles", {"spec": {"pytorchReplicaSpecs": {"Workers": {}}}}, "did you mean Worker?"),
+    ("roles", {"spec": {"pytorchReplicaSpecs": {"Master": {}}}}, "'Master' is no entry of this"),
+    ("gpus", in_container(resources={"limits": {"nvidia.com/gpu": 1}}), "the job would use 0"),
+    ("memory", in_container(resources={"limits": {"memory": "256Mi"}}), "--memory: 256Mi"),
+    ("grace", in_pod(terminationGracePeriodSeconds=30), "30 s is not enough to commit"),
+    ("environment", in_container(env=[{"name": "HF_TOKEN", "value": "x"}]), "HF_TOKEN=SECRET/KEY"),
+    ("environment", in_container(env=[{"name": "GPTDDP_MEMORY", "value": "/x"}]), "GPTDDP_MEMORY"),
+    ("environment", in_container(env=[]), "variable POD_NAME: the launcher needs it; keep it"),
+    (
+        "environment",
+        in_pod(initContainers=[{"name": "i", "env": [{"name": "U", "value": "a://b:c@d"}]}]),
+        "variable U: looks like a secret",
+    ),
+    ("containers", in_pod(containers=[{"name": "pytroch"}]), "it has no image: did you mean 'py"),
+    ("containers", in_container(ports=[{"containerPort": 80}]), "or one has none"),
+    ("containers", in_container(ports=[{"name": "a", "containerPort": 9464}]), "containerPort"),
+    (
+        "claims",
+        in_pod(volumes=[{"name": "more", "persistentVolumeClaim": {"claimName": "data"}}]),
+        "the claim data is in the volume data already, and the pod would hang",
+    ),
+    (
+        "claims",
+        in_pod(volumes=[{"name": "runs", "persistentVolumeClaim": {"readOnly": True}}]),
+        "it is read-only, and the run is written to it",
+    ),
+    ("claims", in_container(volumeMounts=[{"mountPath": "/runs", "readOnly": True}]), "read-only"),
+    ("words", in_worker(restartPolicy="Sometimes"), "use ExitCode or OnFailure"),
+    ("words", {"spec": {"runPolicy": {"cleanPodPolicy": "running"}}}, "use Running or None"),
+    ("words", {"spec": {"elasticPolicy": {"rdzvBackend": "zk"}}}, "use c10d or etcd"),
+    ("words", {"spec": {"elasticPolicy": {"rdzvConf": []}}}, "makes the operator panic"),
+    ("words", {"spec": {"elasticPolicy": {"standalone": True}}}, "standalone: torchrun fails"),
+    ("queue", in_worker(template={"metadata": {"labels": {QUEUE: "a"}}}), "each pod for itself"),
+    ("queue", {"metadata": {"annotations": {"kueue.x-k8s.io/elastic-job": "1"}}}, "no PyTorchJob"),
+    (
+        "queue",
+        {"metadata": {"labels": {QUEUE: "a"}}, "spec": {"elasticPolicy": {"metrics": [1]}}},
+        "Kueue stops the job each time",
+    ),
 ]
-BROKEN_SPECS += [(id, flags, [], words) for id, flags, words in BROKEN_PODS]
-
-
-@pytest.mark.parametrize(("id", "flags", "args", "words"), BROKEN_SPECS)
-def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words):
-    """Each rule catches what it is for, under its id, and says what to do."""
-    problems = rules.check_spec(spec.load(None, flags, args))
-    assert [p.id for p in problems] == [id]
-    assert words in str(problems[0]) and all((problems[0].rule, problems[0].fix))
-    with pytest.raises(ConfigError, match=re.escape(f"[{id}]")):
-        rules.refuse(problems)
-
-
-def change(job, path, value):
-    """Set a field named by dots; None removes it."""
-    *parents, last = path.split(".")
-    for key in parents:
-        job = job[int(key) if key.isdigit() else key]
-    if value is None:
-        del job[last]
-    else:
-        job[last] = value
-
-
-WORKER, MASTER = (f"spec.pytorchReplicaSpecs.{role}" for role in ("Worker", "Master"))
-TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}
-BROKEN_JOBS = [
-    ("name", "metadata.name", "3x"),
-    ("name", "metadata.name", "Upper"),
-    ("name", "metadata.name", "a.b"),
-    ("name", "metadata.name", "x" * 55),
-    ("replica-types", "spec.pytorchReplicaSpecs.Launcher", {"template": TEMPLATE}),
-    ("replica-types", "spec.elasticPolicy", None),
-    ("replica-types", MASTER, {"replicas": 2, "template": TEMPLATE}),
-    ("replica-count", f"{WORKER}.replicas", 0),
-    ("replica-count", f"{WORKER}.replicas", 9),
-    ("replica-count", "spec.elasticPolicy.minReplicas", 5),
-    ("replica-count", "spec.elasticPolicy.minReplicas", 0),
-    ("processes", "spec.nprocPerNode", 1),
-    ("processes", "spec.nprocPerNode", "many"),
-    ("processes", "spec.elasticPolicy.nProcPerNode", 1),
-    ("choices", f"{WORKER}.restartPolicy", "Sometimes"),
-    ("choices", "spec.runPolicy.cleanPodPolicy", "running"),
-    ("choices", "spec.runPolicy.managedBy", "me"),
-    ("choices", "spec.elasticPolicy.rdzvBackend", "static"),
-    ("rendezvous", "spec.elasticPolicy.rdzvConf", []),
-    ("rendezvous", "spec.elasticPolicy.standalone", True),
-    ("numbers", "spec.runPolicy.backoffLimit", -1),
-    ("numbers", "spec.elasticPolicy.maxRestarts", -1),
-    ("containers", f"{WORKER}.template.spec.containers.0.name", "main"),
-    ("containers", f"{WORKER}.template.spec.containers.0.image", ""),
-    ("containers", f"{WORKER}.template.spec.containers.0.ports.0", {"containerPort": 1}),
-    ("containers", f"{WORKER}.template.spec.containers", []),
-    ("containers", f"{WORKER}.template.spec.containers.0.ports.1.containerPort", 23456),
-    ("containers", f"{WORKER}.template.spec.containers.0.ports.1.name", "pytorchjob-port"),
-    ("claims", f"{WORKER}.template.spec.volumes.1.persistentVolumeClaim.claimName", "data"),
-    ("shape", f"{WORKER}.replicas", "many"),
-    ("shape", WORKER, {}),
-]
-
-
-@pytest.mark.parametrize(("id", "path", "value"), BROKEN_JOBS)
-def test_what_the_operator_refuses_or_should_is_caught(id, path, value):
-    """Every admission rule, and those that admission lacks, on a manifest from any hand."""
-    job = render_job({"replicas": 4})
-    if path.endswith("ports.0"):
-        container(job)["ports"][0] = value
-    else:
-        change(job, path, value)
-    problems = admission.check_job(job)
-    assert {p.id for p in problems} == {id}
-    assert all(p.field and p.rule and p.fix for p in problems)
+BROKEN_BY_PATCH = [(id, {}, [], words, patch) for id, patch, words in PATCHES]
 
 
 @pytest.mark.parametrize(
-    ("roles", "fields"),
-    [
-        ({}, ["spec.elasticPolicy", "spec.pytorchReplicaSpecs"]),
-        (("Master",), ["spec.elasticPolicy"]),
-    ],
+    ("id", "flags", "args", "words", "patch"),
+    [*((*row, None) for row in BROKEN), *BROKEN_BY_PATCH],
 )
-def test_pods_are_of_some_role_and_elastic_ones_are_workers(roles, fields):
-    """A job of no pods would count as one that has succeeded."""
-    job = render_job({"replicas": 4})
-    specs = job["spec"]["pytorchReplicaSpecs"]
-    job["spec"]["pytorchReplicaSpecs"] = {
-        role: {**specs["Worker"], "replicas": 1} for role in roles
-    }
-    found = [it for it in admission.check_job(job) if it.id == "replica-types"]
-    assert [it.field for it in found] == fields and all(it.fix.endswith("Worker") for it in found)
+def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words, patch):
+    """Each rule catches what it is for, under its id, and says what to do."""
+    found = problems(flags, args, patch)
+    assert {it.id for it in found} == {id}
+    assert words in str(found[0]) and found[0].fix
 
 
 def test_the_rules_have_no_complaint_about_what_we_render():
-    """Every golden manifest passes; each rule is exercised by a broken input above."""
+    """Every golden manifest passes; each rule is broken by an input above."""
     for flags, args in SPECS.values():
-        built = spec.load(None, flags, args)
-        assert rules.check_spec(built) == []
-        assert admission.check_job(manifest.objects(built)[-1]) == []
-    assert {id for id, *_ in BROKEN_SPECS} == set(rules.SPEC_RULES)
-    here = {id for id in admission.JOB_RULES if not id.startswith("queue")}  # test_queue_rules.py
-    assert {id for id, *_ in BROKEN_JOBS} == {*here, "shape"}
+        assert problems(flags, args) == []
+    assert {id for id, *_ in (*BROKEN, *PATCHES)} == set(rules.RULES)
+
+
+def test_every_rule_has_its_row_in_the_page():
+    """The table of docs/clusters.md is made of the rules: their ids and docstrings."""
+    page = (ROOT / "docs/clusters.md").read_text()
+    rows = [f"| `{id}` | {rule.__doc__} |\n" for id, rule in rules.RULES.items()]
+    assert "|---|---|\n" + "".join(rows) in page, "".join(rows)
+
+
+def test_a_model_may_lie_on_a_volume_of_the_patch():
+    """--init-from names any folder of a patched pod; without a patch there are two volumes."""
+    args = ["--init-from", "/models/gpt2"]
+    assert problems({}, args, in_pod(hostname="x")) == [] != problems({}, args)
+
+
+def test_a_patch_that_makes_no_job_is_no_traceback():
+    """What a rule cannot read is told as the patch's fault."""
+    (problem,) = problems({}, [], in_pod(terminationGracePeriodSeconds="soon"))
+    assert problem.id == "shape" and problem.field == "--patch"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"name": "Upper"}, "--name: 'Upper' is not the name of a job; use lower case letters"),
+        ({"name": "3x"}, "with a letter first"),
+        ({"namespace": "a.b"}, "--namespace: 'a.b' is not a DNS label"),
+        ({"image": "a b"}, "--image: 'a b' is not an image that a node can pull"),
+        ({"image": ""}, "registry.example/gptddp:0.1.0"),
+        ({"image": "FOO/BAR:V1"}, "its name in lower case"),
+        ({"image": "http://x/y:1"}, "not an image"),
+        ({"image": "x:" + "t" * 129}, "not an image"),
+        ({"image": "a@sha256:12"}, "not an image"),
+        ({"cpu": "two"}, "--cpu: 'two' is not a number of CPUs"),
+        ({"cpu": "2Gi"}, "up to 1024; use one such as 500m or 2"),
+        ({"memory": "0"}, "--memory: '0'"),
+        ({"memory": "4GB"}, "use one such as 512Mi or 4Gi"),
+        ({"memory": "8"}, "from 64Mi on"),
+        ({"memory": "1e400"}, "not an amount of memory"),
+        ({"shm": "64"}, "--shm: '64'"),
+        ({"gpu_resource": "gpu"}, "use DOMAIN/NAME as in nvidia.com/gpu"),
+        ({"data": "/data"}, "--data: '/data' is not the name of a PersistentVolumeClaim, or CLAIM"),
+        ({"data": "d/../../x"}, "with --local, --volume CLAIM=FOLDER gives its folder"),
+        ({"runs": "a/../b"}, "--runs: 'a/../b'"),
+        ({"service_account": "A_b"}, "--service-account: 'A_b' is not the name of an object"),
+        ({"image_pull_secret": ("",)}, "--image-pull-secret: ''"),
+        ({"queue": "Team_A"}, "--queue: 'Team_A'"),
+        ({"toleration": ("a:Never",)}, "--toleration: 'a:Never' is not a taint"),
+        ({"toleration": ("a=b=c",)}, "dedicated=training"),
+        ({"resource": (("efa", "1"),)}, "--resource: 'efa=1' is not an amount of a resource"),
+        ({"resource": (("a/b", "0"),)}, "vpc.amazonaws.com/efa=4"),
+        ({"resource": (("memory", "1Gi"),)}, "'memory=1Gi'"),
+        ({"env_from_secret": ("A=hf",)}, "use NAME=SECRET/KEY"),
+        ({"without": ("networkpolice",)}, "use serviceaccount, networkpolicy, pod"),
+        ({"topology": "rack"}, "required=LABEL or preferred=LABEL"),
+        ({"topology": "required="}, "'required=' is not"),
+        ({"topology": "unconstrained=x"}, "'unconstrained=x' is not"),
+    ],
+)
+def test_a_text_of_another_form_is_refused_by_its_option(flags, words):
+    """Before anything is made of it; the message has what it must be, and an example."""
+    with pytest.raises(ConfigError) as error:
+        spec.load(None, flags, [])
+    assert words in str(error.value) and str(error.value).endswith("[format]")
+
+
+def test_every_mistake_is_told_at_once():
+    """A line for each text of another form, and one for each broken rule."""
+    with pytest.raises(ConfigError) as error:
+        spec.load(None, {"cpu": "x", "toleration": ("a:b", "c:d")}, [])
+    assert str(error.value).count("[format]") == 3
+    assert len(problems({"replicas": 0, "grace_s": 1, "env": (("RANK", "1"),)})) == 3
 
 
 @pytest.mark.parametrize(("replicas", "longest"), [(10, 54), (11, 53), (101, 52)])
 def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     """`<name>-worker-<max-1>` has at most 63 characters: 54 for up to 10 pods, then less."""
     flags = {"replicas": replicas, "name": "n" * longest}
-    assert admission.check_job(render_job(flags)) == []
-    (problem,) = admission.check_job(render_job({**flags, "name": "n" * (longest + 1)}))
+    lanes = ["--lanes", "101", "--batch", "101"]
+    assert problems(flags, lanes) == []
+    (problem,) = problems({**flags, "name": "n" * (longest + 1)}, lanes)
     assert f"at most {longest} characters" in problem.fix
 
 
@@ -249,9 +223,9 @@ def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
 def test_the_fix_for_too_few_lanes_is_one(args, lanes):
     """What the message says after `--` is taken, with the batch where one was given."""
     flags = {args[i][2:]: int(args[i + 1]) for i in range(0, len(args), 2)}
-    (problem,) = rules.check_spec(spec.load(None, flags, lanes))
+    (problem,) = problems(flags, lanes)
     more = problem.fix.partition(": -- ")[2].split()
-    assert rules.check_spec(spec.load(None, flags, [*lanes, *more])) == []
+    assert problems(flags, [*lanes, *more]) == []
 
 
 @pytest.mark.parametrize(
@@ -261,7 +235,7 @@ def test_the_fix_for_too_few_lanes_is_one(args, lanes):
 )  # fmt: skip
 def test_images_of_every_form_are_taken(image):
     """Hosts in any case and with ports, tags, digests."""
-    assert rules.check_spec(spec.load(None, {"image": image}, [])) == []
+    assert problems({"image": image}) == []
 
 
 @pytest.mark.parametrize(
@@ -272,7 +246,7 @@ def test_images_of_every_form_are_taken(image):
 )  # fmt: skip
 def test_what_only_resembles_a_secret_is_taken(name, value):
     """Words that begin as its names do, and paths to files of secrets."""
-    assert rules.check_spec(spec.load(None, {"env": ((name, value),)}, [])) == []
+    assert problems({"env": ((name, value),)}) == []
 
 
 @pytest.mark.parametrize(
@@ -288,13 +262,21 @@ def test_less_memory_than_the_model_needs_is_a_warning(flags, words):
     (warning,) = rules.warnings(spec.load(None, flags, []))
     assert words in warning
     own = {key: value for key, value in flags.items() if key == "gpus"}
-    assert rules.warnings(spec.load(None, {**own, "memory": "1Ei"}, [])) == []
+    assert rules.warnings(spec.load(None, {**own, "memory": "1Pi"}, [])) == []
 
 
 def test_unpinned_images_are_a_warning():
     """No tag or `latest` is allowed and noted; a tag, a digest and a registry's port are fine."""
-    for image, notes in (("a", 1), ("a:latest", 1), ("h:5000/a", 1), ("a:1", 0), ("h:5/a@s:0", 0)):
+    digest = "h:5/a@sha256:" + "0" * 64
+    for image, notes in (("a", 1), ("a:latest", 1), ("h:5000/a", 1), ("a:1", 0), (digest, 0)):
         assert len(rules.warnings(spec.load(None, {"image": image}, []))) == notes, image
+
+
+def test_gpus_that_a_job_leaves_idle_are_a_warning():
+    """--device cpu is the user's, and wins over the one that --gpus renders."""
+    assert rules.warnings(spec.load(None, {"gpus": 1}, ["--device", "cpu"])) == [
+        "--device cpu leaves the pods' GPUs idle"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,18 @@
 import copy
 import json
 import shlex
-import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
-from support.manifests import pod_spec, worker
+from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
-from gptddp.k8s.act import lifecycle
+from gptddp.k8s.act import submit as act
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.objects import SUBMIT_LINE
-from gptddp.k8s.render import difference, manifest, spec
+from gptddp.k8s.render import manifest, spec
 
 RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
 COMPANIONS = [*RENDERED, "Secret"]
@@ -90,7 +87,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
-    assert "changed by others" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
+    assert "changed since" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
     assert "Kueue" not in result.stderr and api.writes == []
 
 
@@ -103,13 +100,15 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     ],
 )
 def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
-    """No write; the exit code is how it ended, with --wait as well."""
+    """The exit code is how it ended, with --wait as well; nothing is made beside it any more."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
+    api.remove("NetworkPolicy", "demo")
     del api.writes[:]
     result = submit(k8s, *["--wait"] * (state != "Suspended"))
-    assert result.exit_code == code and api.writes == []
+    assert result.exit_code == code
+    assert api.writes == ["create NetworkPolicy"] * (state == "Suspended")
     assert f"is {state}" in result.stderr and words in result.stderr
 
 
@@ -139,11 +138,11 @@ def test_another_size_names_scale_where_scale_does_it(api, k8s):
         command = k8s("scale", "demo", "--replicas", count)
         assert (command.exit_code == 0) is named, count
     worker(job(api))["replicas"] = 4
-    job(api)["spec"]["runPolicy"]["suspend"] = True
-    assert "gptddp-k8s scale" in k8s("submit", "--name", "demo", "--replicas", "2").stderr
     job(api)["metadata"]["labels"][QUEUE] = "team"
-    job(api)["spec"]["runPolicy"]["suspend"] = False
-    assert "gptddp-k8s scale" not in k8s("submit", "--name", "demo", "--replicas", "2").stderr
+    for suspended in (True, False):
+        job(api)["spec"]["runPolicy"]["suspend"] = suspended
+        result = k8s("submit", "--name", "demo", "--replicas", "2", "--queue", "team")
+        assert ("gptddp-k8s scale" in result.stderr) is suspended
 
 
 def flags(api):
@@ -159,12 +158,31 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     """By the same or by another one, with a key and companions of its own."""
     submit(k8s)
     end(api, kind)
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # as the server asks about
     before = job(api)["metadata"]["uid"]
     result = submit(k8s, "--replace", *args)
     assert result.exit_code == 0 and result.stdout == "pytorchjob.kubeflow.org/demo created\n"
     assert f"is {kind}: it is replaced" in result.stderr
     assert owners(api) == {job(api)["metadata"]["uid"]} != {before}
     assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+
+
+def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkeypatch):
+    """Of two replacements at the same time the second takes the job of the first for its own."""
+    submit(k8s)
+    end(api, "Failed")
+    real, other = act.review, []
+
+    def review(*args):
+        monkeypatch.setattr(act, "review", real)
+        found = real(*args)
+        assert submit(k8s, "--replace").exit_code == 0
+        other.append(job(api)["metadata"]["uid"])
+        return found
+
+    monkeypatch.setattr(act, "review", review)
+    result = submit(k8s, "--replace")
+    assert (result.exit_code, [job(api)["metadata"]["uid"]]) == (0, other), result.output
 
 
 def test_a_job_that_has_not_ended_is_not_replaced(api, k8s):
@@ -191,7 +209,7 @@ def test_what_the_server_refuses_takes_no_place(api, k8s):
     assert submit(k8s, "--replace").exit_code == 2 and api.writes == before
 
 
-@pytest.mark.parametrize("cut_at", range(14))
+@pytest.mark.parametrize("cut_at", range(10))
 def test_a_replacement_that_was_cut_off_is_completed_by_the_same_command(api, k8s, cut_at):
     """After any number of writes."""
     submit(k8s)
@@ -252,6 +270,9 @@ def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
     template = worker(job(api))["template"]
     assert pod["metadata"] == {**template["metadata"], "name": "demo-worker-0"}
     assert pod["spec"] == {**template["spec"], "restartPolicy": "Never"}
+    k8s("submit", "--name", "next")  # with an account that it makes itself
+    _, pod = (it for it in api.dry_runs if it["kind"] == "Pod")
+    assert "serviceAccountName" not in pod["spec"]
 
 
 @pytest.mark.parametrize("kind", [*RENDERED, "PyTorchJob"])
@@ -345,134 +366,3 @@ def test_a_job_file_comes_from_stdin(k8s):
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
     assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
-
-
-def test_differences_skip_what_a_server_adds():
-    """Defaults of the API are no difference, nor a suspension; other values of theirs are."""
-    wanted = manifest.objects(spec.load(None, {}, []))[-1]
-    live = json.loads(json.dumps(wanted))
-    live["spec"]["runPolicy"]["suspend"] = True
-    worker(live)["template"]["metadata"]["creationTimestamp"] = None
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
-    assert difference.compare(live, wanted) == []
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "UDP"
-    live["spec"]["runPolicy"]["backoffLimit"] = 5
-    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][2:]
-    command, limit, port = map(str, difference.compare(live, wanted))
-    assert "exec.command[2]: (none) -> ! find" in command
-    assert limit == "spec.runPolicy.backoffLimit: 5 -> (none)"
-    assert port.endswith("protocol: UDP -> (none)")
-
-
-# -- lifecycle ---------------------------------------------------------------------------------
-
-
-def test_delete_removes_all_that_is_ours_and_says_what_stays(api, k8s):
-    """One line an object as kubectl does, the run's place, and nothing of others touched."""
-    submit(k8s)
-    api.put({"kind": "ServiceAccount", "metadata": {"name": "default"}})
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0, result.output
-    assert 'pytorchjob.kubeflow.org "demo" deleted\n' in result.stdout
-    assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
-    assert "demo in the claim runs" in result.stderr
-    assert api.all() == [("ServiceAccount", "default")]
-    assert k8s("delete", "demo").exit_code == 102
-
-
-def test_delete_completes_one_that_was_cut_off(api, k8s):
-    """The job is gone, its companions are not: the same command removes them."""
-    submit(k8s)
-    api.remove("PyTorchJob", "demo")
-    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
-
-
-def test_delete_waits_for_the_pods(api, k8s):
-    """Told which; --no-wait does not."""
-    submit(k8s)
-    labels = {"training.kubeflow.org/job-name": "demo"}
-    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": labels}, "spec": {}})
-    assert k8s("delete", "demo", "--no-wait").exit_code == 0
-    threading.Timer(1.0, api.remove, ("Pod", "demo-worker-0")).start()
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and "waiting for demo-worker-0 to end" in result.stderr
-    assert api.all() == []
-
-
-def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
-    """Its node may be down: how to give it up is said once. Services are waited for too."""
-    submit(k8s)
-    labels = {"training.kubeflow.org/job-name": "demo"}
-    meta = {"labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", **meta}}
-    api.put({**pod, "spec": {"nodeName": "n"}})
-    api.put(
-        {"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": labels}, "spec": {}}
-    )
-    ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
-    its_time = SimpleNamespace(**{**vars(time), "sleep": lambda _: api.remove(*ends.pop(0))})
-    monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep as well
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and api.all() == []
-    assert result.stderr.count("demo-worker-0 should have ended by now: the node may be down") == 1
-    assert "waiting for demo-worker-0, demo-worker-1 to end" in result.stderr
-
-
-def test_delete_leaves_a_job_of_others(api, k8s):
-    """kubectl can do that."""
-    api.put({"kind": "PyTorchJob", "metadata": {"name": "demo"}, "spec": {}})
-    result = k8s("delete", "demo")
-    assert result.exit_code == 2 and "kubectl delete pytorchjob demo" in result.stderr
-
-
-def test_scale_prints_old_and_new(api, k8s):
-    """Between min and max; the same number again is a note."""
-    submit(k8s)
-    result = k8s("scale", "demo", "--replicas", "2")
-    assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
-    assert worker(job(api))["replicas"] == 2
-    again = k8s("scale", "demo", "--replicas", "2")
-    assert again.stdout.endswith("unchanged\n") and "2 replicas already" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("replicas", "words"),
-    [
-        ("0", "gptddp-k8s suspend demo"),
-        ("1", "below the job's minimum, 2"),
-        ("5", "submit it with --max 5"),
-    ],
-)
-def test_scale_refuses_what_would_hang_or_end_the_job(api, k8s, replicas, words):
-    """Exit code 2 with the way that works."""
-    submit(k8s)
-    result = k8s("scale", "demo", "--replicas", replicas)
-    assert result.exit_code == 2 and words in result.stderr
-    assert worker(job(api))["replicas"] == 4
-
-
-def test_suspend_and_resume(api, k8s):
-    """Each is a field of the job, and the second time a note."""
-    submit(k8s)
-    result = k8s("suspend", "demo")
-    assert result.stdout == "pytorchjob.kubeflow.org/demo suspended\n" and "60 s" in result.stderr
-    assert job(api)["spec"]["runPolicy"]["suspend"] is True
-    assert "suspended already" in k8s("suspend", "demo").stderr
-    assert "`gptddp-k8s resume demo" in submit(k8s).stderr
-    scaled = k8s("scale", "demo", "--replicas", "3")
-    assert "it will have them after `gptddp-k8s resume demo" in scaled.stderr
-    assert k8s("scale", "demo", "--replicas", "4").exit_code == 0
-    assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
-    assert job(api)["spec"]["runPolicy"]["suspend"] is False
-    assert "not suspended" in k8s("resume", "demo").stderr
-
-
-@pytest.mark.parametrize("command", [["suspend"], ["resume"], ["scale", "--replicas", "2"]])
-def test_a_job_that_has_ended_or_is_not_there_cannot_be_changed(api, k8s, command):
-    """Exit code 102 without a job, 2 with one that has ended."""
-    first, *rest = command
-    assert k8s(first, "demo", *rest).exit_code == 102
-    submit(k8s)
-    end(api, "Succeeded")
-    result = k8s(first, "demo", *rest)
-    assert result.exit_code == 2 and f"nothing to {first}" in result.stderr

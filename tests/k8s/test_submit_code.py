@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support.api_server import PLURALS
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.render import code_volume
@@ -34,28 +33,18 @@ def config_maps(api):
     return {it["metadata"]["name"]: it for it in api.objects.values() if it["kind"] == "ConfigMap"}
 
 
-def test_code_comes_before_the_job_and_belongs_to_it(api, k8s, own):
-    """The ConfigMap first; then it is the job's."""
-    result = submit(k8s, *own(a="x = 1\n"))
-    assert result.exit_code == 0, result.output
-    created = [f"create {kind}" for kind in [*BESIDE, "PyTorchJob"]]
-    assert api.writes == created + [f"patch {kind}" for kind in BESIDE]
-    ((name, config_map),) = config_maps(api).items()
-    assert name.startswith("demo-code-") and config_map["immutable"] is True
-    (owner,) = config_map["metadata"]["ownerReferences"]
-    assert owner["uid"] == job(api)["metadata"]["uid"]
-
-
 @pytest.mark.parametrize("cut_at", range(11))
-def test_a_submit_with_code_that_was_cut_off_is_completed(api, k8s, own, cut_at):
-    """After any number of writes: the same command ends with all objects, owned, and none twice."""
+def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, own, cut_at):
+    """After any number of writes: all objects, the code first, none twice, and owned by the job."""
     api.cut_at = cut_at
     code = own(a="x = 1\n")
-    assert submit(k8s, *code).exit_code == 1
+    assert submit(k8s, *code).exit_code == 1 and len(api.writes) == cut_at
     api.cut_at = None
     assert submit(k8s, *code).exit_code == 0
-    assert sorted(kind for kind, _ in api.all()) == sorted([*BESIDE, "PyTorchJob"])
+    created = [f"create {kind}" for kind in [*BESIDE, "PyTorchJob"]]
+    assert api.writes == created + [f"patch {kind}" for kind in BESIDE]
     (config_map,) = config_maps(api).values()
+    assert config_map["metadata"]["name"].startswith("demo-code-") and config_map["immutable"]
     assert config_map["metadata"]["ownerReferences"][0]["uid"] == job(api)["metadata"]["uid"]
 
 
@@ -129,38 +118,6 @@ def test_code_that_came_to_no_job_is_in_nobodys_way(api, k8s, own):
     }
     k8s("delete", "demo")
     assert api.all() == []
-
-
-def test_what_others_have_under_the_name_of_the_code_is_not_touched(api, k8s, own):
-    """Refused, with nothing else created."""
-    code = own(a="x = 1\n")
-    submit(k8s, *code)
-    (config_map,) = config_maps(api).values()
-    k8s("delete", "demo")
-    del api.writes[:]
-    api.put({**config_map, "metadata": {"name": config_map["metadata"]["name"], "labels": {}}})
-    result = submit(k8s, *code)
-    assert result.exit_code == 2 and "exists, and not from gptddp-k8s" in result.stderr
-    assert api.writes == []
-
-
-def test_who_may_not_make_config_maps_is_told_before_anything_is_created(api, k8s, own):
-    """Code 1 and the server's words."""
-    api.forbidden = {"POST configmaps"}
-    result = submit(k8s, *own(a="x = 1\n"))
-    assert result.exit_code == 1 and api.all() == [] and "nothing was created" in result.stderr
-
-
-def test_delete_takes_the_code_along(api, k8s, own):
-    """And where ConfigMaps may not be seen nothing is said: a job without code has none."""
-    submit(k8s, *own(a="x = 1\n"))
-    result = k8s("delete", "demo")
-    assert 'configmap "demo-code-' in result.stdout and api.all() == []
-    submit(k8s)
-    api.forbidden = {"GET configmaps"}
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and "ConfigMap" not in result.stderr
-    assert PLURALS["ConfigMap"] == "configmaps"
 
 
 def test_code_that_cannot_be_compared_is_still_other_code(api, k8s, own):

@@ -9,6 +9,7 @@ from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 
 NOW = seconds(at(0, minute=1))
+TEAM = {"kueue.x-k8s.io/queue-name": "team"}
 
 
 def sentence(job, pods=(), events=(), now=NOW):
@@ -22,7 +23,9 @@ def sentence(job, pods=(), events=(), now=NOW):
         (job("Created"), "Pending"),
         (job("Created", "Running"), "Running"),
         (job("Running", "Created"), "Running"),
-        (job("Created", "Restarting"), "Restarting"),
+        (job("Created", "Running", "Restarting"), "Restarting"),
+        (job(suspend=True, labels=TEAM), "Queued"),
+        ({**job(suspend=True, labels=TEAM), "status": {"local": True}}, "Suspended"),
         (job("Created", condition("Running", "False"), "Succeeded"), "Succeeded"),
         (job("Succeeded", condition("Running", "False")), "Succeeded"),
         (job("Failed", condition("Restarting", "False"), condition("Running", "False")), "Failed"),
@@ -101,12 +104,13 @@ def test_a_lost_node_is_told_when_the_grace_is_over():
 def test_a_pod_that_starts_slowly_is_told():
     """Of a job that has not run at once; of one that has, when it takes long."""
     new = pod(3, waiting("ContainerCreating"), phase="Pending")
-    expected = "pod demo-worker-3: on its way on node gptddp-worker"
-    assert sentence(job("Created"), [new], now=seconds(at(2))) == expected
+    told = "pod demo-worker-3: on its way on node gptddp-worker"
+    assert sentence(job("Created"), [new], now=seconds(at(2))) == told
     assert sentence(job("Restarting"), [new], now=seconds(at(10))) == ""
-    assert sentence(job("Restarting"), [new], now=seconds(at(12))) == expected
+    assert sentence(job("Restarting"), [new], now=seconds(at(12))) == told
     pull = event(new, "Pulling", 'Pulling image "big"', kind="Normal")
-    assert sentence(job("Restarting"), [new], [pull]) == f'{expected}: Pulling image "big"'
+    shown = sentence(job("Restarting"), [new], [pull])
+    assert shown == told + ': Pulling image "big"'
 
 
 def test_a_pod_that_was_replaced_is_told_for_a_while():
@@ -126,6 +130,15 @@ def test_a_pod_that_was_replaced_is_told_for_a_while():
     assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
     new["count"], lost["message"] = 2, lost["message"].replace("137", "0")
     assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
+
+
+def test_an_event_of_another_time_does_not_say_who_has_killed_a_pod():
+    """Only one from around its end does, and only of a container that was killed."""
+    told = event(pod(0), "Evicted", "low on memory", 20)
+    killed = pod(0, terminated(137, second=30))
+    assert "Evicted: low on memory" in sentence(job("Running"), [killed], [told])
+    told["lastTimestamp"] = at(20, minute=9)
+    assert "Evicted" not in sentence(job("Running"), [killed], [told])
 
 
 WORDS = """step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left
@@ -158,7 +171,11 @@ def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
     assert sentence(made, [], [told]).startswith(f"{expected} (the pod and its log are gone); see")
     words = "Error pod demo-worker-3 container pytorch exitCode: 4 terminated message: step 1\n"
     words = event(made, "Error", f"{words}gptddp.launch: rank 0: all are broken\nW1121 agent")
-    assert sentence(made, [], [words, told]).startswith(f"{expected}: rank 0: all are broken (the")
+    other = "Error pod demo-worker-1 container pytorch exitCode: 4 terminated message: another"
+    other = event(made, "Error", other)
+    assert sentence(made, [], [words, other, told]).startswith(
+        f"{expected}: rank 0: all are broken (the"
+    )
     limit = job(condition("Failed", message="it was active longer than specified deadline"))
     assert sentence(limit, [pod(0, terminated(137), phase="Failed")], [told]).startswith(
         f"it was active longer than specified deadline (spec.runPolicy); before, {expected}; see"

@@ -191,10 +191,9 @@ def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit
     assert not Path(f"/dev/shm/gptddp-{job.id}").exists()
 
 
-@pytest.mark.parametrize("example", ["srun", "torchrun"])
-def test_a_preempted_job_saves_and_comes_back(submit, undisturbed, example):
+def test_a_preempted_job_saves_and_comes_back(submit, undisturbed):
     """A job of a partition of higher priority takes the node, for a second."""
-    job = submit(example, 2)
+    job = submit("srun", 2)
     job.reach(MID)
     short = ["sbatch", "--partition=high", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 1"]
     job.node.output(*short)

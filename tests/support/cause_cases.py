@@ -109,17 +109,12 @@ def unready(ready=False):
     return of(made, events=[told])
 
 
-def unseen_by_kubelet(now=NOW):
-    """spec.nodeName names a node that does not exist: nobody says anything."""
-    made = pod(0, phase="Pending", node="node77")
+def unseen(**spec):
+    """Neither a scheduler nor a kubelet has said anything of a pod."""
+    made = pod(0, phase="Pending")
     made["status"] = {"phase": "Pending"}
-    return Facts(job("Created", replicas=1), [made], (), now)
-
-
-def unseen_by_scheduler():
-    facts = unseen_by_kubelet()
-    facts.pods[0]["spec"] = {"schedulerName": "volcano", "containers": []}
-    return facts
+    made["spec"] = spec
+    return of(made, state="Created")
 
 
 def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label="gptddp"):
@@ -169,6 +164,11 @@ UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 PULL = ("Pulling", 'Pulling image "team/big:1"')
 HELD_BACK = {"deletionTimestamp": at(59), "finalizers": ["example.com/hold"]}
 MULTI = 'Multi-Attach error for volume "pv" Volume is already used by pod(s) x'
+BACKED_OFF = made_again(5)
+BACKED_OFF.events.append(event(pod(0, uid="u4"), "BackOff", "Back-off", 9))
+SIDECAR = init({"running": {}})
+NATIVE = {"name": "init-pytorch", "restartPolicy": "Always"}
+SIDECAR.pods[0]["spec"]["initContainers"] = [NATIVE]
 DONE = terminated(0, reason="Completed")
 PROBE = ("Unhealthy", "Liveness probe failed: ")
 
@@ -182,14 +182,15 @@ CASES = [
     ("refused", refused("63 characters", "Service", 4), "services are refused: Error creating: 63"),
     ("no-operator", Facts(job(), [], (), NOW), "no training operator reacts to it"),
     ("no-operator", Facts(ELSEWHERE, [], (), NOW), "multikueue has not taken it up (spec."),
-    ("in-vain", made_again(5), "made 5 times in 60 s, and never started: OutOfcpu: Node didn't"),
+    ("in-vain", made_again(5), "made 5 times in 60 s, and its container never started: OutOfc"),
+    ("in-vain", BACKED_OFF, "OutOfcpu: Node didn't have enough resource: cpu; run"),
     ("in-vain", made_again(5, "Started", "Normal", "spec.initContainers{a}"), "say no more"),
     ("claim-missing", placed("persistentvolumeclaim not found", claims={"runs": None}, **CLAIM),
      "there is no PersistentVolumeClaim runs: create it"),
     ("claim-unbound", placed(UNBOUND, claims={"runs": PENDING}, **CLAIM),
      f"its PersistentVolumeClaim runs has no volume: 0/3 nodes are available: {UNBOUND}"),
     ("no-room", placed(TAINT, "2 Insufficient cpu", **ASKS), f"{TAINT}, 2 Insufficient cpu; spec."
-     "tolerations: none; resources.requests[cpu]: pytorch requests 64; see"),
+     "tolerations: none; resources.requests[cpu]: 64; see"),
     ("no-room", placed("2 Insufficient cpu", claims={"runs": PENDING}, **CLAIM), "Insufficient"),
     ("taints", placed(TAINTED, tolerations=[{"key": "a"}]), f"{TAINTED}; spec.tolerations: a"),
     ("taints", placed(TAINT, NOT_MATCHED, nodeSelector={"disk": "ssd"}),
@@ -198,12 +199,10 @@ CASES = [
     ("pod", placed(TAINT, "2 of a reason that is new"), "2 of a reason that is new"),
     ("pod", placed('persistentvolumeclaim "d" is being deleted'), "d\" is being deleted"),
     ("pod", placed("", reason="SchedulingGated"), "SchedulingGated: 0/3 nodes"),
-    ("not-taken-up", unseen_by_scheduler(), "its spec.schedulerName, volcano, run?"),
-    ("not-taken-up", unseen_by_kubelet(), "its node node77 has not taken it up for 59 s"),
     ("image-denied", held("ErrImagePull", "401 Unauthorized"), "ErrImagePull: 401 Unauthorized; is"
      " there such an image (--image), and may the pod have it (--image-pull-secret)?"),
     ("image-denied", held("ImagePullBackOff", "Back-off", ("Failed", "pull access denied")),
-     "Back-off; pull access denied; is there"),
+     "Back-off: pull access denied; is there"),
     ("image", held("ErrImagePull", "manifest not found"),
      "cannot get the image gptddp:0.1.0: ErrImagePull: manifest not found; --image"),
     ("image", held("InvalidImageName"), "cannot get the image gptddp:0.1.0: InvalidImageName; "),
@@ -213,10 +212,14 @@ CASES = [
     ("pod", held("CreateContainerError", "something else"), "CreateContainerError: something else"),
     ("starting", Facts(job("Created"), [], (), NOW), "its pods have not been created yet"),
     ("starting", Facts(job("Created"), [], (), NOW, unseen="no right"), "to be seen: no right"),
+    ("starting", unseen(schedulerName="volcano"), "waits for its scheduler volcano (spec.schedule"),
+    ("starting", unseen(nodeName="node77"), "on its way on node node77"),
     ("starting", held(HELD, "", PULL, kind="Normal"), 'Pulling image "team/big:1"'),
     ("evicted", by_node("UnexpectedAdmissionError", "Allocate failed due to no healthy devices."),
      "its node gptddp-worker has ended or refused it: UnexpectedAdmissionError: Allocate failed"),
     ("evicted", by_node("Evicted", "The node was low on resource: memory. "), "low on resource"),
+    ("evicted", final("x", pod(0, terminated(137), phase="Failed", reason="Evicted", message="m")),
+     "its node gptddp-worker has ended or refused it: Evicted: m"),
     ("sidecar", beside({"running": {}}, DONE), "has ended with 0, and istio-proxy keeps the pod"),
     ("out-of-memory", ended(137, "", "OOMKilled"), "its memory of 3Gi (resources.limits.memory)"),
     ("out-of-memory", looping(137, reason="OOMKilled"), "crashed 3 times and waits to start"),
@@ -258,6 +261,8 @@ CASES = [
      "its container istio-proxy exited with 1 (an error): no token"),
     ("deleting", Facts(job("Running", deletionTimestamp=at(50)), [pod(0)], (), NOW),
      "it is being deleted; 1 pods are still stopping"),
+    ("deleting", Facts(job(deletionTimestamp=at(50), finalizers=["foregroundDeletion"]), [pod(0)]),
+     "it is being deleted; 1 pods are still stopping"),
     ("deleting", Facts(job("Running", **HELD_BACK), [pod(0)], (), NOW),
      "it is being deleted, and metadata.finalizers hold it: example.com/hold"),
     ("suspended", Facts(job(suspend=True), [], (), NOW), "spec.runPolicy.suspend"),
@@ -269,11 +274,15 @@ WELL = [
     quiet(None, label="theirs"),  # another trainer, whose lines are unknown
     of_world(2, 1, 1),  # for less than two minutes
     of_world(1, 1, 1, 2),
+    of_world(2, 2, 2, gap_s=400),  # its steps take long
     of_world(*[1] * 20, gap_s=10, nproc="auto"),  # nobody says how many there are to be
     made_again(2),
     unready(ready=True),  # by now
+    saying("DisruptionTarget", "False"),
+    saying("PodScheduled", "True"),
+    of(pod(0, last=terminated(1), restarts=1)),  # it runs again
+    SIDECAR,
     saying("Ready", "False", "PodFailed"),  # it is being ended by its kubelet
-    unseen_by_kubelet(NOW - 45),
     named_alike(),
     held(HELD, "", ("DNSConfigForming", "Nameserver limits were exceeded")),
 ]

@@ -1,5 +1,7 @@
 """What the tests of manifests and of their rules share: specs, and what is rendered of them."""
 
+import dataclasses
+
 from gptddp.k8s.render import manifest, spec
 
 SPECS = {
@@ -28,6 +30,13 @@ SPECS = {
         ["--preset=gpt2", "--batch", "96", "--lanes", "96", "--metrics-port", "9100"],
     ),
 }
+
+
+def built(flags=None, args=(), patch=None):
+    """A spec of flags, of the trainer's arguments and of a patch that is read already."""
+    given = spec.given(None, flags or {}, args)
+    pod = dataclasses.replace(given.pod, patch=patch)
+    return spec.resolve(dataclasses.replace(given, pod=pod))
 
 
 def render(flags=None, args=()):

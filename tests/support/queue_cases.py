@@ -14,7 +14,6 @@ ADMITTED = [("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True",
 CONFLICT = ("Finished", "True", "FailedToStart", "conflict for annotations: conflict for key=k")
 PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
 DEACTIVATED = ("Evicted", "True", "Deactivated", "exceeding the maximum execution time")
-GATE = [{"name": "prov", "state": "Pending", "message": "no nodes yet"}]
 
 
 def queued_job(*, suspend=True, **labels):
@@ -64,12 +63,14 @@ QUEUE_CASES = [
      f"it waits in the queue team, 2 before it; Pending: {MORE}; see"),
     ("queued", facts(workload(pending(MORE)), ahead=0), "waits in the queue team and is the next;"),
     ("queued", facts(workload()), "it waits in the queue team; see"),
-    ("queued", facts(workload(*ADMITTED)), "it has its quota in the queue team, and is about to"),
+    ("queued", facts(workload(*ADMITTED)), "it has its quota in the queue team, and has not"),
     ("queued", facts(workload(pending(MORE), PREEMPTED)),
      f"in the queue team; Preempted: Preempted to accommodate a workload; Pending: {MORE}; see"),
+    ("queued", facts(workload(pending(PREEMPTED[3]), PREEMPTED)),
+     f"it waits in the queue team; Preempted: {PREEMPTED[3]}; see"),
     ("queued", facts(workload(*ADMITTED, PREEMPTED), pods=[pod(0)]), "team; Preempted: Preempted"),
-    ("queued", facts(workload(ADMITTED[0], admissionChecks=GATE)),
-     "about to start; admission check prov: Pending: no nodes yet"),
+    ("queued", facts(workload(ADMITTED[0], ("Admitted", "False", "Waiting", "for checks"))),
+     "not started yet; Waiting: for checks"),
     ("queued", facts(workload(pending("LocalQueue  doesn't exist")), name=""),
      "it names no queue (metadata.labels[kueue.x-k8s.io/queue-name]); Pending: LocalQueue"),
     ("queued", facts(now=SOON), "it waits in the queue team"),

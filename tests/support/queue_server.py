@@ -5,6 +5,8 @@ from support.manifests import worker
 from support.queue_cases import QUEUE, local_queue, workload
 from support.writable_api_server import WriteAPI, put_claims
 
+from gptddp.k8s.render import manifest
+
 WAITS = ("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu")
 NO_RIGHT = 'workloads.kueue.x-k8s.io is forbidden: User "u" cannot list resource "workloads"'
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
@@ -30,7 +32,7 @@ def held(server, body):
 def put_job(api, made=None, *, suspend=True):
     """The job `demo` of the queue `team`, with a Workload."""
     found = queue_cases.queued_job(suspend=suspend)
-    found["metadata"]["labels"]["app.kubernetes.io/name"] = "gptddp"
+    found["metadata"]["labels"] |= manifest.labels("demo")
     worker(found)["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 60}}
     api.put(found, made or workload(WAITS))
     return found

@@ -51,13 +51,7 @@ class _Handler(api_server._Handler):
     def do_GET(self):
         if "/secrets" in self.path and self.api.secrets_are_hidden:
             return self._status(403, "secrets is forbidden: U cannot get secrets")
-        if self.api.answer is None:
-            return super().do_GET()
-        status, body = self.api.answer
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
+        super().do_GET()
 
     def do_POST(self):
         body, plural = self._body(), self.path.split("?")[0].split("/")[-1]
@@ -125,11 +119,15 @@ class _Handler(api_server._Handler):
 
     def do_DELETE(self):
         plural, name = self.path.split("?")[0].split("/")[-2:]
+        meant = self._body().get("preconditions", {}).get("uid")
         if (plural, name) not in self.api.objects:
             return self._status(404, f'{plural} "{name}" not found')
+        if meant not in (None, self.api.objects[plural, name]["metadata"].get("uid")):
+            return self._status(409, "the UID in the precondition is another")
         if self._allowed(f"delete {self.api.objects[plural, name]['kind']}"):
             del self.api.objects[plural, name]
             self.api.collect(name)
+            self.api.collect_garbage()
             self._json(200, {"kind": "Status", "status": "Success"})
 
     def _allowed(self, what):
@@ -159,7 +157,6 @@ class WriteAPI(api_server.FakeAPI):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
         self.applied = {}  # what was sent last of an object that is applied
         self.dry_runs = []  # what the server was asked about, and not to create
-        self.answer = None  # (status, text) to every GET
         self.secrets_are_hidden = False
         self.no_right = set()  # such as "create pods" or "get pods/log"
         self.webhook = lambda body: ""  # why an object is refused

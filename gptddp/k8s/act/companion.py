@@ -3,8 +3,8 @@
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act.failure import REFUSED
-from gptddp.k8s.cluster import JOB, Cluster, resource
-from gptddp.k8s.objects import Object
+from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.objects import Object, resource
 from gptddp.k8s.render import companions
 
 

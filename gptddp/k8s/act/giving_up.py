@@ -1,9 +1,8 @@
 """Fails a job whose pod is made again and again, and whose container never starts.
 
 The operator makes such a pod anew at once, for ever: it counts only restarts of containers in pods
-that run. No controller of ours is on the cluster, so the commands that wait do it. They let the
-operator end the job: a job whose `activeDeadlineSeconds` are over is marked as failed, and its pods
-are deleted, at the next event of a pod, which is at once here.
+that run. No controller of ours is on the cluster, so the commands that wait do it, by a deadline
+that is over: at the next event of a pod, which is at once here, the operator fails the job.
 """
 
 from gptddp.errors import ClusterError
@@ -32,24 +31,22 @@ class GivingUp:
             self._reason = found.reason
         if self._over or not found or not _is_hopeless(facts, found):
             return
-        name, at, why = facts.name, self._cluster.flags, self._reason or found.reason
         reason = (
-            f"pod {found.pod_name} was made {found.count} times in {found.seconds:.0f} s, and its "
-            f"container never started: {why}; mend that, then `gptddp-k8s delete {name}"
-            f"{at}` and the same submit go on from the newest checkpoint"
+            f"pod {found.pod_name}: {found.told(self._reason or found.reason)}; mend that, then the"
+            " same submit with --replace goes on from the newest checkpoint"
         )
         patch = {
             "metadata": {"annotations": {GIVEN_UP: reason}},
             "spec": {"runPolicy": {"activeDeadlineSeconds": 1}},
         }
         try:
-            self._cluster.patch(JOB, name, patch)
+            self._cluster.patch(JOB, facts.name, patch)
         except ClusterError as error:
             if transient(error):
                 return  # at the next look
             self._say(
-                f"{name}: it is in vain, and cannot be ended: {error}; who may, runs "
-                f"`gptddp-k8s suspend {name}{at}`"
+                f"{facts.name}: it is in vain, and cannot be ended: {error}; somebody who may can"
+                f" `gptddp-k8s suspend {facts.name}{self._cluster.flags}`"
             )
         self._over = True
 

@@ -1,34 +1,44 @@
 """What is done to a job that is on a cluster: delete, scale, suspend, resume.
 
 Each function returns what it did, in kubectl's words, and gives `say` what else there is to know.
+A job that was not made by gptddp-k8s is refused, with kubectl's command for it: whether its pods
+commit a checkpoint, and which sizes it can train at, is not known here.
 """
 
-import calendar
+import json
+import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
+from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import JOB, Cluster, resource
+from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.objects import (
-    QUEUE,
     Object,
     argument,
     claim_at,
+    queue_name,
     replica_count,
+    resource,
+    seconds,
     suspended,
     worker_pod_spec,
     worker_spec,
 )
 from gptddp.k8s.observe import why
-from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.observe.why import state
 from gptddp.k8s.render import companions
 from gptddp.k8s.render.manifest import RUNS
 
 MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
+UNREACHABLE = (
+    "the node may be down; when it is certain that it no longer runs,"
+    " `kubectl delete pod POD --force` gives the pod up"
+)
+_SHORT_JOB = "batch.kubernetes.io/job-name"  # label of the pods of `prepare` and `sample`
 _POLL_S = 1.0
 _OVERDUE_S = 10.0
 
@@ -61,150 +71,131 @@ def run_location(job: Object) -> str:
     return f"{folder} in the claim {claim}" if claim else ""
 
 
+def check_ours(cluster: Cluster, job: Object, kubectl: str) -> None:
+    name = job["metadata"]["name"]
+    if not is_ours(job, name):
+        raise ConfigError(
+            f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
+            f"`kubectl {kubectl} -n {cluster.namespace}`"
+        )
+
+
 # -- delete --------------------------------------------------------------------------------------
+
+_Named = tuple[str, Object]  # its kind, which an object of a list does not say
 
 
 def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterator[str]:
-    """Delete the job and all that is ours under its name; yields each thing that has gone.
+    """Delete the job, and what is ours under its name and does not go with it; yields each.
 
-    What this user may not delete is said, and left: nothing of it runs, or holds up another job of
-    the name. Raises NotFoundError if there was nothing else, ConfigError for a job of somebody
-    else, ClusterError. A call that was killed, or failed, is completed by the next one.
+    The garbage collector takes what the job owns. What this user may not delete is said, and left:
+    nothing of it runs. Raises NotFoundError if there was nothing, ConfigError for a job of
+    somebody else, ClusterError. A call that was killed, or failed, is completed by the next one.
     """
-    if job is not None and not is_ours(job, name):
-        raise ConfigError(
-            f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
-            f"`kubectl delete pytorchjob {name} -n {cluster.namespace}`"
-        )
+    if job is not None:
+        check_ours(cluster, job, f"delete pytorchjob {name}")
     with says("nothing was deleted"):
-        # Listed first: the garbage collector takes them as soon as the job is gone.
         found = [(JOB, job)] if job else []
-        for kind in (*reversed(companions.KINDS), "ConfigMap", "Secret", "Job"):
-            found += [(kind, it) for it in _found(cluster, kind, name, say)]
-    left = []
+        found += [(kind, it) for kind, it in _beside(cluster, name) if not _is_owned(it)]
+    gone = 0
     for at, (kind, it) in enumerate(found):
-        rest = _resources(found[at:])
-        with says(f"not deleted, as far as is known: {rest}; {AGAIN}"):
-            deleted = _delete_one(cluster, kind, it)
-        if deleted:
-            yield resource(kind, it["metadata"]["name"])
-        else:
-            left.append((kind, it))
-    stays = [(kind, it) for kind, it in left if not (job and _goes_with(it, job))]
-    told = f"no right to delete {_resources(stays)}: {by_hand(cluster, stays)}" if stays else ""
-    if len(left) < len(found) or remains(cluster, name):
-        if told:
-            say(f"{told}. Nothing of it runs, and a new job of this name uses it again")
-        return
-    error = cluster.not_found(name)
-    raise NotFoundError(f"{error}\n  {told}") if told else error
+        with says(f"not deleted, as far as is known: {names(found[at:])}; {AGAIN}"):
+            if _delete_one(cluster, kind, it, say):
+                yield resource(kind, it["metadata"]["name"])
+                gone += 1
+    if not gone and not remains(cluster, name):
+        raise cluster.not_found(name)
 
 
-def _delete_one(cluster: Cluster, kind: str, it: Object) -> bool:
-    """Delete it; False where this user may not, and it may stay."""
+def _beside(cluster: Cluster, name: str) -> Iterator[_Named]:
+    """What is ours under a job's name, as far as this user may see it."""
+    for kind in (*companions.KINDS, "Secret"):
+        it = if_allowed(partial(cluster.get, kind, name), None)
+        if it is not None and is_ours(it, name):
+            yield kind, it
+    for kind in ("ConfigMap", "Job"):
+        yield from ((kind, it) for it in if_allowed(partial(cluster.find, kind, ours(name)), []))
+
+
+def _is_owned(it: Object) -> bool:
+    """Does the garbage collector delete it, with the job or because the job is gone?"""
+    return bool(it["metadata"].get("ownerReferences"))
+
+
+def _delete_one(cluster: Cluster, kind: str, it: Object, say: Say) -> bool:
+    """Delete it; False where it has gone, or this user may not delete it and it may stay."""
+    what = names([(kind, it)])
     try:
-        cluster.delete(kind, str(it["metadata"]["name"]))
+        return cluster.delete(kind, it["metadata"]["name"], it["metadata"].get("uid"))
     except ClusterError as error:
-        if error.status == 403 and kind not in (JOB, "Job"):
+        if error.status == 409:  # another one has its name: of a submit that was quicker
             return False
-        raise
-    return True
-
-
-def _goes_with(it: Object, job: Object) -> bool:
-    """Will the garbage collector delete it after the job?"""
-    owners = it["metadata"].get("ownerReferences") or []
-    return [owner["uid"] for owner in owners] == [job["metadata"].get("uid")]
-
-
-def by_hand(cluster: Cluster, things: Sequence[tuple[str, Object]]) -> str:
-    """What somebody with more rights can type to delete these objects, each with its kind."""
-    command = f"kubectl delete {_resources(things)} -n {cluster.namespace}"
-    return f"`{command}` by somebody who may removes it"
-
-
-def _resources(things: Sequence[tuple[str, Object]]) -> str:
-    return " ".join(resource(kind, it["metadata"]["name"]) for kind, it in things)
-
-
-def _found(cluster: Cluster, kind: str, name: str, say: Say) -> list[Object]:
-    try:
-        return cluster.find(kind, ours(name))
-    except ClusterError as error:
-        if error.status != 403:
+        if error.status != 403 or kind in (JOB, "Job"):  # those run on
             raise
-        live, unseen = _by_name(cluster, kind, name)
-        # Who may not see these could not make them, and those of a job go with the job.
-        if kind == "Job" or (unseen and kind not in ("Secret", "ConfigMap")):
-            say(f"warning: whether there is a {kind} beside the job cannot be seen: {error}")
-        return [live] if live is not None and is_ours(live, name) else []
+        say(
+            f"no right to delete {what}, of which nothing runs; a new job of this name uses it"
+            f" again. `kubectl delete {what} -n {cluster.namespace}` by somebody who may removes it"
+        )
+        return False
 
 
-def _by_name(cluster: Cluster, kind: str, name: str) -> tuple[Object | None, bool]:
-    """What is not to be listed may be read, and most has the job's name; and whether it may not."""
-    try:
-        return cluster.get(kind, name), False
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        return None, True
+def remains(cluster: Cluster, name: str) -> list[_Named]:
+    """Pods and services of a deleted job, and what the garbage collector is about to delete.
+
+    A new job of the name has to wait for them: it would lose what is collected late.
+    """
+    job = cluster.get(JOB, name)
+    if job is not None and "deletionTimestamp" not in job["metadata"]:
+        return []  # all of it belongs to a new job, which somebody has submitted meanwhile
+    beside = list(_beside(cluster, name))
+    jobs = [it["metadata"]["name"] for kind, it in beside if kind == "Job"]
+    left: list[_Named] = [
+        ("Pod", pod)
+        for pod in cluster.find("Pod", ours(name))
+        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # one that nobody has deleted
+    ]
+    left += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
+    return left + [(kind, it) for kind, it in beside if _is_owned(it)]
 
 
-def remains(cluster: Cluster, name: str, short_jobs: bool = True) -> list[Object]:
-    """Pods and services under a job's name; with the pods of its short Jobs, such as `sample`."""
-    by_operator = f"{companions.JOB_NAME}={name}"
-    pods = cluster.find("Pod", by_operator) + (
-        cluster.find("Pod", ours(name)) if short_jobs else []
-    )
-    found = {pod["metadata"]["name"]: pod for pod in pods}
-    for service in cluster.find("Service", by_operator):
-        found.setdefault(service["metadata"]["name"], service)
-    return list(found.values())
+def wait_gone(cluster: Cluster, name: str, say: Say, limit_s: float = math.inf) -> str:
+    """Wait until nothing remains of a deleted job, telling what still does.
 
-
-def wait_gone(
-    cluster: Cluster, name: str, say: Say, *, limit_s: float | None = None, short_jobs: bool = True
-) -> bool:
-    """Wait until nothing remains of a deleted job, telling what still does; False at the limit."""
-    end, told, warned = time.monotonic() + (limit_s or 0), 0, False
-    while left := remains(cluster, name, short_jobs):
-        if limit_s is not None and time.monotonic() > end:
-            return False
+    Returns what was left at the limit, else an empty string.
+    """
+    end, told, warned = time.monotonic() + limit_s, 0, False
+    while left := remains(cluster, name):
+        if time.monotonic() > end:
+            return names(left)
         if len(left) != told:
             say(f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}")
             told = len(left)
-        stuck = [pod for pod in left if _overdue(pod)]
+        stuck = [(kind, it) for kind, it in left if _overdue(it)]
         if stuck and not warned:
             say(f"{names(stuck)} should have ended by now: {UNREACHABLE}")
             warned = True
         time.sleep(_POLL_S)
-    return True
-
-
-def _trains(pod: Object) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return companions.JOB_NAME in labels and (pod.get("status") or {}).get("phase") == "Running"
+    return ""
 
 
 _CHECKPOINT = "; a pod commits a checkpoint first"
-UNREACHABLE = (
-    "the node may be down; when it is certain that it no longer runs,"
-    " `kubectl delete pod POD --force` gives the pod up"
-)
 
 
-def names(objects: Sequence[Object], most: int = 3) -> str:
-    """`a, b, c and 2 more`."""
-    first = [o["metadata"]["name"] for o in objects[:most]]
-    return ", ".join(first) + (f" and {len(objects) - most} more" if len(objects) > most else "")
+def _trains(named: _Named) -> bool:
+    kind, it = named
+    return kind == "Pod" and (it.get("status") or {}).get("phase") == "Running"
 
 
-def _overdue(pod: Object) -> bool:
-    """Its time to end, the grace period included, is over by far."""
-    due = pod["metadata"].get("deletionTimestamp")
-    if not due or "nodeName" not in pod["spec"]:
-        return False
-    return time.time() > calendar.timegm(time.strptime(due, "%Y-%m-%dT%H:%M:%SZ")) + _OVERDUE_S
+def names(things: Sequence[_Named], most: int = 3) -> str:
+    """`pod/a, pod/b, service/c and 2 more`."""
+    first = ", ".join(resource(kind, it["metadata"]["name"]) for kind, it in things[:most])
+    return first + (f" and {len(things) - most} more" if len(things) > most else "")
+
+
+def _overdue(it: Object) -> bool:
+    """Of a pod on a node: is its time to end, the grace period included, over by far?"""
+    due = seconds(it["metadata"].get("deletionTimestamp"))
+    return bool(due and "nodeName" in it.get("spec", {}) and time.time() > due + _OVERDUE_S)
 
 
 # -- scale, suspend, resume ----------------------------------------------------------------------
@@ -212,7 +203,8 @@ def _overdue(pod: Object) -> bool:
 
 def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     """Set the number of pods of a job between its minimum and maximum."""
-    job = _unfinished(cluster, name, "scale")
+    by_hand = f"scale pytorchjob {name} --replicas {replicas}"
+    job, workload = _changeable(cluster, name, "scale", by_hand)
     policy, at = job["spec"].get("elasticPolicy") or {}, cluster.flags
     old = replica_count(worker_spec(job))
     low, high = int(policy.get("minReplicas", old)), int(policy.get("maxReplicas", old))
@@ -232,15 +224,14 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     if replicas == old:
         say(f"the job has {old} replicas already")
         return f"{resource(JOB, name)} unchanged"
-    with says("nothing was changed", errors=GptddpError):
-        queue = queueing.of(cluster, job)
-        if queue:
-            queueing.check_scale(job, queue, replicas, at)
-    change = {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}
-    _change(cluster, name, change)
-    if queue:
-        again = " again" if queue.held else ""
-        say(f"the job waits in the queue {queue.name}{again}, for room for its pods")
+    if workload and not suspended(job):
+        raise ConfigError(
+            f"--replicas {replicas}: Kueue stops a job whose number of pods changes, and queues it"
+            f" anew. If that is meant: `gptddp-k8s suspend {name}{at}`, and then this command"
+        )
+    _patch(cluster, JOB, name, {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}})
+    if workload:
+        say(f"the job waits in the queue {queue_name(job)} for room for its pods")
     elif suspended(job):
         say(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
@@ -257,77 +248,53 @@ def resume(cluster: Cluster, name: str, say: Say) -> str:
 
 
 def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
-    job = _unfinished(cluster, name, "suspend" if wanted else "resume")
-    with says("nothing was changed", errors=GptddpError):
-        queue = queueing.of(cluster, job)
-    if queue:
-        return _set_held(cluster, job, queue, wanted, say)
-    if suspended(job) == wanted:
-        say(f"the job is {'suspended already' if wanted else 'not suspended'}")
+    """Of a job in a queue by its Workload: what is set on the job itself, Kueue sets back."""
+    verb, done = ("suspend", "suspended") if wanted else ("resume", "resumed")
+    spec = {"runPolicy": {"suspend": wanted}}
+    by_hand = f"patch pytorchjob {name} --type merge -p '{json.dumps({'spec': spec})}'"
+    job, workload = _changeable(cluster, name, verb, by_hand)
+    status = f"`gptddp-k8s status {name}{cluster.flags}`"
+    waits = f"it is in the queue {queue_name(job)}; {status} says what it waits for"
+    held = workload["spec"].get("active") is False if workload else suspended(job)
+    if held == wanted:
+        say(f"the job is {'suspended already' if held else 'not suspended'}")
+        if workload and suspended(job) and not held:
+            say(waits)
         return f"{resource(JOB, name)} unchanged"
-    _change(cluster, name, {"runPolicy": {"suspend": wanted}})
-    if wanted:
-        say(
-            f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint; "
-            f"`gptddp-k8s resume {name}{cluster.flags}` goes on from it"
+    if workload:
+        without = (
+            f"`gptddp-k8s delete {name}{cluster.flags}` and the same submit need no such right"
         )
-    return f"{resource(JOB, name)} {'suspended' if wanted else 'resumed'}"
-
-
-def _set_held(cluster: Cluster, job: Object, queue: Queue, wanted: bool, say: Say) -> str:
-    """Take a job of Kueue's out of its queue, or put it in again."""
-    name, at = job["metadata"]["name"], cluster.flags
-    runs = not suspended(job)
-    if queue.held == wanted:
-        if not wanted and queue.given_up:
-            raise ConfigError(
-                f"Kueue could not start the job {name}, and tries no more: {queue.given_up};"
-                f" `gptddp-k8s delete {name}{at}` it, and submit it anew: its run goes on"
-            )
-        if not wanted and not runs and not queue.name:
-            raise ConfigError(
-                f"the job {name} names no queue, and Kueue starts no job without one here; `kubectl"
-                f" label pytorchjob {name} {QUEUE}=NAME -n {cluster.namespace}` puts it into one"
-            )
-        if not wanted and not runs:
-            raise ConfigError(
-                f"the job {name} is not suspended: it waits in the queue {queue.name}, and Kueue"
-                " starts it when there is room; what starts it now, Kueue would stop at once;"
-                f" `gptddp-k8s status {name}{at}` says what it waits for"
-            )
-        say(f"the job is {'suspended already' if wanted else 'not suspended'}")
-        return f"{resource(JOB, name)} unchanged"
-    with says(_UNCHANGED, _UNKNOWN):
-        queueing.set_active(cluster, queue, not wanted)
-    if not wanted:
-        say(f"it waits in the queue {queue.name} again; Kueue starts it when there is room")
-        return f"{resource(JOB, name)} resumed"
-    if runs:
+        active = {"active": not wanted}
+        _patch(cluster, "Workload", workload["metadata"]["name"], active, f"; {without}")
+    else:
+        _patch(cluster, JOB, name, spec)
+    if wanted and not suspended(job):
         say(f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint")
-    say(
-        f"it was taken out of the queue {queue.name}: `gptddp-k8s resume {name}{at}` puts it in"
-        f" again{', and it goes on from its checkpoint' if runs else ''}"
-    )
-    return f"{resource(JOB, name)} suspended"
+    if wanted:
+        say(f"`gptddp-k8s resume {name}{cluster.flags}` lets it go on")
+    elif workload:
+        say(waits)
+    return f"{resource(JOB, name)} {done}"
 
 
-_UNCHANGED, _UNKNOWN = (
-    "the job was not changed",
-    f"whether the job was changed is not known; {AGAIN}",
-)
+def _patch(cluster: Cluster, kind: str, name: str, spec: Object, otherwise: str = "") -> None:
+    with says(
+        f"the job was not changed{otherwise}", f"whether the job was changed is not known; {AGAIN}"
+    ):
+        cluster.patch(kind, name, {"spec": spec})
 
 
-def _change(cluster: Cluster, name: str, spec: Object) -> None:
-    with says(_UNCHANGED, _UNKNOWN):
-        cluster.patch(JOB, name, {"spec": spec})
-
-
-def _unfinished(cluster: Cluster, name: str, verb: str) -> Object:
+def _changeable(
+    cluster: Cluster, name: str, verb: str, kubectl: str
+) -> tuple[Object, Object | None]:
+    """A job that is ours and has not ended, with its Workload if it is in a queue of Kueue."""
     with says("nothing was changed"):
         job = cluster.job(name)
-    if finished(job):
-        raise ConfigError(
-            f"the job {name} has {state(job).lower()}: there is nothing to {verb}; to run it"
-            f" again, `gptddp-k8s delete {name}{cluster.flags}` and submit it"
-        )
-    return job
+        check_ours(cluster, job, kubectl)
+        if finished(job):
+            raise ConfigError(
+                f"the job {name} has {state(job).lower()}: there is nothing to {verb}; to run it"
+                f" again, submit it with --replace"
+            )
+        return job, queueing.workload(cluster, job)

@@ -17,7 +17,8 @@ _MAKE = {
     "ConfigMap": "kubectl create configmap {name} --from-literal={key}=...",
     "ServiceAccount": "kubectl create serviceaccount {name}",
 }
-_READ_ONLY = {"data": "--read-only-data"}  # by volume
+# What mounts a volume read-only on its node too.
+_READ_ONLY = {"data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data"}
 _OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
 
 

@@ -60,8 +60,8 @@ def own(cluster: Cluster, job: Object, say: Say) -> None:
         command = key_command(name, f" -n {cluster.namespace}")
         say(
             f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. They use it"
-            f" if it is there, and run without a key otherwise. For one, delete the job, have "
-            f"somebody run `{command}`, and submit again; docs/security.md of the sources says more"
+            " if it is there, and run without a key otherwise. Delete the job and submit it again "
+            f"for another key; who may not make Secrets has somebody run `{command}` in between"
         )
 
 

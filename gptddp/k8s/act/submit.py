@@ -6,11 +6,12 @@
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gptddp.errors import ClusterError, ConfigError, GptddpError
+from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
 from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
@@ -33,7 +34,7 @@ _MOST_LINES = 12  # in a message
 
 
 def submit(
-    cluster: Cluster, objects: Sequence[Object], say: Say, *, line: str = "", replace: bool = False
+    cluster: Cluster, objects: Sequence[Object], say: Say, *, line: str, replace: bool
 ) -> tuple[Object, bool]:
     """The job of these objects as it is on the cluster, and whether this call created it.
 
@@ -49,20 +50,14 @@ def submit(
             review(cluster, objects, live, say)
     if live is not None and ended:
         say(f"the job {name} is {why.state(live)}: it is replaced")
-        for _ in lifecycle.delete(cluster, name, live, say):
-            pass
+        with contextlib.suppress(NotFoundError):  # another submit has replaced it
+            for _ in lifecycle.delete(cluster, name, live, say):
+                pass
         with says(f"the old job was deleted, and the new one is not created; {AGAIN}"):
             live = _settled(cluster, job, say)
     created = False
     if live is None:
-        undo = f"`gptddp-k8s delete {name}{cluster.flags}` removes what is there"
-        beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
-        with says(beside, errors=GptddpError):
-            for helper in helpers:
-                companion.apply(cluster, helper)
-            rendezvous_key.make(cluster, job)
-        with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
-            live, created = _create(cluster, job, line)
+        live, created = _create(cluster, objects, line)
     check_same(cluster, live, objects)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
@@ -82,27 +77,32 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
             held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
-    if live is None and not lifecycle.wait_gone(
-        cluster, name, say, limit_s=limit_s, short_jobs=False
-    ):
-        left = lifecycle.names(lifecycle.remains(cluster, name, short_jobs=False))
+    if live is None and (left := lifecycle.wait_gone(cluster, name, say, limit_s)):
         raise ClusterError(
             f"{left} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
         )
     return live
 
 
-def _create(cluster: Cluster, job: Object, line: str) -> tuple[Object, bool]:
-    """The job, and whether it is this call that has created it."""
+def _create(cluster: Cluster, objects: Sequence[Object], line: str) -> tuple[Object, bool]:
+    """The job, after what is beside it, and whether it is this call that has created it."""
+    *helpers, job = objects
     meta = job["metadata"]
-    note = {**meta["annotations"], **({SUBMIT_LINE: line} if line else {})}
-    try:
-        return cluster.create({**job, "metadata": {**meta, "annotations": note}}), True
-    except ClusterError as error:
-        live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
-        if live is None:
-            raise
-        return live, False  # by another submit, a moment ago
+    undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what is there"
+    beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
+    with says(beside, errors=GptddpError):
+        for helper in helpers:
+            companion.apply(cluster, helper)
+        rendezvous_key.make(cluster, job)
+    notes = {**meta["annotations"], SUBMIT_LINE: line}
+    with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
+        try:
+            return cluster.create({**job, "metadata": {**meta, "annotations": notes}}), True
+        except ClusterError as error:
+            live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
+            if live is None:
+                raise
+            return live, False  # by another submit, a moment ago
 
 
 # -- before anything is created ------------------------------------------------------------------
@@ -128,7 +128,8 @@ def review(
     *helpers, job = objects
     name, changes = job["metadata"]["name"], []
     if live is None or lifecycle.finished(live):
-        queueing.check(cluster, job, refuse(cluster, job), say)
+        refuse(cluster, job)
+        queueing.check(cluster, job)
         check_pod(cluster, job, helpers, say)
         check_needs(cluster, job, helpers, say)
         if rendezvous_key.check(cluster, job):
@@ -150,17 +151,27 @@ def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: S
         say(f"warning: {lack}")
 
 
-def refuse(cluster: Cluster, job: Object) -> Object:
-    """The job as the server and its webhooks would have it. Raises ClusterError in their words."""
+def refuse(cluster: Cluster, job: Object) -> None:
+    """Let the server and its webhooks look at the job. Raises ClusterError in their words.
+
+    ConfigError for a job of a queue that Kueue does not hold: its integration of PyTorchJobs is
+    not among those that Kueue comes configured with.
+    """
+    answer = None
     try:
-        return cluster.create(job, dry_run=True)
+        answer = cluster.create(job, dry_run=True)
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
             make = f"`kubectl create namespace {cluster.namespace}` makes it, -n names another"
-            raise ClusterError(f"there is no namespace {cluster.namespace}: {make}", 404) from None
+            raise ClusterError(f"there is no namespace {cluster.namespace}; {make}", 404) from None
         if error.status != 409:  # it exists: all else was looked at before that
             raise
-    return job
+    if answer and queue_name(job) and not suspended(answer):
+        raise ConfigError(
+            f"--queue {queue_name(job)}: Kueue does not hold PyTorchJobs here: the job would start"
+            " at once, outside of the queue; its administrator can add kubeflow.org/pytorchjob to"
+            " integrations.frameworks of its configuration, or leave out --queue"
+        )
 
 
 def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:

@@ -19,8 +19,7 @@ def delete(cluster: Any, name: str, no_wait: bool) -> None:
     """Delete a job with its pods and everything that was created beside it.
 
     Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
-    same job submitted again goes on from there. Exit code 102: there is no such job. What you may
-    not delete beside it, such as its Secret, is named, and does not change the exit code.
+    same job submitted again goes on from there. Exit code 102: there is no such job.
 
     \b
     gptddp-k8s delete demo

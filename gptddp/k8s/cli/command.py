@@ -41,6 +41,10 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from gptddp.k8s.render import pod
+
+            if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
+                raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
             if error.option_name not in self._takes():
                 raise
             raise click.UsageError(
@@ -58,8 +62,8 @@ GONE = {
     "`gptddp-k8s render ... | kubectl diff -f -`",
     "rerun": "`gptddp-k8s submit --replace` puts a job in the place of one that has ended; "
     "`gptddp-k8s status NAME` prints the line of its submit",
-    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/k8s.md of the sources lists "
-    "them",
+    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the "
+    "sources lists them",
     "top": "`gptddp-k8s status NAME --watch` watches a job",
     "validate": "`gptddp-k8s render -f job.toml` checks a job; for other manifests there is "
     "`kubectl apply --dry-run=server -f FILE`",
@@ -72,9 +76,8 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        word = args[0]
-        if word in GONE and word not in self.commands:
-            raise click.UsageError(f"there is no `{word}` any more: {GONE[word]}")
+        if args[0] in GONE:
+            raise click.UsageError(f"there is no `{args[0]}` any more: {GONE[args[0]]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,8 +11,8 @@ from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act import submit as act
 from gptddp.k8s.act.failure import says
 from gptddp.k8s.cli.command import note
-from gptddp.k8s.cluster import JOB, Cluster, resource
-from gptddp.k8s.objects import Object, argument, claim_at, worker_pod_spec
+from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.objects import Object, argument, claim_at, resource, worker_pod_spec
 from gptddp.k8s.observe import why
 from gptddp.k8s.render.manifest import DATA
 
@@ -80,7 +80,7 @@ def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None
     """What became of a job that exists already, from the same options."""
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     changed = act.differences(cluster, job, objects)
-    spec = "these options, changed by others (live -> yours)," if changed else "this very spec"
+    spec = "these options, changed since (live -> yours)," if changed else "this very spec"
     note(f"the job exists with {spec} and is {state}")
     for line in act.lines(changed):
         note(line)

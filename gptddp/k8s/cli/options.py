@@ -35,8 +35,6 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """The settings of the option for a field of a job."""
     kind, help = fields.kind(field), field.metadata["help"]
     settings: dict[str, Any] = {"cls": _PodOption} if field.name in pod.FIELDS else {}
-    if kind is Kind.SWITCH:  # None where it is not given: the file's value then stands
-        return {**settings, "is_flag": True, "default": None, "help": help}
     settings["metavar"] = field.metadata["metavar"]
     if kind in (Kind.LIST, *fields.TABLES):
         settings |= {"multiple": True, "callback": pairs if kind in fields.TABLES else None}
@@ -57,12 +55,11 @@ def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def loaded(*args: Any, file: Path | None, namespace: str | None, **options: Any) -> Any:
-        from gptddp.k8s.render import rules, spec
+        from gptddp.k8s.render import spec
 
         given = {name: options.pop(name) for name in pod.OF_ANY_POD}
         job = spec.given(file, given, [])
         asked = pod.of_any_pod(job.pod)
-        rules.refuse(rules.check_spec(spec.resolve(spec.JobSpec(pod=asked))))
         job, namespace = dataclasses.replace(job, pod=asked), namespace or job.namespace
         return command(*args, job=job, namespace=namespace, **options)
 

@@ -11,7 +11,7 @@ from gptddp.k8s.objects import Object
 
 def objects(found: Sequence[Object], output: str) -> None:
     """Kubernetes objects as `-o` has them: yaml, json or name; several as documents, or a List."""
-    from gptddp.k8s.cluster import resource
+    from gptddp.k8s.objects import resource
     from gptddp.k8s.render import manifest
 
     if output == "name":

@@ -124,7 +124,7 @@ def _run_prepare(
 ) -> None:
     """Create the Job, and wait for it with its log on stdout if asked; raises JobFailed."""
     from gptddp.k8s.act import short_job
-    from gptddp.k8s.cluster import resource
+    from gptddp.k8s.objects import resource
 
     name = job["metadata"]["name"]
     created = short_job.submit(cluster, job, note)

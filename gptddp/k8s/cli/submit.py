@@ -49,11 +49,11 @@ def trainer_flags() -> list[str]:
 
 def load(options: dict[str, Any]) -> JobSpec:
     """The spec of a command's options, with its notes printed; raises ConfigError."""
-    from gptddp.k8s.render import rules
+    from gptddp.k8s.render import manifest, rules
 
     file, train_args = options.pop("file"), options.pop("train_args")
     job = spec.load(file, options, train_args)
-    rules.refuse(rules.check_spec(job))
+    rules.refuse(rules.check(job, manifest.pytorchjob(job)))
     for warning in rules.warnings(job):
         note(f"warning: {warning}")
     if job.code is not None:
@@ -63,11 +63,9 @@ def load(options: dict[str, Any]) -> JobSpec:
 
 def objects_of(job: JobSpec) -> "list[Object]":
     """What `render` prints and `submit` runs."""
-    from gptddp.k8s.render import admission, manifest, rules
+    from gptddp.k8s.render import manifest
 
-    *beside, made = manifest.objects(job)
-    rules.refuse(admission.check_job(made))
-    return [*beside, made]
+    return manifest.objects(job)
 
 
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
@@ -83,15 +81,13 @@ def render(output: str, **options: Any) -> None:
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
     """
-    from gptddp.k8s.render import code_volume, companions, manifest
+    from gptddp.k8s.render import companions, manifest
 
     job = load(options)
     objects = objects_of(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
     at = f" -n {job.namespace}" if job.namespace else ""
-    for warning in code_volume.notes(objects):
-        note(warning)
     note(
         f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
         f"{companions.key_command(job.name, at)}"
@@ -159,10 +155,13 @@ def submit(
     _refuse_options(ctx, local)
     job = load(options)
     if local:
+        from gptddp.k8s.local import run
+
         folders = {claim: Path(folder) for claim, folder in volume}
         objects = objects_of(job)
         _say_left_out(job)
-        ctx.exit(_run_locally(objects, local_dir or LOCAL_DIR, folders, verbose))
+        local_dir = local_dir or LOCAL_DIR
+        ctx.exit(run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
@@ -191,15 +190,6 @@ def _say_left_out(job: JobSpec) -> None:
     if left_out := pod.without_meaning_locally(job.pod):
         flags = ", ".join(map(spec.flag, left_out))
         note(f"warning: with --local {flags} {'have' if left_out[1:] else 'has'} no meaning")
-
-
-def _run_locally(
-    objects: "list[Object]", local_dir: Path, volumes: dict[str, Path], verbose: bool
-) -> int:
-    """Run the job here; returns the exit code."""
-    from gptddp.k8s.local import run as local_job
-
-    return local_job.run(objects, local_dir=local_dir, volumes=volumes, verbose=verbose)
 
 
 _CLUSTER_OPTIONS = (

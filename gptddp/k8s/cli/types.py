@@ -30,6 +30,10 @@ class _Name(click.ParamType[str]):
         return text
 
 
+class _Seconds(click.FloatRange):
+    name = "seconds"
+
+
 class _Duration(click.ParamType[float]):
     """A length of time as kubectl takes it, in seconds."""
 
@@ -66,7 +70,7 @@ class _File(click.Path):
 # A job that we did not create may have dots; `-o name` says what it is as well, as kubectl does.
 JOB = _Name("a job", 253, dots=True, prefix=r"pytorchjobs?(\.kubeflow\.org)?/")
 NAMESPACE = _Name("a namespace", 63, dots=False)
-SECONDS = click.FloatRange(0)
+SECONDS = _Seconds(0)
 DURATION = _Duration()
 WORD = _Word()
 PATH = _File(path_type=Path)

@@ -16,7 +16,7 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.objects import Object, worker_pod_spec
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.companions import secret_ref
-from gptddp.k8s.render.names import JOB_ENV
+from gptddp.k8s.render.variables import JOB_ENV
 
 # A container starts without what the user's shell exports for another job.
 _NOT_INHERITED = re.compile(JOB_ENV + r"|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES")

@@ -28,6 +28,11 @@ class End(NamedTuple):
     def container(self) -> str:
         return str(self.status["name"])
 
+    @property
+    def by_node(self) -> bool:
+        """Did its node end the pod? The pod's status has the reason then."""
+        return bool((self.pod.get("status") or {}).get("reason"))
+
 
 def ends(pods: Iterable[Object]) -> list[End]:
     """Bad ends of containers; the first is the one that the others follow from.
@@ -67,25 +72,18 @@ def told(facts: Facts, end: End) -> str:
 def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
     """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
     if terminated.get("reason") == "OOMKilled":
-        limit = _memory_of(pod, container)
-        ours = [it["name"] for it in (pod.get("spec") or {}).get("containers", [])[:1]]
-        how = " with --memory" if container in (CONTAINER, *ours) else ""
+        spec = pod.get("spec") or {}
+        of = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+        limits = {it["name"]: (it.get("resources") or {}).get("limits") or {} for it in of}
+        limit = limits.get(container, {}).get("memory")
+        first = container == CONTAINER or bool(of) and container == of[0]["name"]
         return (
             f"killed for using more than its memory{f' of {limit}' if limit else ''} "
-            f"(resources.limits.memory): give it more{how}"
+            f"(resources.limits.memory): give it more{' with --memory' if first else ''}"
         )
     code = exit_codes.meaning(int(terminated.get("exitCode") or 0))
     said = exit_codes.reason(str(terminated.get("message") or ""))
     return f"exited with {code}" + (f": {said}" if said else "")
-
-
-def _memory_of(pod: Object, container: str) -> str:
-    """The memory limit of a pod's container; empty if it has none."""
-    spec = pod.get("spec") or {}
-    for it in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
-        if it["name"] == container:
-            return str(((it.get("resources") or {}).get("limits") or {}).get("memory") or "")
-    return ""
 
 
 def from_outside(facts: Facts, pod_name: str, terminated: Object, at: float) -> str:

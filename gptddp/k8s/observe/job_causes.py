@@ -8,6 +8,7 @@ from gptddp.k8s.objects import (
     condition,
     container_statuses,
     event_time,
+    has_ended,
     is_ready,
     seconds,
     wanted_pods,
@@ -16,7 +17,7 @@ from gptddp.k8s.observe import progress, queue_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.endings import ends, told
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.pod_causes import BEGINNING
+from gptddp.k8s.observe.pod_causes import BEGINNING, ended_by_node
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.replaced_causes import exits
 from gptddp.k8s.render.companions import OURS
@@ -148,14 +149,18 @@ def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
     """
     unseen = f"; for what is not to be seen: {facts.unseen}" if facts.unseen else ""
     for pod in facts.pods:
+        spec = pod.get("spec") or {}
         waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
-        waiting = waiting or [{"reason": BEGINNING[0]}]  # its kubelet has not said so yet
-        node = pod.get("spec", {}).get("nodeName")
-        begins = node and any(w.get("reason") in BEGINNING for w in waiting)
-        if begins and (pending or age_s(pod, facts.now) > START_S):
-            last = max(facts.about(pod), key=event_time, default={})
-            pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
-            yield cause(facts, "starting", f"on its way on node {node}{pulls}{unseen}", pod=pod)
+        begins = not waiting or any(it.get("reason") in BEGINNING for it in waiting)
+        if not begins or has_ended(pod) or not (pending or age_s(pod, facts.now) > START_S):
+            continue
+        last = max(facts.about(pod), key=event_time, default={})
+        pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
+        where = f"on its way on node {spec.get('nodeName')}{pulls}"
+        if not spec.get("nodeName"):
+            scheduler = spec.get("schedulerName", "default-scheduler")
+            where = f"it waits for its scheduler {scheduler} (spec.schedulerName)"
+        yield cause(facts, "starting", where + unseen, pod=pod)
     if pending and not facts.pods:
         yield cause(facts, "starting", f"its pods have not been created yet{unseen}")
 
@@ -192,10 +197,12 @@ def failed(facts: Facts) -> Iterator[Cause]:
     elif "backoff limit" in message or "specified deadline" in message:
         before = next((f"; before, pod {it.pod_name}: {it.text}" for it in exits(facts)), "")
         yield cause(facts, "limit", f"{message} (spec.runPolicy){before}")
-    elif found := [it for it in ends(facts.pods) if not it.previous]:
+    elif found := [it for it in ends(facts.pods) if not it.previous and not it.by_node]:
         end = found[0]
         id = "failed" if end.container == CONTAINER else "failed-container"
         yield cause(facts, id, told(facts, end), pod=end.pod, container=end.container)
+    elif evicted := list(filter(None, (ended_by_node(facts, pod) for pod in facts.pods))):
+        yield evicted[0]
     elif gone := next(exits(facts), None):
         text = f"{gone.text} (the pod and its log are gone)"
         yield cause(facts, "failed", text, name=gone.pod_name)

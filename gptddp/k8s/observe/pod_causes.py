@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from gptddp.k8s import exit_codes
 from gptddp.k8s.objects import (
     Object,
-    age_s,
     condition,
     container_statuses,
     has_ended,
@@ -22,10 +21,9 @@ from gptddp.k8s.observe.endings import ends, told
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
-UNATTENDED_S = 20.0  # a scheduler or a kubelet that runs says something of a pod within a second
 GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
 BEGINNING = ("ContainerCreating", "PodInitializing")  # reasons of a container that waits in peace
-_DENIED = ("401", "403", "denied", "nauthorized", "authentication")  # a registry's answers
+_DENIED = ("denied", "nauthorized", "orbidden", "authentication", "credentials")  # by a registry
 _NO_NEWS = ("ContainersNotReady", "PodCompleted", "PodFailed")  # of a pod that is not Ready
 
 
@@ -56,28 +54,27 @@ def _words(facts: Facts, pod: Object, said: Object, before: str = "", id: str = 
 
 def _lost(facts: Facts, pod: Object) -> Cause | None:
     """A pod that should have been gone by now, or whose node has stopped reporting."""
-    name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName")
-    gone = seconds(pod["metadata"].get("deletionTimestamp"))
-    held = pod["metadata"].get("finalizers")
-    if gone and has_ended(pod) and held:
-        by = ", ".join(held)
-        text = f"it has ended, and cannot be replaced: metadata.finalizers hold it: {by}"
+    meta, node = pod["metadata"], pod.get("spec", {}).get("nodeName")
+    gone = seconds(meta.get("deletionTimestamp"))
+    if gone and has_ended(pod) and (held := meta.get("finalizers")):
+        text = f"it has ended, and metadata.finalizers keep it from being replaced: {held}"
         return cause(facts, "pod", text, pod=pod)
     if gone and node and not has_ended(pod) and facts.now > gone + GONE_S:
         text = (
-            f"its node {node} does not answer, so it cannot be replaced: if the node is off, "
-            f"remove it (kubectl delete node {node}) or kubectl delete pod {name} --force"
+            f"its node {node} does not answer, so it cannot be replaced: if the node is off, remove"
+            f" it (kubectl delete node {node}) or kubectl delete pod {meta['name']} --force"
         )
         return cause(facts, "node-lost", text, pod=pod)
     # The node controller sets a pod not ready without a reason; a kubelet gives one.
-    own, ready = (pod.get("status") or {}).get("containerStatuses"), condition(pod, "Ready") or {}
+    ready = condition(pod, "Ready") or {}
     silent = ready.get("status") == "False" and not ready.get("reason")
-    if not gone and node and own and silent and all(c.get("ready") for c in own):
+    own = (pod.get("status") or {}).get("containerStatuses") or []
+    if not gone and node and silent and all(c.get("ready") for c in own):
         return cause(facts, "node-lost", f"its node {node} has not been heard from", pod=pod)
     return None
 
 
-def _ended_by_node(facts: Facts, pod: Object) -> Cause | None:
+def ended_by_node(facts: Facts, pod: Object) -> Cause | None:
     """The node has ended the pod, or has not let it begin: the pod's status has the reason."""
     status, node = pod.get("status") or {}, pod.get("spec", {}).get("nodeName")
     if status.get("phase") != "Failed" or not status.get("reason"):
@@ -92,32 +89,13 @@ def _taken_away(facts: Facts, pod: Object) -> Cause | None:
     return _words(facts, pod, target, "it is taken off its node: ", "drained") if holds else None
 
 
-def _not_taken_up(facts: Facts, pod: Object) -> Cause | None:
-    """No scheduler, or no kubelet, has said anything of the pod."""
-    spec, status, age = pod.get("spec", {}), pod.get("status") or {}, age_s(pod, facts.now)
-    node = spec.get("nodeName")
-    said = "startTime" in status or any(container_statuses(pod)) or has_ended(pod)
-    looked_at = said or not node and condition(pod, "PodScheduled")
-    if looked_at or age < UNATTENDED_S or "deletionTimestamp" in pod["metadata"] or facts.local:
-        return None
-    text = (
-        f"its node {node} has not taken it up for {age:.0f} s (spec.nodeName): is there such a "
-        "node, and is it Ready?"
-    )
-    if not node:
-        name = spec.get("schedulerName", "default-scheduler")
-        text = f"no scheduler looks at it: does its spec.schedulerName, {name}, run?"
-    return cause(facts, "not-taken-up", text, pod=pod)
-
-
 # -- the scheduler -------------------------------------------------------------------------------
 
 
 def _no_node(facts: Facts, pod: Object) -> Cause | None:
     """The scheduler has found no node, or a claim is not there."""
     scheduled = condition(pod, "PodScheduled") or {}
-    over = has_ended(pod) or "deletionTimestamp" in pod["metadata"]
-    if scheduled.get("status") != "False" or over:
+    if scheduled.get("status") != "False":
         return None
     if scheduled.get("reason") == "SchedulingGated":
         return _words(facts, pod, scheduled)
@@ -155,12 +133,9 @@ def _lack(pod: Object, part: str) -> tuple[str, str]:
     spec = pod.get("spec") or {}
     if "Insufficient " in part:
         resource = part.partition("Insufficient ")[2]
-        asked = [
-            (c["name"], ((c.get("resources") or {}).get("requests") or {}).get(resource))
-            for c in spec.get("containers") or []
-        ]
-        words = ", ".join(f"{name} requests {much}" for name, much in asked if much)
-        return "no-room", f"; resources.requests[{resource}]: {words}" if words else ""
+        resources = [it.get("resources") or {} for it in spec.get("containers") or []]
+        asked = [much for it in resources if (much := (it.get("requests") or {}).get(resource))]
+        return "no-room", f"; resources.requests[{resource}]: {', '.join(asked)}" if asked else ""
     if "untolerated taint" in part:
         keys = [it.get("key") or "everything" for it in spec.get("tolerations") or []]
         own = [key for key in keys if not key.startswith("node.kubernetes.io/")]
@@ -190,12 +165,10 @@ def _waiting(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _image(facts: Facts, pod: Object, status: Object, held: Object) -> Cause:
-    spec, reason, message = pod.get("spec", {}), held["reason"], str(held.get("message") or "")
-    both = [*(spec.get("initContainers") or []), *spec.get("containers", [])]
-    image = next((c.get("image") for c in both if c["name"] == status["name"]), status.get("image"))
-    if reason == "ImagePullBackOff":  # before Kubernetes 1.32 only the event has the reason
+    image, reason, message = status.get("image"), held["reason"], str(held.get("message") or "")
+    if reason == "ImagePullBackOff" and ": " not in message:  # older kubelets tell it in an event
         tried = [str(event.get("message", "")) for event in facts.about(pod, "Failed")]
-        message += "".join(f"; {it}" for it in tried[-1:] if it not in message)
+        message += "".join(f": {it}" for it in sorted(tried, key=len)[-1:])
     text = f"cannot get the image {image}: {reason}" + (f": {message}" if message else "")
     if any(word in message for word in _DENIED):
         may = "is there such an image (--image), and may the pod have it (--image-pull-secret)?"
@@ -262,6 +235,5 @@ def _init(facts: Facts, pod: Object) -> Cause | None:
 
 
 _CHECKS = (
-    _lost, _ended_by_node, _taken_away, _no_node, _not_taken_up,
-    _sidecar, crashed, _waiting, _said, _init,
+    _lost, ended_by_node, _taken_away, _no_node, _sidecar, crashed, _waiting, _said, _init,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, age_s, condition
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.queue import Queue
+from gptddp.k8s.observe.queue import NO_KUEUE, Queue
 
 NO_WORKLOAD_S = 15.0  # a working Kueue makes it within a second
 _LABEL = f"metadata.labels[{QUEUE}]"
@@ -38,7 +38,7 @@ def taken_out(facts: Facts) -> Iterator[Cause]:
         text = f"Kueue could not start it when it was its turn, and tries no more: {queue.given_up}"
         yield cause(facts, "held", text)
     elif queue and not queue.kueue:
-        text = f"it is to wait in the queue {queue.name} ({_LABEL}), and the cluster has no Kueue"
+        text = f"it is to wait in the queue {queue.name} ({_LABEL}), and {NO_KUEUE}"
         yield cause(facts, "no-kueue", text)
 
 
@@ -47,7 +47,7 @@ def not_queued(facts: Facts) -> Iterator[Cause]:
     queue = facts.queue
     if queue and queue.workload is None and not queue.unseen and _is_late(facts):
         text = f"it runs outside of its queue {queue.name} and of any quota: "
-        why = _unmade(facts, queue) if queue.kueue else f"the cluster has no Kueue ({_LABEL})"
+        why = _unmade(facts, queue) if queue.kueue else f"{NO_KUEUE} ({_LABEL})"
         yield cause(facts, "not-queued", text + why)
 
 
@@ -71,17 +71,14 @@ def _waits(queue: Queue, workload: Object) -> str:
     if queue.ahead is not None:
         place += f", {queue.ahead} before it" if queue.ahead else " and is the next"
     if queue.admitted:
-        place = f"it has its quota in the queue {queue.name}, and is about to start"
-    kinds = {"Evicted": "True", "Admitted" if queue.admitted else "QuotaReserved": "False"}
-    found = ((condition(workload, kind) or {}, bad) for kind, bad in kinds.items())
-    told = {it.get("message"): it for it, bad in found if it.get("status") == bad}
-    checks = (workload.get("status") or {}).get("admissionChecks") or []
-    states = [
-        f"; admission check {it['name']}: {it['state']}: {it.get('message', '')}"
-        for it in checks
-        if it["state"] != "Ready"
-    ]
-    return "".join([place, *map(_words, told.values()), *states])
+        place = f"it has its quota in the queue {queue.name}, and has not started yet"
+    told: dict[str, str] = {}  # by message: when it is evicted, two conditions have one
+    kinds = (("Evicted", "True"), ("Admitted" if queue.admitted else "QuotaReserved", "False"))
+    for kind, bad in kinds:
+        found = condition(workload, kind) or {}
+        if found.get("status") == bad:
+            told.setdefault(str(found.get("message")), _words(found))
+    return "".join([place, *told.values()])
 
 
 def _words(told: Object | None) -> str:

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from gptddp.k8s.objects import Object, event_time, is_ready
+from gptddp.k8s.objects import Object, event_time, is_ready, worker_spec
 from gptddp.k8s.observe import pod_causes
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.endings import from_outside, how_it_ended
@@ -19,8 +20,7 @@ _SAID = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """A bad end that the operator saw: its event, and how the container ended."""
 
     event: Object
@@ -59,16 +59,9 @@ def exits(facts: Facts) -> Iterator[Exit]:
                 terminated |= {"reason": other["reason"], "message": said[4]}
                 container = said[2]
         text = from_outside(facts, name, terminated, event_time(event))
-        text = text or how_it_ended(_template(facts.job, name), container, terminated)
+        template = worker_spec(facts.job).get("template") or {}
+        text = text or how_it_ended(template, container, terminated)
         yield Exit(event, name, text)
-
-
-def _template(job: Object, pod_name: str) -> Object:
-    """The template of a pod of the job, by the pod's name."""
-    role = pod_name.rpartition("-")[0].rpartition("-")[2].title()
-    specs = job["spec"].get("pytorchReplicaSpecs") or {}
-    template: Object = (specs.get(role) or {}).get("template") or {}
-    return template
 
 
 # -- pods that never start -----------------------------------------------------------------------
@@ -86,6 +79,11 @@ class Vain:
     seconds: float
     reason: str
     vague: bool = False
+
+    def told(self, reason: str) -> str:
+        """The sentence, with the best reason that is known."""
+        made = f"it was made {self.count} times in {self.seconds:.0f} s"
+        return f"{made}, and its container never started: {reason}"
 
 
 def vain(facts: Facts) -> Vain | None:
@@ -126,8 +124,4 @@ def _has_started(event: Object) -> bool:
 def in_vain(facts: Facts) -> Iterator[Cause]:
     """A pod that never starts, and is made again and again."""
     if (found := vain(facts)) and found.count > 2:
-        text = (
-            f"it was made {found.count} times in {found.seconds:.0f} s, and never started: "
-            f"{found.reason}"
-        )
-        yield cause(facts, "in-vain", text, name=found.pod_name)
+        yield cause(facts, "in-vain", found.told(found.reason), name=found.pod_name)

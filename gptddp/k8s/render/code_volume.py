@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MOUNT = "/code"
 VOLUME = "code"
 COMPONENT = "code"  # label
-_MOST_TO_APPLY = 250 << 10  # `kubectl apply` keeps it in an annotation, which has 256 KiB at most
 
 
 def args(code: "Code | None") -> list[str]:
@@ -64,17 +63,6 @@ def _names(job: str, code: "Code") -> list[str]:
     """Of the ConfigMaps: a changed code has others, and so a half-done submit mixes nothing."""
     name, parts = f"{job}-code-{code.sha256[:10]}", len(code.parts)
     return [f"{name}-{part}" for part in range(parts)] if parts > 1 else [name]
-
-
-def notes(objects: Sequence[Object]) -> list[str]:
-    """What whoever pipes the objects into kubectl has to know."""
-    sizes = [len(data) for it in objects for data in (it.get("binaryData") or {}).values()]
-    if max(sizes, default=0) <= _MOST_TO_APPLY:
-        return []
-    return [
-        f"the ConfigMap with the code has {max(sizes) >> 10} KiB, too many for `kubectl apply`: "
-        "pipe this into `kubectl apply --server-side -f -`, or `kubectl create -f -`"
-    ]
 
 
 def of_pods(pod_spec: Mapping[str, Any]) -> tuple[list[str], list[Object], list[Object]]:

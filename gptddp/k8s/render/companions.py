@@ -24,11 +24,14 @@ def of(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
     """
     out = {pod.COMPANIONS[name] for name in options.without}
     out |= {"ServiceAccount"} if options.service_account else set()
-    return [it for it in _all(job, metrics_port, options) if it["kind"] not in out]
+    return [it for it in _all(job, metrics_port) if it["kind"] not in out]
 
 
-def _all(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
+def _all(job: Object, metrics_port: int) -> list[Object]:
     pods = {"matchLabels": {JOB_NAME: job["metadata"]["name"]}}
+    # From anywhere: where the cluster's Prometheus runs is not known here, and the metrics are no
+    # secret.
+    scrape = [{"ports": [{"protocol": "TCP", "port": metrics_port}]}] if metrics_port else []
     return [
         {
             **_head(job, "v1", "ServiceAccount"),
@@ -38,19 +41,12 @@ def _all(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
             **_head(job, "networking.k8s.io/v1", "NetworkPolicy"),
             "spec": {
                 "podSelector": pods,
-                # without --egress it is left to the cluster's own policies
-                "policyTypes": ["Ingress", *(["Egress"] if options.egress else [])],
+                "policyTypes": ["Ingress"],  # what goes out is left to the cluster's own policies
                 "ingress": [
                     # All ports: 23456 is the rendezvous only, gloo and NCCL take any free one.
-                    {"from": [{"podSelector": _copy(pods)}]},
-                    # From anywhere: where the cluster's Prometheus runs is not known here, and the
-                    # metrics are no secret.
-                    *(
-                        [{"ports": [{"protocol": "TCP", "port": metrics_port}]}]
-                        * bool(metrics_port)
-                    ),
+                    {"from": [{"podSelector": pods}]},
+                    *scrape,
                 ],
-                **({"egress": _egress(pods, options)} if options.egress else {}),
             },
         },
         {
@@ -60,18 +56,10 @@ def _all(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
                 "maxUnavailable": 1,
                 # A pod that cannot become ready must not keep its node from being drained.
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": _copy(pods),
+                "selector": pods,
             },
         },
     ]
-
-
-def _egress(pods: dict[str, dict[str, str]], options: PodOptions) -> list[Object]:
-    """Names, the job's own pods, and the networks that were given."""
-    # To anywhere: clusters have their DNS in pods, on the nodes or at an address of the cloud.
-    # A policy sees the port of the pod behind a Service: 5353 on OpenShift.
-    dns = [{"protocol": p, "port": port} for port in (53, 5353) for p in ("UDP", "TCP")]
-    return [{"to": [{"podSelector": _copy(pods)}]}, {"ports": dns}, *pod.egress(options)]
 
 
 def secret(job: Object) -> Object:
@@ -99,8 +87,3 @@ def _head(job: Object, version: str, kind: str) -> Object:
         "kind": kind,
         "metadata": {**kept, "labels": own},
     }
-
-
-def _copy(selector: dict[str, dict[str, str]]) -> Object:
-    """A copy: one object in two places would be an anchor in the YAML."""
-    return {key: dict(value) for key, value in selector.items()}

@@ -20,7 +20,6 @@ class Kind(Enum):
     TEXT = "a string"
     QUANTITY = "a quantity such as 2 or '4Gi'"
     NUMBER = "a whole number"
-    SWITCH = "true or false"
     LIST = "a list of strings"  # a flag that may be repeated
     TABLE = "a table of strings"  # a flag KEY=VALUE that may be repeated
     QUANTITIES = "a table of quantities"
@@ -61,12 +60,12 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
     if kind is Kind.LIST and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
     if kind is Kind.TREE and isinstance(value, dict):
-        return _plain(where, value)
+        return _tree(where, value)
     if kind is Kind.TREE and isinstance(value, str):
         return from_file(where, folder / value)
     if kind is Kind.CODE and isinstance(value, str):
         return from_folder(where, value and folder / value)
-    plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int, Kind.SWITCH: bool}
+    plain_types = {Kind.TEXT: str, Kind.QUANTITY: str, Kind.NUMBER: int}
     if type(value) is plain_types.get(kind):
         return value
     raise ConfigError(f"{where} is {_as_written(value)}: it must be {kind.value}")
@@ -77,6 +76,15 @@ def _as_written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return shown(value) if isinstance(value, str | int | float | list | dict) else str(value)
+
+
+def _tree(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    from gptddp.k8s.render import yaml_text
+
+    try:
+        return yaml_text.plain(table)
+    except ValueError as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 def from_file(where: str, file: Path | str) -> Mapping[str, Any]:
@@ -100,15 +108,6 @@ def from_folder(where: str, folder: Path | str) -> "Code":
     if not folder:
         raise ConfigError(f"{where} is empty: it must be {Kind.CODE.value}; `.` is this one")
     return code.Code(where, Path(folder))
-
-
-def _plain(where: str, tree: Mapping[Any, Any]) -> Mapping[str, Any]:
-    from gptddp.k8s.render import yaml_text
-
-    try:
-        return yaml_text.plain(tree)
-    except ValueError as error:
-        raise ConfigError(f"{where} {error}") from None
 
 
 FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # by the value of a flag

@@ -6,12 +6,12 @@ stands beside every value that needs one.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gptddp import flags
-from gptddp.k8s.objects import Object
-from gptddp.k8s.render import code_volume, companions, pod, queueing, restricted, yaml_text
+from gptddp.k8s.objects import PRIORITY, QUEUE, Object
+from gptddp.k8s.render import code_volume, companions, patch, pod, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
 from gptddp.launch.pod import KEY, RDZV_CONF
 
@@ -26,9 +26,15 @@ def objects(spec: JobSpec) -> list[Object]:
 
     The last one is the PyTorchJob.
     """
-    job = stamp(_patched(_pytorchjob(spec), spec))
+    job = pytorchjob(spec)
     beside = companions.of(job, _metrics_port(spec), spec.pod)
     return [*code_volume.objects(job, spec.code), *beside, job]
+
+
+def pytorchjob(spec: JobSpec) -> Object:
+    """The PyTorchJob of a resolved spec, with its patch and its hash."""
+    job = _pytorchjob(spec)
+    return stamp(job if spec.pod.patch is None else patch.apply(job, spec.pod.patch))
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
@@ -43,9 +49,7 @@ def spec_hash(job: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    """One YAML document an object, each opened by `---`; block style, keys as they are."""
-    return yaml_text.dump(documents)
+to_yaml = yaml_text.dump
 
 
 def to_json(documents: list[Object]) -> str:
@@ -57,11 +61,12 @@ def to_json(documents: list[Object]) -> str:
 def trainer_args(spec: JobSpec) -> list[str]:
     """The container's arguments: what was given, the paths in the pod, and the preset by name."""
     path = f"/{spec.data_path}" if spec.data_path else ""
-    # The preset by name: the same manifest is to mean the same model wherever it runs.
-    preset = "gpt2" if spec.gpus > 0 else "tiny"
-    ours = {"preset": preset, "metrics_port": METRICS_PORT}
+    # The preset by name: the same manifest is to mean the same model wherever it runs. And without
+    # --device a pod of a node whose CUDA does not work would train on its CPU, in silence.
+    own = {"preset": "gpt2", "device": "cuda"} if spec.gpus > 0 else {"preset": "tiny"}
     places = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.run_path}"}
-    train = flags.to_args({**ours, **flags.given(spec.train), **places})
+    given = flags.given(spec.train)
+    train = flags.to_args({**own, "metrics_port": METRICS_PORT, **given, **places})
     return [*code_volume.args(spec.code), *train]
 
 
@@ -74,14 +79,6 @@ def labels(name: str, component: str = "trainer") -> dict[str, str]:
         "app.kubernetes.io/part-of": "gptddp",
         "app.kubernetes.io/managed-by": "gptddp-k8s",
     }
-
-
-def _patched(job: Object, spec: JobSpec) -> Object:
-    if spec.pod.patch is None:
-        return job
-    from gptddp.k8s.render import patch
-
-    return patch.apply(job, spec.pod.patch)
 
 
 def stamp(job: Object) -> Object:
@@ -99,13 +96,12 @@ def stamp(job: Object) -> Object:
 def _pytorchjob(spec: JobSpec) -> Object:
     """Worker-only with elasticPolicy at any size: else the operator sets no rendezvous at all."""
     namespace = {"namespace": spec.namespace} if spec.namespace else {}
-    given = {"annotations": dict(spec.pod.annotation)} if spec.pod.annotation else {}
-    job_labels = {**dict(spec.pod.label), **labels(spec.name)}
-    queued = queueing.labels(spec.queue, spec.priority)
+    # Kueue suspends a job with such a label when it is created.
+    queued = {k: v for k, v in ((QUEUE, spec.queue), (PRIORITY, spec.priority)) if v is not None}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": spec.name, **namespace, "labels": {**job_labels, **queued}, **given},
+        "metadata": {"name": spec.name, **namespace, "labels": {**labels(spec.name), **queued}},
         "spec": {
             "nprocPerNode": str(spec.nproc_per_node),  # a string in the API
             "elasticPolicy": {
@@ -124,7 +120,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
                     "restartPolicy": "ExitCode",
                     "template": {
                         "metadata": {
-                            "labels": {**job_labels, **pod.labels(spec.pod)},
+                            "labels": labels(spec.name),
                             "annotations": _annotations(spec),
                         },
                         "spec": _pod_spec(spec),
@@ -136,13 +132,15 @@ def _pytorchjob(spec: JobSpec) -> Object:
 
 
 def _annotations(spec: JobSpec) -> Object:
-    """The pods': for a Prometheus without its operator, for Kueue, and those that were given.
+    """The pods': for a Prometheus without its operator, and for Kueue.
 
     All pods have the same port, and rank 0 alone answers there.
     """
     port = _metrics_port(spec)
     scraping = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}
-    return {**scraping, **queueing.annotations(spec.topology), **dict(spec.pod.annotation)}
+    kind, _, label = (spec.topology or "").partition("=")
+    wish = {f"kueue.x-k8s.io/podset-{kind}-topology": label or "true"} if kind else {}
+    return {**scraping, **wish}
 
 
 def _metrics_port(spec: JobSpec) -> int:
@@ -156,8 +154,8 @@ def _pod_spec(spec: JobSpec) -> Object:
     devices = [*([spec.gpu_resource] if spec.gpus > 0 else []), *pod.devices(spec.pod)]
     return {
         **pod.account(spec.pod, own=spec.name),
-        **restricted.pod_fields(pod.fs_group(spec.pod)),
-        **pod.scheduling(spec.pod, {companions.JOB_NAME: spec.name}),
+        **restricted.pod_fields(),
+        **pod.scheduling(spec.pod),
         "terminationGracePeriodSeconds": spec.grace_s,
         "tolerations": [
             *(
@@ -173,13 +171,12 @@ def _pod_spec(spec: JobSpec) -> Object:
         ],
         "containers": [_container(spec)],
         "volumes": [
-            restricted.claim_volume("data", spec.claim, spec.pod.read_only_data),
+            restricted.claim_volume("data", spec.claim),
             # The kubelet waits for ever for the second of two volumes of one claim.
             *([restricted.claim_volume("runs", spec.runs_claim)] if _runs(spec) == "runs" else []),
-            restricted.scratch_volume(spec.pod.scratch),
+            restricted.scratch_volume(),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
             *code_volume.volumes(spec.name, spec.code),
-            *pod.volumes(spec.pod),
         ],
     }
 
@@ -193,12 +190,17 @@ def _container(spec: JobSpec) -> Object:
     """The operator wants it named `pytorch`; its entrypoint is the image's."""
     port = _metrics_port(spec)
     gpus = {spec.gpu_resource: str(spec.gpus)} if spec.gpus > 0 else {}
-    resources = {"cpu": spec.cpu, "memory": spec.memory, **gpus, **pod.resources(spec.pod)}
+    resources = {"cpu": spec.cpu, "memory": spec.memory, **gpus, **dict(spec.pod.resource)}
     return {
         "name": "pytorch",
         "image": spec.image,
         "args": trainer_args(spec),
-        "env": _env(spec),
+        # The operator appends its own PET_* after these.
+        "env": [
+            *own_env(spec),
+            *({"name": name, "value": value} for name, value in spec.env),
+            *pod.env(spec.pod),
+        ],
         **pod.env_from(spec.pod),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
@@ -213,7 +215,6 @@ def _container(spec: JobSpec) -> Object:
             restricted.scratch_mount(),
             {"name": "shm", "mountPath": SHM},
             *code_volume.mounts(spec.code),
-            *pod.mounts(spec.pod),
         ],
     }
 
@@ -236,8 +237,8 @@ def _liveness(spec: JobSpec) -> Object:
     }
 
 
-def _env(spec: JobSpec) -> list[Object]:
-    """The variables of the launcher; the operator appends its own PET_* after these."""
+def own_env(spec: JobSpec) -> list[Object]:
+    """The variables of the launcher, which nobody else may set."""
     ours = {
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
@@ -248,5 +249,4 @@ def _env(spec: JobSpec) -> list[Object]:
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     key = {"name": KEY, "valueFrom": companions.secret_ref(spec.name)}
-    given = ({"name": k, "value": v} for k, v in [*ours.items(), *spec.env])
-    return [name, key, *given, *pod.env(spec.pod)]
+    return [name, key, *({"name": k, "value": v} for k, v in ours.items())]

@@ -1,12 +1,9 @@
-"""A broken rule of a job, and the rules of any PyTorchJob."""
+"""What is wrong with a job: the field, the rule that it breaks, and the fix."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from gptddp.k8s.objects import Object
-from gptddp.k8s.render import names
-
-REPLICAS = "spec.pytorchReplicaSpecs"
+from gptddp.errors import ConfigError
 
 
 class Problem(NamedTuple):
@@ -21,21 +18,7 @@ class Problem(NamedTuple):
         return f"{self.field}: {self.rule}; {self.fix} [{self.id}]"
 
 
-Found = tuple[str, str, str]  # field, rule, fix
-JobRule = Callable[[Object], Iterator[Found]]
-JOB_RULES: dict[str, JobRule] = {}
-
-
-def label_problems(key: str, value: str | None) -> Iterator[tuple[str, str]]:
-    """(rule, fix) for what the API does not take in a label; `value`: None of an annotation."""
-    if not names.is_key(key):
-        yield f"{key!r} is not a key", "use a name as in team or example.com/team"
-    if value is not None and not names.is_value(value):
-        rule = f"{value!r} is not a value: up to 63 letters, digits, '-', '_' and '.'"
-        yield rule, "begin and end it with a letter or digit"
-
-
-def job_rule(function: JobRule) -> JobRule:
-    """Register a rule of any PyTorchJob; its id is the function's name with dashes."""
-    JOB_RULES[function.__name__.strip("_").replace("_", "-")] = function
-    return function
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raise ConfigError that lists the problems, one a line; nothing if there is none."""
+    if found := list(problems):
+        raise ConfigError("\n".join(map(str, found)))

@@ -25,14 +25,6 @@ def number(text: object) -> float:
     return parse(str(text)) or 0.0
 
 
-def like(amount: float, text: str) -> str:
-    """An amount in the unit of a quantity: 6442450944 as `6Gi` where the other is `500Mi`."""
-    if text.endswith("i"):
-        unit = "Gi" if amount >= 2**30 else "Mi"
-        return f"{amount / _SUFFIX[unit]:.4g}{unit}"
-    return f"{amount:g}"
-
-
 def gibibytes(size_bytes: int, *, whole: bool = False) -> str:
     """A size rounded up: to 256Mi below 1Gi (unless `whole`), to Gi from there on."""
     if size_bytes < 2**30 and not whole:

@@ -1,7 +1,7 @@
 """What all pods of ours have in common: what the `restricted` Pod Security Standard asks for, no
 token, and one folder to write to under a read-only root.
 
-Functions and not constants: an object that is in a manifest twice would be an anchor in its YAML.
+Functions and not constants: who has an object may change it.
 """
 
 from gptddp.k8s.objects import Object
@@ -9,16 +9,15 @@ from gptddp.k8s.objects import Object
 SCRATCH = "/tmp"
 
 
-def pod_fields(fs_group: int | None = 1000) -> Object:
-    """The pod-wide part of a pod's spec; `fs_group`: None leaves it to the cluster."""
-    group = {"fsGroup": fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+def pod_fields() -> Object:
+    """The pod-wide part of a pod's spec."""
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named gptddp would set GPTDDP_* variables
         "securityContext": {
             "runAsNonRoot": True,
-            # makes a fresh volume writable for any user id
-            **(group if fs_group is not None else {}),
+            "fsGroup": 1000,  # makes a fresh volume writable for any user id
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
@@ -46,8 +45,8 @@ def scratch_mount() -> Object:
     return {"name": "scratch", "mountPath": SCRATCH}
 
 
-def scratch_volume(limit: str | None = None) -> Object:
-    return {"name": "scratch", "emptyDir": {"sizeLimit": limit} if limit else {}}
+def scratch_volume() -> Object:
+    return {"name": "scratch", "emptyDir": {}}
 
 
 def claim_volume(name: str, claim: str, read_only: bool = False) -> Object:

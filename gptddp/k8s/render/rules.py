@@ -1,147 +1,289 @@
-"""Every check of a job before it leaves this machine: each with an id, a message and a fix.
+"""What a cluster takes, and then hangs, loses or wastes: refused before it leaves this machine.
 
-`check_spec` judges what the user gave; `admission` judges any PyTorchJob as the operator would, and
-refuses what the operator should refuse but does not.
+The rules judge the PyTorchJob that would be submitted, patch included, and what its user gave where
+that alone can tell. What the API server says of a job, or of a dry run of its pods, is left to it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gptddp import config
 from gptddp.advice import advice
-from gptddp.errors import ConfigError
-from gptddp.k8s.render import names, pod, size_rules
-from gptddp.k8s.render import pod_rules as _registered  # noqa: F401
-from gptddp.k8s.render import queue_rules as _registered_too  # noqa: F401
-from gptddp.k8s.render.problem import Found, Problem
-from gptddp.k8s.render.spec import JobSpec, flag
-from gptddp.k8s.render.spec_rule import SPEC_RULES, spec_rule
+from gptddp.flags import did_you_mean
+from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
+from gptddp.k8s.render import manifest, quantity, variables
+from gptddp.k8s.render.problem import Problem
+from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
+from gptddp.k8s.render.spec import JobSpec, flag, sizes
+
+Found = tuple[str, str, str]  # field, rule, fix
+Rule = Callable[[JobSpec, Object], Iterator[Found]]
+
+_WORKER = "spec.pytorchReplicaSpecs.Worker"
+_POD = f"{_WORKER}.template.spec"
+_CONTAINER = f"{_POD}.containers[pytorch]"
+_GPU = r".+/gpu|nvidia\.com/mig-.+"
+_SLICE = r"nvidia\.com/mig-.+"
+_LEAST_GRACE_S = 10
+# Fields that the API takes as free text, with what the operator and torchrun know.
+_WORDS = {
+    f"{_WORKER}.restartPolicy": ("ExitCode", "OnFailure", "Always", "Never"),
+    "spec.runPolicy.cleanPodPolicy": ("Running", "None", "All"),
+    "spec.elasticPolicy.rdzvBackend": ("c10d", "etcd", "etcd-v2"),
+}
+_ELASTIC_JOB = "kueue.x-k8s.io/elastic-job"  # annotation
 
 
-def check_spec(spec: JobSpec) -> list[Problem]:
-    """Every broken rule of a resolved spec, in a fixed order."""
-    return [Problem(id, *found) for id, rule in SPEC_RULES.items() for found in rule(spec)]
+def check(spec: JobSpec, job: Object) -> list[Problem]:
+    """Every broken rule of a resolved spec and the PyTorchJob that is rendered of it."""
+    found: list[Problem] = []
+    for id, rule in RULES.items():
+        try:
+            found += [Problem(id, *it) for it in rule(spec, job)]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            what = f"the job is no PyTorchJob with it ({type(error).__name__}: {error})"
+            return [Problem("shape", "--patch", what, "compare it with `render` without --patch")]
+    return found
 
 
-def refuse(problems: list[Problem]) -> None:
-    """Raise ConfigError that lists the problems, one a line; nothing if there is none."""
-    if problems:
-        raise ConfigError("\n".join(map(str, problems)))
+# -- names and numbers of pods -------------------------------------------------------------------
 
 
-@spec_rule
-def _places(spec: JobSpec) -> Iterator[Found]:
-    """The job decides where data and runs lie in its pods."""
+def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """The operator fails on the Services of pods whose names are longer than 63 characters."""
+    last = f"{spec.name}-worker-{max(spec.replicas, spec.max or 0, 1) - 1}"
+    if len(last) > 63:
+        yield (
+            "--name",
+            f"the last pod's name {last} has {len(last)} characters, and 63 are the most",
+            f"use at most {63 - len(last) + len(spec.name)} characters",
+        )
+
+
+def _roles(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """A job has the entry Worker, and no other."""
+    for role in replica_specs(job):
+        if role != "Worker":
+            fix = "did you mean Worker? It is the only entry"
+            yield f"spec.pytorchReplicaSpecs.{role}", f"{role!r} is no entry of this job", fix
+
+
+def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """1 <= min <= replicas <= max: the operator does not compare them, and the pods would wait."""
+    low, count, high, nproc = spec.min or 0, spec.replicas, spec.max or 0, spec.nproc_per_node or 0
+    some = f"use --min 1 to {count}" if count > 1 else "use --min 1"
+    if count < 1:
+        yield "--replicas", f"{count} is less than 1", "use --replicas 1 or more"
+    elif not 1 <= low <= count:
+        than = "is less than 1" if low < 1 else f"is above --replicas {count}"
+        yield "--min", f"{low} {than}", some
+    elif high < count:
+        fix = f"use --max {count} or more, or fewer --replicas"
+        yield "--max", f"{high} is less than --replicas {count}", fix
+    if nproc < 1:
+        yield "--nproc-per-node", f"{nproc} is less than 1", "use 1 or more, or leave it out"
+
+
+def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """Every worker process needs a lane of its own, or the pods refuse to train."""
+    lanes = config.with_preset(spec.train, accelerator=spec.gpus > 0).lanes
+    pods, nproc = spec.max or 0, spec.nproc_per_node or 0
+    if min(pods, nproc) < 1 or pods * nproc <= lanes:
+        return
+    if nproc > lanes:
+        of = "--gpus" if nproc == spec.gpus else "--nproc-per-node"
+        fewer = f"use {of} {lanes} or less"
+    else:
+        of = "--max" if pods > spec.replicas else "--replicas"
+        fewer = f"use {of} {lanes // nproc} or less"
+    more = f"-- --lanes {pods * nproc}"
+    if (batch := spec.train.batch) and batch % (pods * nproc):
+        more += f" --batch {-(-batch // (pods * nproc)) * pods * nproc}"
+    product = f" ({pods} pods of {nproc})" if min(pods, nproc) > 1 else ""
+    rule = f"{pods * nproc} workers{product} but only {lanes} lanes: every worker needs one"
+    yield of, rule, f"{fewer}, or give a new run more lanes: {more}"
+
+
+# -- what a pod has ------------------------------------------------------------------------------
+
+
+def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """A process has a GPU of its own, and a pod asks for no GPU that it does not use."""
+    limits = (_container(job).get("resources") or {}).get("limits") or {}
+    nproc, count = spec.nproc_per_node or 1, quantity.number(limits.get(spec.gpu_resource))
+    if spec.gpus < 0:
+        yield "--gpus", f"{spec.gpus} is negative", "use 0 or more"
+    if spec.train.device == "cuda" and spec.gpus < 1:
+        yield "--device cuda", "the pods have no GPU", "add --gpus 1"
+    if 0 < spec.gpus < nproc:
+        rule = f"{nproc} processes share {spec.gpus} GPUs"
+        fix = f"use --nproc-per-node {spec.gpus} or less: NCCL wants a GPU for each"
+        yield "--nproc-per-node", rule, fix
+    if spec.gpus > 1 and re.fullmatch(_SLICE, spec.gpu_resource):
+        yield (
+            "--gpus",
+            f"a pod cannot train on {spec.gpus} slices: CUDA shows a process one of them, and NCCL"
+            " takes no two processes of a host on one GPU",
+            f"use --gpus 1 --replicas {spec.gpus * max(1, spec.replicas)}: a slice a pod",
+        )
+    for name in limits:
+        if re.fullmatch(_GPU, name) and (name != spec.gpu_resource or count != spec.gpus):
+            rule = f"{limits[name]} of it, of which the job would use {spec.gpus}"
+            fix = f"use --gpus N --gpu-resource {name}"
+            yield f"{_CONTAINER}.resources.limits[{name}]", rule, fix
+
+
+def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """A pod's memory is more than its /dev/shm, which counts against it."""
+    limits = (_container(job).get("resources") or {}).get("limits") or {}
+    volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
+    shm = (volumes.get("shm", {}).get("emptyDir") or {}).get("sizeLimit")
+    if 0 < quantity.number(limits.get("memory")) <= quantity.number(shm):
+        rule = f"{limits['memory']} is not more than --shm {shm}"
+        yield "--memory", rule, "raise it: what lies in /dev/shm counts against the pod's memory"
+
+
+def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """There is time for a step and a checkpoint between SIGTERM and SIGKILL."""
+    seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
+    least = max(_LEAST_GRACE_S, spec.grace_s)
+    if seconds < least:
+        rule = f"{seconds} s is not enough to commit a checkpoint"
+        yield f"{_POD}.terminationGracePeriodSeconds", rule, f"use --grace-s {least} or more"
+
+
+def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """Dataset, run and model are named as the pods have them."""
     if spec.train.data:
-        yield (
-            "--data after --",
-            "the job mounts the dataset itself",
-            "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]",
-        )
+        fix = "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]"
+        yield "--data after --", "the job mounts the dataset itself", fix
     if spec.train.run_dir:
-        yield (
-            "--run-dir after --",
-            "the job's run directory is /runs/<name>",
-            "use --name to name the job and its run, and --runs for the claim",
-        )
-
-
-@spec_rule
-def _init_from(spec: JobSpec) -> Iterator[Found]:
-    """The pods see the volumes of data and runs alone, but for those that a patch gives them."""
+        fix = "use --name to name the job and its run, and --runs for the claim"
+        yield "--run-dir after --", "the job's run directory is /runs/<name>", fix
     path = spec.train.init_from or ""
     roots = "/" if spec.pod.patch else ("/data/", "/runs/")
     if path and (not path.startswith(roots) or ".." in path.split("/")):
-        yield (
-            f"--init-from {path} after --",
-            "the pods have the claim of --data at /data, and that of --runs at /runs",
-            "put the folder into one of them, and name it there, as in /data/models/gpt2",
-        )
+        rule = "the pods have the claim of --data at /data, and that of --runs at /runs"
+        fix = "put the folder into one of them, and name it there, as in /data/models/gpt2"
+        yield f"--init-from {path} after --", rule, fix
 
 
-@spec_rule
-def _device(spec: JobSpec) -> Iterator[Found]:
-    """A pod without a GPU has no CUDA."""
-    if spec.train.device == "cuda" and spec.gpus < 1:
-        yield ("--device cuda", "the pods have no GPU", "add --gpus 1")
-
-
-@spec_rule
-def _volumes(spec: JobSpec) -> Iterator[Found]:
-    """Claims are DNS-1123 names; a path inside one is relative and stays in it."""
-    yield from claim_path("--data", spec.claim, spec.data_path)
-    yield from claim_path("--runs", spec.runs_claim, spec.runs_path)
-
-
-def claim_path(option: str, claim: str, path: str = "") -> Iterator[Found]:
-    """What is wrong with a claim, and a path in it, that an option names."""
-    if not names.is_subdomain(claim):
-        yield (
-            option,
-            f"{claim!r} is not the name of a PersistentVolumeClaim",
-            "use lower case letters, digits, '-' and '.'; a folder is for --volume",
-        )
-    if ".." in path.split("/"):
-        yield (option, "the path leaves the claim", "name it without '..'")
-
-
-@spec_rule
-def _namespace(spec: JobSpec) -> Iterator[Found]:
-    """A namespace is a DNS-1123 label."""
-    if spec.namespace is not None and not names.is_label(spec.namespace):
-        yield (
-            "--namespace",
-            f"{spec.namespace!r} is not a DNS label",
-            "use up to 63 lower case letters, digits and '-'",
-        )
-
-
-@spec_rule
-def _image(spec: JobSpec) -> Iterator[Found]:
-    """An image is one that a node can pull."""
-    if not names.is_image(spec.image):
-        yield (
-            "--image",
-            f"{spec.image!r} is not an image reference",
-            f"use one such as {names.near_image(spec.image)}",
-        )
-
-
-def _variables(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """The environment variables that are given, each with its flag."""
-    for name, _value in spec.env:
-        yield f"--env {name}", name
-    for field in ("env_from_secret", "env_from_configmap"):
-        for text in getattr(spec.pod, field):
-            match = re.fullmatch(pod.ENV_FROM, text)
-            if match and match[1]:
-                yield f"{flag(field)} {match[1]}", match[1]
-
-
-@spec_rule
-def _env_name(spec: JobSpec) -> Iterator[Found]:
-    """A variable's name is one that every shell can read."""
-    for where, name in _variables(spec):
-        if not names.is_variable(name):
-            yield where, "not the name of a variable", "use letters, digits and '_'"
-
-
-@spec_rule
-def _env_reserved(spec: JobSpec) -> Iterator[Found]:
-    """No variable that the operator, the launcher or the manifest sets."""
-    for where, name in _variables(spec):
-        if names.is_reserved(name):
-            fix = "leave it out: it would be overridden, or break the rendezvous"
-            yield where, "the operator or the launcher sets it", fix
-
-
-@spec_rule
-def _env_secret(spec: JobSpec) -> Iterator[Found]:
-    """A manifest is no place for secrets."""
-    for name, value in spec.env:
-        if names.is_secret(name, value):
+def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """The operator and the launcher set their own variables; no secret is in a manifest."""
+    ours, there = manifest.own_env(spec), _container(job).get("env") or []
+    leave = "leave it out: it would be overridden, or break the rendezvous"
+    for item in there:
+        if variables.is_reserved(item["name"]) and item not in ours:
+            yield f"variable {item['name']}", "the operator or the launcher sets it", leave
+    for item in ours:
+        if item["name"] not in {it["name"] for it in there}:
+            yield f"variable {item['name']}", "the launcher needs it", "keep it"
+    parts = [*(_pod_spec(job).get("initContainers") or []), *_pod_spec(job)["containers"]]
+    for item in (item for part in parts for item in part.get("env") or []):
+        name = item["name"]
+        if "value" in item and variables.is_secret(name, str(item["value"])):
+            rule = "looks like a secret, which anyone may read in a manifest"
             fix = f"put it into a Secret and use --env-from-secret {name}=SECRET/KEY"
-            yield f"--env {name}", "looks like a secret, which anyone may read in a manifest", fix
+            yield f"variable {name}", rule, fix
+
+
+def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """A container has an image; its ports are named and apart, as a Service needs them."""
+    for container in _pod_spec(job)["containers"]:
+        where = f"{_POD}.containers[{container.get('name')}]"
+        if not container.get("image"):
+            near = did_you_mean(str(container.get("name")), ["pytorch"])
+            yield where, f"it has no image{near}", "name a container of the job, or add an image"
+        ports = container.get("ports") or []
+        for key in ("name", "containerPort"):
+            seen = [(port.get(key), port.get("protocol", "TCP")) for port in ports]
+            if len(set(seen)) < len(seen) or None in [value for value, _ in seen]:
+                rule = f"two ports have one {key}, or one has none, which breaks the job's Service"
+                yield f"{where}.ports", rule, "give each its own (-- --metrics-port)"
+
+
+def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """A claim is in one volume, or the pod hangs; that of the runs can be written to."""
+    found = list(volume_claims(_pod_spec(job)))
+    for number, (name, claim) in enumerate(found):
+        first = next((one for one, other in found[:number] if other == claim), None)
+        if first is not None:
+            rule = f"the claim {claim} is in the volume {first} already, and the pod would hang"
+            yield f"{_POD}.volumes[{name}]", rule, f"leave it out, and mount {first} twice"
+    claims = {it["name"]: it.get("persistentVolumeClaim") or {} for it in _pod_spec(job)["volumes"]}
+    for mount in _container(job)["volumeMounts"]:
+        read_only = mount.get("readOnly") or claims.get(mount["name"], {}).get("readOnly")
+        if mount["mountPath"] == manifest.RUNS and read_only:
+            fix = "leave readOnly out, or give data and runs a claim each"
+            field = f"{_POD}.volumes[{mount['name']}]"
+            yield field, "it is read-only, and the run is written to it", fix
+
+
+# -- the operator and Kueue ----------------------------------------------------------------------
+
+
+def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """Fields of free text have a word that the operator and torchrun know."""
+    policy = job["spec"].get("elasticPolicy") or {}
+    values = {
+        f"{_WORKER}.restartPolicy": worker_spec(job).get("restartPolicy"),
+        "spec.runPolicy.cleanPodPolicy": (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy"),
+        "spec.elasticPolicy.rdzvBackend": policy.get("rdzvBackend"),
+    }
+    for field, value in values.items():
+        if value is not None and value not in _WORDS[field]:
+            yield field, f"{value!r} is unknown", f"use {' or '.join(_WORDS[field])}"
+    if policy.get("rdzvConf") == []:
+        rule = "an empty list makes the operator panic"
+        yield "spec.elasticPolicy.rdzvConf", rule, "leave it out or fill it"
+    if policy.get("standalone"):
+        rule = "torchrun fails on what it is set to"
+        yield "spec.elasticPolicy.standalone", rule, "leave it out"
+
+
+def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """Kueue takes a job by the job's own label, and stops one whose number of pods changes."""
+    labels = job["metadata"].get("labels") or {}
+    for option in ("priority", "topology"):
+        if getattr(spec, option) is not None and QUEUE not in labels:
+            fix = "add --queue NAME; `kubectl get localqueues` lists them"
+            yield f"--{option}", "it is Kueue's, and the job is in no queue of it", fix
+    if QUEUE in ((worker_spec(job)["template"].get("metadata") or {}).get("labels") or {}):
+        rule = "Kueue would queue each pod for itself"
+        yield f"{_WORKER}.template.metadata.labels[{QUEUE}]", rule, "use --queue"
+    if _ELASTIC_JOB in (job["metadata"].get("annotations") or {}):
+        rule = "Kueue scales batch Jobs and Ray's kinds in place, and no PyTorchJob"
+        yield f"metadata.annotations[{_ELASTIC_JOB}]", rule, "leave it out"
+    if QUEUE in labels and (job["spec"].get("elasticPolicy") or {}).get("metrics"):
+        rule = "an autoscaler would change the number of pods, and Kueue stops the job each time"
+        yield "spec.elasticPolicy.metrics", rule, "leave it out, or --queue"
+
+
+def _pod_spec(job: Object) -> Object:
+    spec: Object = worker_spec(job)["template"]["spec"]
+    return spec
+
+
+def _container(job: Object) -> Object:
+    """The container of the trainer, which a patch cannot remove."""
+    return next(it for it in _pod_spec(job)["containers"] if it.get("name") == "pytorch")
+
+
+RULES: dict[str, Rule] = {
+    "name": _name,
+    "roles": _roles,
+    "pods": _pods,
+    "world-size": _world_size,
+    "gpus": _gpus,
+    "memory": _memory,
+    "grace": _grace,
+    "places": _places,
+    "environment": _environment,
+    "containers": _containers,
+    "claims": _claims,
+    "words": _words,
+    "queue": _queue,
+}
 
 
 def warnings(spec: JobSpec) -> list[str]:
@@ -152,6 +294,18 @@ def warnings(spec: JobSpec) -> list[str]:
         notes.append(f"--image {spec.image} has no fixed tag: pods may run different code")
     if spec.gpus > 0 and spec.train.device == "cpu":
         notes.append("--device cpu leaves the pods' GPUs idle")
-    notes += size_rules.warnings(spec)
+    nproc = max(1, spec.nproc_per_node or 1)
+    shm, memory = sizes(spec, nproc)
+    if quantity.number(spec.shm) < quantity.number(shm):
+        notes.append(
+            f"--shm {spec.shm} cannot hold two snapshots of this model: after a fault the job goes "
+            f"back to its last checkpoint; use --shm {shm}, or leave it out"
+        )
+    if quantity.number(spec.memory) < quantity.number(memory):
+        of = f"{nproc} processes" if nproc > 1 else "a process"
+        notes.append(
+            f"--memory {spec.memory} is less than the {memory} that {of} of this model may need: "
+            f"the pods may be killed for it; use {flag('memory')} {memory}, or leave it out"
+        )
     settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)
-    return notes + advice(settings, spec.replicas * max(1, spec.nproc_per_node or 1))
+    return notes + advice(settings, spec.replicas * nproc)

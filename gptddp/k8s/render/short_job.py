@@ -12,9 +12,8 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object, argument, claim_at, worker_spec
-from gptddp.k8s.render import code_volume, manifest, patch, pod, restricted, rules, spec
+from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, restricted, rules, spec
 from gptddp.k8s.render.manifest import DATA, RUNS, SHM, SPEC_HASH, labels
-from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.spec import JobSpec
 
 SOURCE = "/source"  # mount path
@@ -22,10 +21,6 @@ _PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
 _SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
 # Standard output is the sample; standard error becomes the pod's status message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-PLACEMENT = (
-    "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "runtimeClassName",
-    "priorityClassName",
-)  # fmt: skip
 _OF_TRAINING = r"(training\.kubeflow\.org|kueue\.x-k8s\.io|prometheus\.io)/.*"  # labels and so on
 _VARIABLES = r"POD_NAME|GPTDDP_.*|TORCH_.*"  # of the launcher
 
@@ -37,8 +32,8 @@ def prepare_job(stated: JobSpec, source: str, options: Sequence[str]) -> Object:
     CLAIM or CLAIM/PATH.
     """
     template = _template_of(stated)
+    rules.refuse(forms.CLAIM.problems("--source", source))
     claim, _, path = source.rstrip("/").partition("/")
-    rules.refuse([Problem("volumes", *it) for it in rules.claim_path("--source", claim, path)])
     one = claim == stated.claim  # mounted once: prepare sees where one is in the other
     if one and f"{path}/".startswith(f"{stated.data_path}/" if stated.data_path else ""):
         raise ConfigError(
@@ -92,7 +87,7 @@ def sample_job(
     claims[RUNS] = claims[DATA] if runs == data else restricted.claim_volume("runs", runs)
     job = _job(template, name, "sample", claims)
     own = job["spec"]["template"]["spec"]
-    own |= {**pod.account(stated.pod, own=None), **pod.scheduling(stated.pod, {})}
+    own |= {**pod.account(stated.pod, own=None), **pod.scheduling(stated.pod)}
     own["tolerations"] = [*own.get("tolerations", []), *pod.tolerations(stated.pod, devices=[])]
     words = [*code_volume.of_pods(theirs)[0], "gptddp", "sample", f"{RUNS}/{run}", *options]
     container = own["containers"][0]
@@ -127,9 +122,11 @@ def _template_of(stated: JobSpec) -> Object:
         runs=stated.runs,
         pod=stated.pod,
     )
+    rules.refuse(forms.problems(vars(plain)))
     resolved = spec.resolve(plain)
-    rules.refuse(rules.check_spec(resolved))
-    template: Object = worker_spec(manifest.objects(resolved)[-1])["template"]
+    job = manifest.pytorchjob(resolved)
+    rules.refuse(rules.check(resolved, job))
+    template: Object = worker_spec(job)["template"]
     return template
 
 

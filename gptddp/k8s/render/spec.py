@@ -15,7 +15,7 @@ from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
-from gptddp.k8s.render import fields, pod
+from gptddp.k8s.render import fields, forms, pod, problem
 from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
 from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
 from gptddp.k8s.render.fields import option as _f
@@ -138,7 +138,7 @@ def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str])
 def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
     """The job as far as its user has stated it.
 
-    Raises ConfigError for anything that cannot be read; `rules.check_spec` judges the values.
+    Raises ConfigError for anything that cannot be read; `rules.check` judges what it means.
     """
     values = _job_table(file) if file else {}
     for name, value in flags.items():
@@ -150,6 +150,7 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
             value = FROM_DISK[kind(name)](flag(name), value)
         values[name] = value
     values |= {n: tuple(sorted(v.items())) for n, v in values.items() if kind(n) in TABLES}
+    problem.refuse(forms.problems(values))
     options = PodOptions(**{n: values.pop(n) for n in pod.FIELDS if n in values})
     return JobSpec(**values, pod=options, train=_train(file, train_args))
 
@@ -221,6 +222,8 @@ def _job_table(file: Path) -> dict[str, Any]:
             raise ConfigError(f"{where}: {name} must be one table: write [{name}] above its keys")
     table = tables.get("job", {})
     for key in table:
+        if gone := pod.gone(key):
+            raise ConfigError(f"{where}: job.{key} {gone}")
         if key not in FIELDS:
             raise ConfigError(f"{where}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
     return {

@@ -37,13 +37,17 @@ class Team:
         self.kubectl("label", "namespace", self.own, "gptddp-kueue=managed")
         self.apply("ResourceFlavor", self.own, spec={})
         self.apply("WorkloadPriorityClass", self.own, value=1000)
-        self.set_quota()
-        self.apply("LocalQueue", "team", spec={"clusterQueue": self.own})
+        self.open()
 
     def apply(self, kind: str, name: str, **fields: Any) -> None:
         """Create or change an object of Kueue."""
         head = {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}}
         self.kubectl("apply", "-f", "-", stdin={**head, **fields})
+
+    def open(self) -> None:
+        """The queue takes and starts jobs."""
+        self.set_quota()
+        self.apply("LocalQueue", "team", spec={"clusterQueue": self.own, "stopPolicy": "None"})
 
     def set_quota(self, **spec: Any) -> None:
         """The ClusterQueue: one CPU, which is one job here; a higher priority makes room."""
@@ -104,6 +108,7 @@ def the_team(kueue, new_namespace, corpus) -> Iterator[Team]:
 
 @pytest.fixture
 def team(the_team) -> Iterator[Team]:
-    """The same for each test, without jobs of another one."""
+    """The same for each test, with an open queue, and without jobs of another one."""
     yield the_team
+    the_team.open()
     the_team.empty()

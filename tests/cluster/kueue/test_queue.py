@@ -1,7 +1,6 @@
-"""docs/kueue.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
+"""Jobs in queues of a real Kueue: those that wait, those that run, and what each command does."""
 
 import json
-import shlex
 import shutil
 import subprocess
 import time
@@ -23,25 +22,16 @@ def active(team, name):
     return found[0]["spec"]["active"] if found else None
 
 
-def run_suggested(team, text):
-    """Run the command at the end of the line `why`; it must do."""
-    line = next(line for line in text.splitlines() if line.startswith("why:"))
-    command = shlex.split(line.rpartition("`")[0].rpartition("`")[2])
-    assert command[0] == "kubectl"
-    at = command.index("-n")
-    team.kubectl(*command[1:at], *command[at + 2 :])
-
-
 def test_jobs_take_turns(team):
     """One runs, the other waits: nothing ends the wait, and all commands go by Kueue."""
     team.submit("one")
     team.says("one", "Running", "2 of 2 ready")
     team.submit("two")
     shown = team.says("two", "Queued", "team and is the next", "insufficient unused quota for cpu")
-    run_suggested(team, shown)
+    assert "kubectl describe workloads -l kueue.x-k8s.io/job-uid=" in shown
     ended = team.cli("wait", "two", "--timeout", "4", code=124)
     assert "two: Queued: it waits in the queue team" in ended.stderr
-    assert "Kueue would stop at once" in team.cli("resume", "two", code=2).stderr
+    assert "it is in the queue team" in team.cli("resume", "two").stderr
     refused = team.cli("scale", "one", "--replicas", "1", code=2).stderr
     assert "Kueue stops a job" in refused
     assert "->" not in team.cli("submit", "--dry-run", *_same("one")).stdout
@@ -91,32 +81,36 @@ def test_kueue_undoes_what_is_set_on_the_job(team):
 
 
 def test_what_is_wrong_with_a_queue_is_said(team):
-    """Each by its own cause, with object and field; a stopped queue by a command that helps."""
+    """Before a job is made where it can be, else in the words of its Workload."""
     refused = team.submit("one", "--queue", "tema", code=2).stderr
-    assert "no LocalQueue tema" in refused and "there are team" in refused
+    assert "--queue tema: there is no LocalQueue" in refused and "there are team" in refused
     refused = team.submit("one", "--priority", "none", code=2).stderr
-    assert "no WorkloadPriorityClass none" in refused and "nothing was created" in refused
+    assert "--priority none: there is no WorkloadPriorityClass" in refused
+    assert "nothing was created" in refused
 
     team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "Hold"})
-    assert "warning: the queue team is stopped" in team.submit("one").stderr
-    shown = team.says("one", "Queued", "the LocalQueue team is stopped (spec.stopPolicy: Hold)")
+    doctor = ("doctor", "--queue", "team", "--data", "data/corpus")
+    stopped = lambda: "LocalQueue team: Stopped: " in team.cli(*doctor, code=None).stdout  # noqa: E731
+    team.until(stopped, "doctor tells what the queue says")
+    team.submit("one")
+    team.says("one", "Queued", "it waits in the queue team", "LocalQueue")
     team.set_quota(stopPolicy="Hold")
-    run_suggested(team, shown)
-    team.says("one", f"the ClusterQueue {team.own} of the queue team takes no jobs: it is stopped")
+    team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "None"})
+    team.says("one", "Queued", f"ClusterQueue {team.own}")
     team.set_quota(namespaceSelector={"matchLabels": {"team": "other"}})
-    team.says("one", f"the ClusterQueue {team.own} takes no jobs of this namespace")
+    team.says("one", "Queued", "match ClusterQueue selector")
     team.set_quota()
     team.says("one", "Running")
 
     team.submit("two", "--cpu", "3")
-    team.says("two", f"more than the whole quota of the ClusterQueue {team.own}", "(6 > 1)")
+    team.says("two", "Queued", "current podset request (6) > maximum capacity (1)")
     team.submit("three", "--topology", "required=kubernetes.io/hostname")
-    team.says("three", "fit the topology that it asks for", "TopologyAwareScheduling")
+    team.says("three", "Queued", "TopologyAwareScheduling")
     team.apply("LocalQueue", "lost", spec={"clusterQueue": "nowhere"})
     team.submit("four", "--queue", "lost")
-    team.says("four", "there is no ClusterQueue nowhere, which the LocalQueue lost names")
+    team.says("four", "Queued", "it waits in the queue lost", "nowhere")
     team.kubectl("delete", "localqueue", "lost")
-    team.says("four", f"there is no LocalQueue lost in its namespace (metadata.labels[{QUEUE}])")
+    team.says("four", "Queued", "LocalQueue lost")
 
 
 def test_a_preempted_job_waits_for_its_turn_again(team):
@@ -124,7 +118,7 @@ def test_a_preempted_job_waits_for_its_turn_again(team):
     team.submit("one")
     team.says("one", "Running", "2 of 2 ready")
     team.submit("high", "--priority", team.own)
-    team.says("one", "Queued", "it was preempted, and it waits in the queue team")
+    team.says("one", "Queued", "it waits in the queue team", "Preempted: ")
     team.says("high", "Running")
     team.cli("delete", "high")
     team.says("one", "Running")
@@ -148,7 +142,7 @@ def test_a_priority_that_went_missing_is_said(team):
     job = next(it for it in yaml.safe_load_all(rendered) if it["kind"] == "PyTorchJob")
     job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "gone"
     team.kubectl("create", "-f", "-", stdin=job)
-    team.says("one", "Queued", "there is no WorkloadPriorityClass gone", "kubectl get workloadprio")
+    team.says("one", "Queued", "Kueue has no Workload for it", "WorkloadPriorityClass gone")
 
 
 # -- a Kueue that does not do its part -----------------------------------------------------------
@@ -185,7 +179,7 @@ def test_a_webhook_that_is_down_is_kueues(team, mended):
     team.kubectl(*scale, "--replicas=0")
     team.until(lambda: not pods_of_kueue(team), "Kueue is down")
     refused = team.submit("one", code=1).stderr
-    assert "is Kueue running? `kubectl get pods -n kueue-system`" in refused
+    assert "is kueue-webhook-service running? `kubectl get pods -n kueue-system`" in refused
     assert "operator" not in refused and "nothing was created" in refused
     team.kubectl(*scale, "--replicas=1")
 

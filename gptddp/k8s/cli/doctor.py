@@ -1,4 +1,4 @@
-"""What a submit needs of a cluster: `doctor`."""
+"""What a cluster lacks for a job: `doctor`."""
 
 import dataclasses
 from pathlib import Path
@@ -15,15 +15,11 @@ from gptddp.k8s.cli.submit import load, objects_of, spec_options, trainer_flags
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
 @spec_options
 @context_options
-@click.option(
-    "--probe", is_flag=True, help="try the claim of the runs with two pods of a short Job"
-)
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")
 @click.pass_context
 def doctor(
     ctx: click.Context,
     /,
-    probe: bool,
     output: str | None,
     kubeconfig: Path | None,
     context: str | None,
@@ -32,22 +28,20 @@ def doctor(
     """Look for what a cluster lacks for a job, each with its fix.
 
     The options are those of `submit`: of another job other nodes, volumes and rights matter.
-    Nothing is changed, but with --probe a short Job is run. Exit code 1: something fails; a
-    warning may be right as it is.
+    Nothing is changed. Exit code 1: something fails; a warning may be right as it is.
 
     \b
     gptddp-k8s doctor --replicas 4 --gpus 8
     """
     from gptddp.k8s.act import doctor as checks
-    from gptddp.k8s.act.patient import FAIL, Patient
     from gptddp.k8s.cli import output as formats
     from gptddp.k8s.cluster import connect
 
     job = load(options)
     cluster = connect(job.namespace, kubeconfig, context)
-    patient = Patient(cluster, objects_of(dataclasses.replace(job, namespace=cluster.namespace)))
+    objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
     found = []
-    for check in checks.examine(patient, note if probe else None):
+    for check in checks.examine(cluster, objects):
         found.append(check)
         if not output:
             click.echo(visible(f"{check.status:6}{check.id:11}{check.text}"))
@@ -56,7 +50,7 @@ def doctor(
     if output:
         formats.data([dataclasses.asdict(check) for check in found], output)
     note(checks.summary(found))
-    ctx.exit(1 if any(check.status == FAIL for check in found) else 0)
+    ctx.exit(1 if any(check.status == checks.FAIL for check in found) else 0)
 
 
 COMMANDS = (doctor,)

@@ -1,0 +1,223 @@
+"""delete, scale, suspend and resume against a small API server on a real socket."""
+
+import copy
+import shlex
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from support.manifests import worker
+from support.writable_api_server import job, submit
+
+from gptddp.k8s.act import lifecycle
+from gptddp.k8s.cluster import connect
+from gptddp.k8s.render import manifest
+
+OURS = manifest.labels("demo") | {"training.kubeflow.org/job-name": "demo"}
+
+
+def end(api, kind):
+    job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+
+def disown(api):
+    """What a submit leaves that was cut off before the job owned anything."""
+    for it in api.objects.values():
+        it["metadata"].pop("ownerReferences", None)
+
+
+# -- delete --------------------------------------------------------------------------------------
+
+
+def test_delete_removes_the_job_with_all_that_it_owns_and_says_what_stays(api, k8s, tmp_path):
+    """One write, from which the collector goes on; own code too, and nothing of others."""
+    (tmp_path / "code/gptddp").mkdir(parents=True)
+    (tmp_path / "code/gptddp/a.py").write_text("x = 1\n")
+    submit(k8s, "--code", str(tmp_path / "code"))
+    api.put({"kind": "ServiceAccount", "metadata": {"name": "default"}})
+    del api.writes[:]
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == 'pytorchjob.kubeflow.org "demo" deleted\n'
+    assert "demo in the claim runs" in result.stderr
+    assert api.writes == ["delete PyTorchJob"] and api.all() == [("ServiceAccount", "default")]
+    assert k8s("delete", "demo").exit_code == 102
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["job", "no job"])
+def test_delete_removes_what_the_collector_would_leave(api, k8s, there):
+    """Companions that no job owns, and short Jobs; also where the job is gone already."""
+    submit(k8s)
+    disown(api)
+    labels = job(api)["metadata"]["labels"]
+    api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": labels}})
+    api.objects["secrets", "demo"]["metadata"]["labels"] = {}  # the user's own
+    if not there:
+        api.remove("PyTorchJob", "demo")
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and api.all() == [("Secret", "demo")]
+    assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
+
+
+def test_what_may_not_be_deleted_beside_a_job_is_named(api, k8s):
+    """Exit code 0, and 102 the second time: what is left is named each time, with the command."""
+    submit(k8s)
+    disown(api)
+    api.forbidden = {"DELETE secrets"}
+    api.paths["/api/v1/namespaces/default/secrets"] = (403, "U cannot list resource secrets")
+    for code in (0, 102):
+        result = k8s("delete", "demo")
+        assert result.exit_code == code and api.all() == [("Secret", "demo")]
+        assert "kubectl delete secret/demo -n default" in result.stderr
+        assert "secret" not in result.stdout
+    api.forbidden = set()
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
+def test_who_may_only_delete_jobs_deletes_all_that_a_job_owns(api, k8s):
+    """The collector needs no right of the user, who may not even see the rest."""
+    submit(k8s)
+    beside = ("serviceaccounts", "networkpolicies", "poddisruptionbudgets", "secrets")
+    beside += ("configmaps", "jobs")
+    api.forbidden = {f"{verb} {plural}" for verb in ("GET", "DELETE") for plural in beside}
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and "kubectl" not in result.stderr and api.all() == []
+
+
+def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
+    """It runs on: the job is deleted, and the exit code is 1."""
+    submit(k8s)
+    api.put({"kind": "Job", "metadata": {"name": "demo", "labels": job(api)["metadata"]["labels"]}})
+    api.forbidden = {"DELETE jobs"}
+    result = k8s("delete", "demo")
+    assert result.exit_code == 1 and api.all() == [("Job", "demo")]
+    assert "not deleted, as far as is known: job.batch/demo" in result.stderr
+
+
+def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
+    """Each is told; --no-wait does not, and a new job of the name ends the wait."""
+    submit(k8s)
+    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": OURS}}
+    api.put({**pod, "spec": {}, "status": {"phase": "Running"}})
+    assert k8s("delete", "demo", "--no-wait").exit_code == 0
+    gone = {"kind": "PyTorchJob", "name": "demo", "uid": "gone"}
+    meta = {"name": "demo", "labels": OURS, "uid": "u"}
+    api.put({"kind": "NetworkPolicy", "metadata": meta | {"ownerReferences": [gone]}})
+    threading.Timer(0.5, api.remove, ("Pod", "demo-worker-0")).start()
+    threading.Timer(1.5, api.remove, ("NetworkPolicy", "demo")).start()
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and api.all() == []
+    told = result.stderr.splitlines()
+    assert told[0].startswith("waiting for pod/demo-worker-0, networkpolicy.networking.k8s.io/demo")
+    assert told[0].endswith("a pod commits a checkpoint first")
+    assert told[1] == "waiting for networkpolicy.networking.k8s.io/demo to end"
+
+
+def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api):
+    """A sample of a run whose job is gone keeps no new job waiting; a new job ends the wait."""
+    labels = OURS | {"batch.kubernetes.io/job-name": "demo-sample-x"}
+    api.put({"kind": "Pod", "metadata": {"name": "demo-sample-x-1", "labels": labels}})
+    api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": OURS}})
+    cluster = connect(kubeconfig=api.kubeconfig)
+    assert lifecycle.wait_gone(cluster, "demo", print) == ""
+    api.remove("Job", "demo-sample-x")
+    assert lifecycle.wait_gone(cluster, "demo", print, limit_s=0) == "pod/demo-sample-x-1"
+    api.put({"kind": "PyTorchJob", "metadata": {"name": "demo"}})
+    assert lifecycle.wait_gone(cluster, "demo", print) == ""
+
+
+def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
+    """Its node may be down: how to give it up is said once. Services are waited for too."""
+    submit(k8s)
+    meta = {"labels": OURS, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", **meta}}
+    api.put({**pod, "spec": {"nodeName": "n"}})
+    api.put({"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": OURS}})
+    ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
+    its_time = SimpleNamespace(**{**vars(time), "sleep": lambda _: api.remove(*ends.pop(0))})
+    monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep as well
+    result = k8s("delete", "demo")
+    assert result.exit_code == 0 and api.all() == []
+    late = "pod/demo-worker-0 should have ended by now: the node may be down"
+    assert result.stderr.count(late) == 1
+    assert "waiting for pod/demo-worker-0, service/demo-worker-1 to end" in result.stderr
+
+
+# -- scale, suspend, resume ----------------------------------------------------------------------
+
+
+def test_scale_prints_old_and_new(api, k8s):
+    """Between min and max; the same number again is a note."""
+    submit(k8s)
+    result = k8s("scale", "demo", "--replicas", "2")
+    assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
+    assert worker(job(api))["replicas"] == 2
+    again = k8s("scale", "demo", "--replicas", "2")
+    assert again.stdout.endswith("unchanged\n") and "2 replicas already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        ("0", "gptddp-k8s suspend demo"),
+        ("1", "below the job's minimum, 2"),
+        ("5", "submit it with --max 5"),
+    ],
+)
+def test_scale_refuses_what_would_hang_or_end_the_job(api, k8s, replicas, words):
+    """Exit code 2 with the way that works."""
+    submit(k8s)
+    result = k8s("scale", "demo", "--replicas", replicas)
+    assert result.exit_code == 2 and words in result.stderr
+    assert worker(job(api))["replicas"] == 4
+
+
+def test_suspend_and_resume(api, k8s):
+    """Each is a field of the job, and the second time a note."""
+    submit(k8s)
+    result = k8s("suspend", "demo")
+    assert result.stdout == "pytorchjob.kubeflow.org/demo suspended\n" and "60 s" in result.stderr
+    assert job(api)["spec"]["runPolicy"]["suspend"] is True
+    assert "suspended already" in k8s("suspend", "demo").stderr
+    assert "`gptddp-k8s resume demo" in submit(k8s).stderr
+    scaled = k8s("scale", "demo", "--replicas", "3")
+    assert "it will have them after `gptddp-k8s resume demo" in scaled.stderr
+    assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
+    assert job(api)["spec"]["runPolicy"]["suspend"] is False
+    assert "not suspended" in k8s("resume", "demo").stderr
+
+
+PATCH = """patch pytorchjob demo --type merge -p '{"spec": {"runPolicy": {"suspend": %s}}}'"""
+COMMANDS = {  # what kubectl does instead to a job that is not ours
+    "delete": "delete pytorchjob demo",
+    "scale --replicas 5": "scale pytorchjob demo --replicas 5",
+    "suspend": PATCH % "true",
+    "resume": PATCH % "false",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_job_of_others_is_left_alone(api, k8s, command):
+    """Whether it commits a checkpoint is not known: exit code 2, with kubectl's command."""
+    submit(k8s)
+    job(api)["metadata"]["labels"] = {}
+    before = copy.deepcopy(api.objects)
+    verb, *options = command.split()
+    result = k8s(verb, "demo", *options)
+    assert result.exit_code == 2 and "was not made by gptddp-k8s" in result.stderr
+    kubectl = result.stderr.split("`")[1]
+    assert kubectl == f"kubectl {COMMANDS[command]} -n default" and shlex.split(kubectl)
+    assert "checkpoint" not in result.stderr and api.objects == before
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "scale --replicas 2"])
+def test_a_job_that_has_ended_or_is_not_there_cannot_be_changed(api, k8s, command):
+    """Exit code 102 without a job, 2 with one that has ended."""
+    verb, *options = command.split()
+    assert k8s(verb, "demo", *options).exit_code == 102
+    submit(k8s)
+    end(api, "Succeeded")
+    result = k8s(verb, "demo", *options)
+    assert result.exit_code == 2 and f"nothing to {verb}" in result.stderr
+    assert "submit it with --replace" in result.stderr
