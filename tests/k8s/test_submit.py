@@ -6,12 +6,14 @@ import os
 import shlex
 
 import pytest
+from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
 from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import submit as act
+from gptddp.k8s.cli.main import cli
 from gptddp.k8s.objects import SUBMIT_LINE
 from gptddp.k8s.render import manifest, spec
 
