@@ -2,18 +2,15 @@
 
 import copy
 import json
-import os
 import shlex
 
 import pytest
-from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
 from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import submit as act
-from gptddp.k8s.cli.main import cli
 from gptddp.k8s.objects import SUBMIT_LINE
 from gptddp.k8s.render import manifest, spec
 
@@ -341,13 +338,3 @@ def test_a_job_file_comes_from_stdin(k8s):
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
     assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
-
-
-def test_a_job_file_comes_from_a_pipe():
-    """`-f <(...)`, as bash has it; both of its tables count."""
-    out, into = os.pipe()
-    os.write(into, b"[job]\nreplicas = 3\n[train]\nsteps = 7\n")
-    os.close(into)
-    made = CliRunner().invoke(cli, ["render", "-f", f"/dev/fd/{out}"]).stdout
-    os.close(out)
-    assert "replicas: 3" in made and "- --steps\n            - '7'" in made
