@@ -129,9 +129,9 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     missing = [] if suspended(job) else found.missing
     ended = holds(job, "Failed") or found.local or "deletionTimestamp" in job["metadata"]
     queued = None if ended else queue.fetch(cluster, job)
-    abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
-    events, unseen = events_about(cluster, abouts)
     claims = _claims(cluster, pods)
+    abouts = dict.fromkeys([name, *[*not_ready, *missing, *new][:_MOST_PODS], *claims])
+    events, unseen = events_about(cluster, list(abouts))
     return replace(found, events=events, queue=queued, unseen=unseen, claims=claims)
 
 
