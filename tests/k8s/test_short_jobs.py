@@ -122,6 +122,17 @@ def test_a_sample_that_fails_says_why(api, k8s, ended, words):
     assert api.writes == ["create Job", "delete Job"]
 
 
+def test_a_sample_of_no_job_names_the_jobs_that_are_there(api, k8s):
+    """And not `status` of it, which would be refused."""
+    api.put(render_job({"name": "demo"}))
+    run_pods(api, exitCode=2, message="Error: /runs/dem is not a run directory")
+    result = k8s("sample", "dem", "--timeout", "5")
+    assert result.exit_code == 100 and "gptddp-k8s status" not in result.stderr
+    assert "not a run directory; no PyTorchJob dem in the namespace default: there are demo" in (
+        result.stderr
+    )
+
+
 def event(kind, name, message, second=0, type="Warning"):
     about = {"involvedObject": {"kind": kind, "name": name}, "type": type, "message": message}
     at = f"2026-11-21T09:00:0{second}Z"

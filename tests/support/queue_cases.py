@@ -18,7 +18,9 @@ DEACTIVATED = ("Evicted", "True", "Deactivated", "exceeding the maximum executio
 
 def queued_job(*, suspend=True, **labels):
     """A job of the queue `team`, as Kueue has it: suspended."""
-    return job("Created", suspend=suspend, labels={QUEUE: "team", **labels})
+    made = job("Created", suspend=suspend)
+    made["metadata"]["labels"] |= {QUEUE: "team", **labels}
+    return made
 
 
 def workload(*conditions, active=True, **status):

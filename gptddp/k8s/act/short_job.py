@@ -6,9 +6,9 @@ from collections.abc import Callable
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
 from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.exit_codes import described
-from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds
+from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds, is_ours
 from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.manifest import SPEC_HASH
 
@@ -50,7 +50,7 @@ def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
     live = cluster.get("Job", name)
     if live is None or "deletionTimestamp" in live["metadata"]:
         return True
-    if not lifecycle.is_ours(live, name):
+    if not is_ours(live, name):
         raise ConfigError(f"a Job {name} exists, and not from gptddp-k8s: use another --name")
     now, hashes = state(live), [it["metadata"].get("annotations", {}) for it in (live, job)]
     if now != FAILED and hashes[0].get(SPEC_HASH) == hashes[1][SPEC_HASH]:
@@ -92,6 +92,8 @@ def sample(
         ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)
         if ended == FAILED:
             fix = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
+            if cluster.get(JOB, name) is None:
+                fix = f"{cluster.not_found(name)}; --runs names the run of a job that is gone"
             raise JobFailed(f"{reason(cluster, created)}; {fix}")
         say(last_words(cluster, created))  # the step and the seed
     finally:
