@@ -135,6 +135,14 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     return replace(found, events=events, queue=queued, unseen=unseen, claims=claims)
 
 
+def of_short_job(cluster: Cluster, job: Object, pods: Sequence[Object]) -> Facts:
+    """The same of a Job of `prepare` or `sample` and these pods of it."""
+    claims = _claims(cluster, pods)
+    names = [it["metadata"]["name"] for it in (job, *pods)]
+    events, unseen = events_about(cluster, [*names, *claims])
+    return Facts(job, pods, events, flags=cluster.flags, unseen=unseen, claims=claims)
+
+
 def _claims(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Object | None]:
     """The claims of the pods that have no node, by name, as far as they may be read."""
     waiting = [p for p in pods if (condition(p, "PodScheduled") or {}).get("status") == "False"]
