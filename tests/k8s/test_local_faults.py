@@ -11,7 +11,7 @@ import pytest
 from support.local_jobs import alive, job, kinds, pod_file, status, until
 from support.manifests import container
 
-from gptddp.k8s.local import reaper
+from gptddp.k8s.local import locks, reaper
 
 # -- death -------------------------------------------------------------------------------------
 
@@ -161,6 +161,13 @@ def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
     assert finish(built)[0] == 0
     log = tmp_path / "local" / "jobs" / "job" / "logs" / "job-worker-0.log"
     assert log.read_text() == 2 * "trained\n"
+
+
+def test_a_network_that_is_taken_is_given_to_nobody_else():
+    """Also where the search begins at the same place."""
+    (one, held), (two, other) = locks.network("key"), locks.network("key")
+    with held, other:
+        assert one.prefix != two.prefix and one.port != two.port
 
 
 def test_two_jobs_at_once_do_not_meet(start, tmp_path):

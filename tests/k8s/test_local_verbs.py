@@ -160,6 +160,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
     assert not alive(pid) and saved(tmp_path) == [True, True]
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     assert k8s("status", "job").exit_code == k8s("delete", "job").exit_code == 102
+    assert f"no jobs of gptddp in {tmp_path}/local\n" in k8s("list").stderr
 
 
 def test_logs_follow_a_job_to_its_end(running, k8s, tmp_path):

@@ -7,13 +7,14 @@ import shlex
 import pytest
 from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
-from support.manifests import pod_spec, worker
+from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
+from gptddp.k8s.act import submit as act
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.objects import SUBMIT_LINE
-from gptddp.k8s.render import difference, manifest, spec
+from gptddp.k8s.render import manifest, spec
 
 RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
 COMPANIONS = [*RENDERED, "Secret"]
@@ -164,6 +165,24 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     assert f"is {kind}: it is replaced" in result.stderr
     assert owners(api) == {job(api)["metadata"]["uid"]} != {before}
     assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+
+
+def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkeypatch):
+    """Of two replacements at the same time the second takes the job of the first for its own."""
+    submit(k8s)
+    end(api, "Failed")
+    real, other = act.review, []
+
+    def review(*args):
+        monkeypatch.setattr(act, "review", real)
+        found = real(*args)
+        assert submit(k8s, "--replace").exit_code == 0
+        other.append(job(api)["metadata"]["uid"])
+        return found
+
+    monkeypatch.setattr(act, "review", review)
+    result = submit(k8s, "--replace")
+    assert (result.exit_code, [job(api)["metadata"]["uid"]]) == (0, other), result.output
 
 
 def test_a_job_that_has_not_ended_is_not_replaced(api, k8s):
@@ -347,20 +366,3 @@ def test_a_job_file_comes_from_stdin(k8s):
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
     assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
-
-
-def test_differences_skip_what_a_server_adds():
-    """Defaults of the API are no difference, nor a suspension; other values of theirs are."""
-    wanted = manifest.objects(spec.load(None, {}, []))[-1]
-    live = json.loads(json.dumps(wanted))
-    live["spec"]["runPolicy"]["suspend"] = True
-    worker(live)["template"]["metadata"]["creationTimestamp"] = None
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
-    assert difference.compare(live, wanted) == []
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "UDP"
-    live["spec"]["runPolicy"]["backoffLimit"] = 5
-    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][2:]
-    command, limit, port = map(str, difference.compare(live, wanted))
-    assert "exec.command[2]: (none) -> ! find" in command
-    assert limit == "spec.runPolicy.backoffLimit: 5 -> (none)"
-    assert port.endswith("protocol: UDP -> (none)")

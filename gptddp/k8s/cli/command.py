@@ -62,8 +62,8 @@ GONE = {
     "`gptddp-k8s render ... | kubectl diff -f -`",
     "rerun": "`gptddp-k8s submit --replace` puts a job in the place of one that has ended; "
     "`gptddp-k8s status NAME` prints the line of its submit",
-    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the sources lists "
-    "them",
+    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the "
+    "sources lists them",
     "top": "`gptddp-k8s status NAME --watch` watches a job",
     "validate": "`gptddp-k8s render -f job.toml` checks a job; for other manifests there is "
     "`kubectl apply --dry-run=server -f FILE`",
