@@ -260,14 +260,11 @@ class Cluster:
             words = " ".join(str(getattr(error, "reason", "") or error).split())[:300]
             fix = "is it running, and is this the right --context (kubectl config get-contexts)?"
             if words.startswith("SSLError"):
-                fix = (
-                    "are the certificates and the `server` of the kubeconfig those of this cluster?"
-                )
+                fix = "does the kubeconfig have the certificates and the `server` of this cluster?"
             elif isinstance(error, ProxyError):
                 fix = "is this proxy, of HTTPS_PROXY or of `proxy-url` in the kubeconfig, right?"
-            raise ClusterError(
-                f"cannot reach the cluster at {self.server}: {words}; {fix}"
-            ) from None
+            where = f"cannot reach the cluster at {self.server}"
+            raise ClusterError(f"{where}: {words}; {fix}") from None
 
     def _refusal(self, path: str, error: Any) -> ClusterError:
         """What the server has said, with the fix where there is one."""

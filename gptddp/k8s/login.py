@@ -6,6 +6,7 @@ would ask another cluster, or as somebody else.
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -34,14 +35,17 @@ def log_in(kubeconfig: Path | None, context: str | None) -> tuple[Any, str]:
 
         settings = client.Configuration()
         if paths:
-            namespace = _by_kubeconfig(settings, files, paths, context)
-        elif kubeconfig or context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            with (
+                tempfile.TemporaryDirectory() as folder
+            ):  # the keys are gone before anything is sent
+                namespace = _by_kubeconfig(settings, files, paths, context, folder)
+                return _client(settings), namespace
+        if kubeconfig or context or "KUBERNETES_SERVICE_HOST" not in os.environ:
             raise ClusterError(f"no cluster to talk to: there is no file {files}; {_FIX}")
-        else:
-            what = f"there is no file {files}, and the service account of this pod"
-            config.load_incluster_config(settings)
-            token = Path(incluster_config.SERVICE_TOKEN_FILENAME)
-            namespace = token.with_name("namespace").read_text("utf-8").strip()
+        what = f"there is no file {files}, and the service account of this pod"
+        config.load_incluster_config(settings)
+        token = Path(incluster_config.SERVICE_TOKEN_FILENAME)
+        namespace = token.with_name("namespace").read_text("utf-8").strip()
         return _client(settings), namespace
     except GptddpError:
         raise
@@ -60,8 +64,10 @@ def log_in(kubeconfig: Path | None, context: str | None) -> tuple[Any, str]:
         raise ClusterError(f"{what} cannot be used ({words:.500}){view} {_FIX}") from None
 
 
-def _by_kubeconfig(settings: Any, files: str, paths: list[str], context: str | None) -> str:
-    """Fill in the settings of a context; returns its namespace."""
+def _by_kubeconfig(
+    settings: Any, files: str, paths: list[str], context: str | None, folder: str
+) -> str:
+    """Fill in the settings of a context, its keys in a folder; returns its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     # kubectl takes an empty file for one without entries, and the package for an error
@@ -81,10 +87,10 @@ def _by_kubeconfig(settings: Any, files: str, paths: list[str], context: str | N
         asked = entry.value.get("user") or {}
         found = _credentials(asked, os.path.dirname(entry.path), cluster, user)
         entry.value = entry.value | {"user": found}  # anew: what is in the file may be saved
-    loader = KubeConfigLoader(
-        merged.config, name, config_base_path=None, config_persister=merged.save_changes
-    )
-    loader.load_and_set(settings)
+    save = merged.save_changes
+    KubeConfigLoader(
+        merged.config, name, config_base_path=None, config_persister=save, temp_file_path=folder
+    ).load_and_set(settings)
     # https://github.com/kubernetes-client/python/issues/1409
     if user and asked and not (settings.api_key or settings.cert_file):
         raise ClusterError(
@@ -173,5 +179,10 @@ def _client(settings: Any) -> Any:
     if not settings.verify_ssl:
         context.check_hostname = False
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = context
+    if settings.cert_file:
+        context.load_cert_chain(settings.cert_file, settings.key_file)
+    pool = api.rest_client.pool_manager.connection_pool_kw
+    pool["ssl_context"] = context  # what else it has are files, to be read for each connection
+    for key in ("ca_certs", "cert_file", "key_file"):
+        pool.pop(key, None)
     return dynamic.DynamicClient(api, discoverer=lambda *_: None)  # paths are known: no discovery

@@ -1,5 +1,6 @@
 """Which API server is asked, and as whom: where the package `kubernetes` would do it otherwise."""
 
+import base64
 import json
 import os
 import shutil
@@ -323,10 +324,35 @@ def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkey
     assert find(**{"insecure-skip-tls-verify": True}) == []
     for wrong in ({"certificate-authority": "other.pem"}, {}):
         with pytest.raises(
-            ClusterError, match="cannot reach .*certificate verify failed.*; are the certificates"
+            ClusterError,
+            match="cannot reach .*certificate verify failed.*; does the kubeconfig",
         ):
             find(**wrong)
     assert capsys.readouterr().err == ""
+
+
+def test_a_key_of_the_kubeconfig_stays_on_no_disk(tls_api, api, tmp_path, monkeypatch):
+    """The package writes it to a file: it is gone before a request, which a signal may end."""
+    required = api.server.socket.context
+    required.load_verify_locations(tmp_path / "ca.pem")
+    required.verify_mode = ssl.CERT_REQUIRED
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+
+    def data(name):
+        return base64.b64encode((tmp_path / name).read_bytes()).decode()
+
+    user = {"client-certificate-data": data("own.pem"), "client-key-data": data("own.key")}
+    server = tls_api | {"certificate-authority-data": data("ca.pem")}
+    path = kubeconfig(tmp_path / "config", server, users=named("u", user=user))
+    for _ in range(2):
+        cluster = connect(None, path)
+        assert list((tmp_path / "scratch").iterdir()) == []
+        assert cluster.find("Pod") == []
+    user["client-key-data"] = data("other.key")
+    kubeconfig(path, server, users=named("u", user=user))
+    with pytest.raises(ClusterError, match="config cannot be used .*key values mismatch"):
+        connect(None, path)
 
 
 @pytest.fixture
