@@ -153,7 +153,10 @@ def _credentials(entry: Any, folder: str, cluster: Any, name: str) -> dict[str, 
             if not (user["token"].isascii() and user["token"].isprintable()):
                 raise ValueError(f"its token has characters that no token has; {ANEW}")
     except ValueError as error:
-        raise ClusterError(f"the user {name} of the kubeconfig has no login: {error}") from None
+        # as the server would say it: who waits does not ask a person to log in again and again
+        raise ClusterError(
+            f"the user {name} of the kubeconfig has no login: {error}", 401
+        ) from None
     return user
 
 

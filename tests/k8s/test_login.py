@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import certifi
@@ -18,6 +19,7 @@ from support.api_server import FakeAPI, _Handler
 from gptddp.errors import ClusterError
 from gptddp.k8s import login_program
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.observe.watcher import Watcher
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -271,6 +273,19 @@ def test_a_login_program_may_ask_at_the_terminal(api, tmp_path):
         assert result.returncode == code
         assert result.stderr.startswith("Password: ")
     assert "no login: sh ended with code 4; log in again" in result.stderr
+
+
+def test_a_login_that_fails_ends_a_wait(api, tmp_path):
+    """A program that asks somebody is not run again every second, and no server is blamed."""
+    once = f"echo x >> {tmp_path}/runs; [ $(wc -l < {tmp_path}/runs) = 1 ] || exit 1\n"
+    cluster = api.as_user(**plugin(once + credential('{"token": "t"}')))
+    said = []
+    watcher = Watcher(lambda: cluster.find("Pod"), said.append)
+    assert watcher.poll() == []
+    api.refused.add("t")
+    with pytest.raises(ClusterError, match="no login: sh ended with code 1"):
+        watcher.poll(time.monotonic() + 10)
+    assert said == []
 
 
 def test_one_thread_logs_in_for_all(api, tmp_path):
