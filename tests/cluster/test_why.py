@@ -267,7 +267,7 @@ def closed_registry(asked) -> Iterator[str]:
     meta = {"name": "registry", "namespace": name}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-    namespace.kubectl("create", "-f", "-", stdin=[space, pod])
+    namespace.kubectl("create", "--namespace", name, "-f", "-", stdin=[space, pod])
     ready = ("--for=condition=Ready", "--timeout=60s", "--namespace", name)
     namespace.kubectl("wait", "pod/registry", *ready)
     yield node
