@@ -31,7 +31,7 @@ LEVELS = [
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
-    {"exit_codes", "login_program", "objects"},
+    {"exit_codes", "objects"},
     {"login"},
     {"cluster", "render"},
     {"observe"},

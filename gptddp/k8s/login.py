@@ -4,6 +4,7 @@ The package reads both. Ours is only what it was measured to do otherwise than k
 would ask another cluster, or as somebody else.
 """
 
+import base64
 import os
 import re
 import tempfile
@@ -13,9 +14,8 @@ from urllib.parse import unquote
 
 from gptddp import __version__
 from gptddp.errors import ClusterError, GptddpError
-from gptddp.k8s import login_program
-from gptddp.k8s.login_program import ANEW
 
+_ANEW = "log in again with the tool that the kubeconfig is of, or use another --context"
 _AT_ONCE = 256  # connections that are kept: a log of each pod
 _ACTS_AS = ("as", "as-uid", "as-groups", "as-user-extra")
 _FIX = (
@@ -80,12 +80,12 @@ def _by_kubeconfig(
             it.name = f"{it.path}/{part}/{it.value['name']}"
     name = _context(merged, files, context)
     chosen = merged.config["contexts"].get_with_name(name)["context"]
-    cluster = merged.config["clusters"].get_with_name(chosen["cluster"])["cluster"].value
-    _check_cluster(cluster, chosen["cluster"])
+    cluster = merged.config["clusters"].get_with_name(chosen["cluster"])["cluster"]
+    _check_cluster(cluster.value, chosen["cluster"])
     if user := chosen.safe_get("user"):
         entry = merged.config["users"].get_with_name(user)
         asked = entry.value.get("user") or {}
-        found = _credentials(asked, os.path.dirname(entry.path), cluster, user)
+        found = _credentials(entry, cluster)
         entry.value = entry.value | {"user": found}  # anew: what is in the file may be saved
     save = merged.save_changes
     KubeConfigLoader(
@@ -94,7 +94,7 @@ def _by_kubeconfig(
     # https://github.com/kubernetes-client/python/issues/1409
     if user and asked and not (settings.api_key or settings.cert_file):
         raise ClusterError(
-            f"the user {user} of the kubeconfig has no login: no credentials; {ANEW}"
+            f"the user {user} of the kubeconfig has no login: no credentials; {_ANEW}"
         )
     # Go sends nothing of this machine's own to a proxy of the environment, and all to `proxy-url`.
     local = f"{settings.no_proxy or ''},localhost,127.0.0.0/8,::1"
@@ -129,35 +129,66 @@ def _check_cluster(cluster: Any, name: str) -> None:
         )
 
 
-def _credentials(entry: Any, folder: str, cluster: Any, name: str) -> dict[str, Any]:
+def _credentials(entry: Any, cluster: Any) -> dict[str, Any]:
     """The entries of a user, with what its login program or its token file gives, by whole paths.
 
     Raises ClusterError where the package would ask as nobody, or as another than kubectl.
     """
+    name, folder = entry.value["name"], os.path.dirname(os.path.abspath(entry.path))
+    user = {key: it for key, it in (entry.value.get("user") or {}).items() if it is not None}
     # https://github.com/kubernetes-client/python/issues/362
-    for key in filter(entry.get, _ACTS_AS):
+    for key in filter(user.get, _ACTS_AS):
         raise ClusterError(
             f"the user {name} of the kubeconfig acts for another (`{key}`), which the package "
             "kubernetes cannot: use a context without, by --context"
         )
-    user = {key: it for key, it in entry.items() if it is not None}
     for key in filter(user.get, ("tokenFile", "client-certificate", "client-key")):
-        user[key] = os.path.join(os.path.abspath(folder), user[key])
+        user[key] = os.path.join(folder, user[key])
     try:
         if user.get("tokenFile"):
             user["token"] = Path(user["tokenFile"]).read_bytes().decode("utf-8", "replace")
         elif user.get("exec"):
-            user = login_program.credentials(user["exec"], os.path.abspath(folder), cluster)
+            user = _by_program(entry["user"]["exec"], folder, cluster)
         if "token" in user:
             user["token"] = str(user["token"] or "").strip()
             if not (user["token"].isascii() and user["token"].isprintable()):
-                raise ValueError(f"its token has characters that no token has; {ANEW}")
+                raise ValueError(f"its token has characters that no token has; {_ANEW}")
     except ValueError as error:
         # as the server would say it: who waits does not ask a person to log in again and again
         raise ClusterError(
             f"the user {name} of the kubeconfig has no login: {error}", 401
         ) from None
     return user
+
+
+def _by_program(program: Any, folder: str, cluster: Any) -> dict[str, str]:
+    """What the login program of a user gives, as entries of the user. Raises ValueError.
+
+    Left to itself the package logs what is wrong here, and goes on as nobody or as another:
+    https://github.com/kubernetes-client/python/issues/1409
+    """
+    from kubernetes.config.exec_provider import ExecProvider
+
+    command = program.value.get("command")
+    try:
+        status = ExecProvider(program, folder, cluster).run()
+        token, certificate = status.get("token"), status.get("clientCertificateData")
+        key = status.get("clientKeyData")
+    except FileNotFoundError:
+        hint = " ".join(str(program.value.get("installHint") or "install it").split())
+        raise ValueError(f"there is no program {command}; {hint}") from None
+    except AttributeError:  # on a terminal the program has said itself what is wrong
+        raise ValueError(f"{command} has failed; {_ANEW}") from None
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise ValueError(f"{command}: {words:.500}; {_ANEW}") from None
+    found = {"token": token} if token else {}
+    if certificate and key:
+        found["client-certificate-data"] = base64.b64encode(certificate.encode()).decode()
+        found["client-key-data"] = base64.b64encode(key.encode()).decode()
+    if not found:
+        raise ValueError(f"{command} has given neither a token nor a certificate; {_ANEW}")
+    return found
 
 
 def _client(settings: Any) -> Any:

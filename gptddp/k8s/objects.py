@@ -143,17 +143,10 @@ def has_log(pod: Object) -> bool:
 # -- any object ----------------------------------------------------------------------------------
 
 
-def group_and_plural(kind: str) -> tuple[str, str]:
-    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
-    version, plural = ROUTES[kind]
-    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
-    return "".join(group), plural
-
-
 def resource(kind: str, name: str) -> str:
     """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    group, _ = group_and_plural(kind)
-    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
+    _, *group = ROUTES[kind][0].split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
+    return ".".join([kind.lower(), *group]) + f"/{name}"
 
 
 def condition(obj: Object, kind: str) -> Object | None:

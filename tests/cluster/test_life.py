@@ -74,7 +74,7 @@ def test_doctor_finds_the_cluster_well_and_a_missing_claim(namespace, pod):
     found = {it["id"]: it["status"] for it in json.loads(done.stdout)}
     assert "fail" not in found.values()
     well = {id for id, status in found.items() if status == "ok"}
-    assert well >= {"api", "operator", "rights", "job", "beside", "pod", "nodes"}
+    assert well >= {"api", "operator", "job", "beside", "pod", "nodes"}
     worse = cli(namespace, "doctor", "--name=doc", "--runs=no", "--gpus=1", "-o", "json", code=1)
     failing = {it["id"] for it in json.loads(worse.stdout) if it["status"] == "fail"}
     assert failing == {"needs", "nodes"}
