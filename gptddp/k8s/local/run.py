@@ -62,9 +62,11 @@ def run(
     job, local_dir, volumes = objects[-1], local_dir.absolute(), volumes or {}
     folder = local_dir / "jobs" / job["metadata"]["name"]
     _check(job, volumes)
-    folders = {CODE: folder / "code"}  # of the volumes that outlive a pod
-    for volume, claim in volume_claims(worker_pod_spec(job)):
-        folders[volume] = volumes.get(claim, local_dir / "volumes" / claim)
+    claims = {
+        volume: volumes.get(claim, local_dir / "volumes" / claim)
+        for volume, claim in volume_claims(worker_pod_spec(job))
+    }
+    folders = {CODE: folder / "code", **claims}  # of the volumes that outlive a pod
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", folders)[0]
     _check_dataset(trial)
     screen = Screen(folder.name)
@@ -79,6 +81,8 @@ def run(
                 screen.event(left_alone)
                 return SUCCEEDED
             assert lock is not None
+            for path in claims.values():
+                path.mkdir(parents=True, exist_ok=True)
             reaper.sweep(f"{folder}#")  # of a runner that was killed together with its reaper
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
@@ -186,7 +190,8 @@ def _os_errors_refused(local_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir"
+            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir "
+            "or --volume"
         ) from error
 
 
