@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from support.rank_0_lines import of_a_life
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks
 from gptddp.k8s.local.controller import Conditions
+from gptddp.k8s.local.paths import options_for
 from gptddp.k8s.render import manifest
 
 
@@ -80,6 +82,11 @@ def test_a_local_job_whose_submit_is_gone_is_stopped(here, k8s):
     (here / "manifest.yaml").write_text("{")
     result = k8s("status", "job")
     assert result.exit_code == 1 and "jobs/job is no folder of a local job" in result.stderr
+
+
+def test_a_command_to_type_next_quotes_the_folder():
+    """A --local-dir with a blank is one word of it."""
+    assert options_for(Path("my jobs")) == " --local --local-dir 'my jobs'"
 
 
 def test_logs_are_those_of_the_files(here, k8s):

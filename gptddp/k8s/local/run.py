@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def _check_dataset(plan: pods.Plan) -> None:
     if container_of(plan.job).get("command") or not data:
         return
     if not Path(data, "dataset.json").is_file():
-        where = relative_path(data)
+        where = shlex.quote(relative_path(data))
         raise DataError(
             f"there is no dataset in {where}: make one with `gptddp prepare SOURCE... --out "
             f"{where}`, or say where it is with --volume CLAIM=FOLDER"
