@@ -14,6 +14,7 @@ from typing import Any
 from gptddp import files
 from gptddp.errors import ConfigError
 from gptddp.k8s.local.container import Network
+from gptddp.k8s.objects import seconds
 
 MAX_PODS = 150  # 127.A.B.100 upwards
 _SLOTS = 4096
@@ -54,10 +55,13 @@ def holder(folder: Path) -> int | None:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """What a job's `status.json` says; nothing where it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        found = files.read_json(folder / "status.json")
-        return found if isinstance(found, dict) else {}
+    """What a job's `status.json` says; nothing where it cannot be read, or has another form."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        found: dict[str, Any] = files.read_json(folder / "status.json")
+        times = [it["startTime"] for it in [found, *found["pods"].values()]]
+        for it in found["conditions"]:
+            times += [it["lastTransitionTime"] for key in ("type", "status") if it[key]]
+        return found if [seconds(text) for text in times] else {}
     return {}
 
 
