@@ -21,8 +21,6 @@ from gptddp.k8s import login
 from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 
 JOB = "PyTorchJob"
-# In a path of Kueue, in both of its groups: 0.14 serves the older version only, 0.20 the newer.
-_NEWER, _OLDER = "kueue.x-k8s.io/v1beta2/", "kueue.x-k8s.io/v1beta1/"
 FIELD_MANAGER = "gptddp-k8s"
 _CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
 _AT_ONCE = 256  # connections that are kept: a log of each pod
@@ -61,7 +59,6 @@ class Cluster:
         self._client, own = log_in() if log_in else (None, "")
         self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
-        self._older: set[str] = set()  # how paths begin that this cluster's Kueue has in _OLDER
 
     def get(self, kind: str, name: str, part: str = "") -> Object | None:
         """The object of this name, or a part of it (a subresource); None if there is none."""
@@ -124,10 +121,15 @@ class Cluster:
         query = _writing(dry_run) | {"force": "true"}
         return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete an object, and in the background what it owns; False if it was not there."""
+    def delete(self, kind: str, name: str, uid: str | None = None) -> bool:
+        """Delete an object, and in the background what it owns; False if it was not there.
+
+        uid: of the object that is meant. Another one that has taken its name stays (409).
+        """
+        options: Object = {"propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
         try:
-            self._json("delete", self._path(kind, name), {"propagationPolicy": "Background"})
+            self._json("delete", self._path(kind, name), body=options)
         except _NoObject:
             return False
         return True
@@ -197,16 +199,7 @@ class Cluster:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Object:
-        group, newer, rest = path.partition(_NEWER)
-        if newer and group in self._older:
-            path, newer = group + _OLDER + rest, ""
-        try:
-            answer = self._send(method, path, query, body, content_type)
-        except ClusterError as error:
-            if not newer or error.status != 404 or isinstance(error, _NoObject):
-                raise
-            self._older.add(group)
-            return self._json(method, path, query, body, content_type)
+        answer = self._send(method, path, query, body, content_type)
         with self._reached():
             value = _table(answer.data)
         # every answer is an object of the API, but for that of /version

@@ -145,9 +145,8 @@ HOOK = "failed calling webhook: Post https://kueue-webhook.kueue-system.svc:443/
 )
 def test_a_refusal_keeps_the_servers_words(api, cluster, status, message, words):
     """Its message and status are in the error, with the fix where there is one."""
-    for version in ("v1beta1", "v1beta2"):
-        path = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads"
-        api.paths[path] = (status, message)
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+    api.paths[path] = (status, message)
     with pytest.raises(ClusterError, match=words) as caught:
         cluster.find("Workload")
     assert caught.value.status == status

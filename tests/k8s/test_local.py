@@ -1,15 +1,18 @@
 """Local jobs: what a pod sees, its restarts, the end of its job; real processes."""
 
 import json
+import math
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.local_jobs import job, kinds, pod_file, status
 from support.manifests import container, pod_spec, worker
 
 from gptddp.k8s.local.container import localized
-from gptddp.k8s.local.controller import Conditions
+from gptddp.k8s.local.controller import Conditions, Controller
 
 # -- what a pod sees ---------------------------------------------------------------------------
 
@@ -17,7 +20,7 @@ from gptddp.k8s.local.controller import Conditions
 def test_a_pod_sees_what_operator_and_kubelet_would_give_it(finish, tmp_path, monkeypatch):
     """Environment, address, arguments, volumes and CPUs are those of the manifest."""
     code = """
-seen = {"env": dict(os.environ), "args": sys.argv[1:], "cpus": len(os.sched_getaffinity(0)),
+seen = {"env": dict(os.environ), "args": sys.argv[1:], "cpus": [*os.sched_getaffinity(0)],
         "session": os.getsid(0) == os.getpid()}
 (runs / f"{name}.json").write_text(json.dumps(seen))
 wait("job-worker-0.json"), wait("job-worker-1.json")
@@ -57,7 +60,8 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
         f"--run={volumes}/runs/x",
         *("--data", f"{volumes}/data/set", "s3://b/data", "job-worker-0", "$"),
     ]
-    assert one["cpus"] == 1 and one["session"]
+    assert len(one["cpus"]) == 1 and one["session"]
+    assert one["cpus"] != two["cpus"] or os.cpu_count() == 1
 
 
 def test_scratch_is_deep_in_the_job_and_short_enough_for_a_socket(finish, tmp_path):
@@ -172,6 +176,16 @@ wait("ready")
     assert exit_code == 0, err
     assert pod_file(tmp_path, "asked").exists()
     assert kinds(status(tmp_path)) == ["Created", "Succeeded"]
+
+
+def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
+    """As the operator looks at failed pods before it counts the succeeded ones."""
+    ended = {"phase": "Running", "waiting": False, "deadline": math.inf, "ending": False}
+    ended |= {"terminate": lambda now: None, "last_line": lambda: "", "log": tmp_path}
+    both = [SimpleNamespace(name="p", poll=lambda code=code: code, **ended) for code in (0, 2)]
+    controller = Controller(job(), both, lambda text: None)
+    controller.tick(0.0)
+    assert controller.conditions.has("Failed")
 
 
 def test_conditions_change_as_the_operators_do():

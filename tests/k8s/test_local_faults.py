@@ -1,7 +1,6 @@
 """Local jobs that are killed, stopped, continued, and two at once; real processes."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ import pytest
 from support.local_jobs import alive, job, kinds, pod_file, status, until
 from support.manifests import container
 
-from gptddp.k8s.local import reaper
+from gptddp.k8s.local import locks, reaper
 
 # -- death -------------------------------------------------------------------------------------
 
@@ -141,9 +140,8 @@ def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
     assert exit_code == 0 and f"already running, as process {process.pid}" in err
     exit_code, _, err = finish(other)
     assert exit_code == 2
-    assert re.search(r"- +maxReplicas: 2\n", err) and re.search(r"\+ +replicas: 3\n", err)
-    assert "another --name" in err
-    assert "spec-hash" not in err
+    assert "spec.elasticPolicy.maxReplicas: 2 -> 3\n" in err and ".Worker.replicas: 2 -> 3\n" in err
+    assert "another --name" in err and len(err.splitlines()) == 4
     pod_file(tmp_path, "end").touch()
     assert process.wait(20) == 0
     exit_code, _, err = finish(built)
@@ -161,6 +159,13 @@ def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
     assert finish(built)[0] == 0
     log = tmp_path / "local" / "jobs" / "job" / "logs" / "job-worker-0.log"
     assert log.read_text() == 2 * "trained\n"
+
+
+def test_a_network_that_is_taken_is_given_to_nobody_else():
+    """Also where the search begins at the same place."""
+    (one, held), (two, other) = locks.network("key"), locks.network("key")
+    with held, other:
+        assert one.prefix != two.prefix and one.port != two.port
 
 
 def test_two_jobs_at_once_do_not_meet(start, tmp_path):

@@ -127,8 +127,8 @@ def status_of(path):
 
 
 def test_a_folder_without_jobs_is_told_as_a_folder(k8s, tmp_path):
-    """Not as a namespace, and with the option that names another; a stray file is no job."""
-    says = f"no jobs of gptddp in {tmp_path}/local: --local-dir names another folder"
+    """Not as a namespace; a stray file beside the jobs is no job."""
+    says = f"no jobs of gptddp in {tmp_path}/local\n"
     assert says in k8s("list").stderr
     (tmp_path / "local/jobs").mkdir(parents=True)
     (tmp_path / "local/jobs/stray").touch()
@@ -218,6 +218,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
     assert not alive(pid) and saved(tmp_path) == [True, True]
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     assert k8s("status", "job").exit_code == k8s("delete", "job").exit_code == 102
+    assert f"no jobs of gptddp in {tmp_path}/local\n" in k8s("list").stderr
 
 
 def test_logs_follow_a_job_to_its_end(running, k8s, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 from support.queue_cases import QUEUE
-from support.queue_server import NO_RIGHT, WORKLOADS, live, put_job, put_place, queue_server
+from support.queue_server import NO_RIGHT, WORKLOADS, live, put_job, queue_server
 from support.writable_api_server import job, submit
 
 
@@ -56,18 +56,6 @@ def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
     path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/hidden"
     api.paths[path] = (403, 'localqueues is forbidden: User "u" cannot get it')
     assert submit(k8s, "--queue", "hidden").exit_code == 0
-
-
-@pytest.mark.parametrize("missing", ["v1beta1", "v1beta2"])
-def test_either_version_of_kueues_api_will_do(api, k8s, missing):
-    """Kueue 0.14 serves the older one alone, 0.20 the newer one."""
-    api.unserved = (f"kueue.x-k8s.io/{missing}/",)
-    assert "no LocalQueue of this name" in submit(k8s, "--queue", "tema").stderr
-    assert submit(k8s, "--queue", "team").exit_code == 0
-    put_job(api)
-    put_place(api, 3)
-    assert "3 before it; Pending: insufficient" in k8s("status", "demo").stdout
-    assert k8s("suspend", "demo").exit_code == 0 and live(api)["spec"]["active"] is False
 
 
 # -- suspend, resume, scale ----------------------------------------------------------------------

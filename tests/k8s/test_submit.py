@@ -5,15 +5,14 @@ import json
 import shlex
 
 import pytest
-from click.testing import CliRunner
 from support.api_server import PLURALS as KINDS
-from support.manifests import pod_spec, worker
+from support.manifests import worker
 from support.queue_cases import QUEUE
 from support.writable_api_server import job, submit
 
-from gptddp.k8s.cli.main import cli
+from gptddp.k8s.act import submit as act
 from gptddp.k8s.objects import SUBMIT_LINE
-from gptddp.k8s.render import difference, manifest, spec
+from gptddp.k8s.render import manifest, spec
 
 RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
 COMPANIONS = [*RENDERED, "Secret"]
@@ -166,6 +165,24 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
 
 
+def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkeypatch):
+    """Of two replacements at the same time the second takes the job of the first for its own."""
+    submit(k8s)
+    end(api, "Failed")
+    real, other = act.review, []
+
+    def review(*args):
+        monkeypatch.setattr(act, "review", real)
+        found = real(*args)
+        assert submit(k8s, "--replace").exit_code == 0
+        other.append(job(api)["metadata"]["uid"])
+        return found
+
+    monkeypatch.setattr(act, "review", review)
+    result = submit(k8s, "--replace")
+    assert (result.exit_code, [job(api)["metadata"]["uid"]]) == (0, other), result.output
+
+
 def test_a_job_that_has_not_ended_is_not_replaced(api, k8s):
     """The same one goes on, another one is refused."""
     submit(k8s)
@@ -305,36 +322,10 @@ def test_companions_that_are_left_out_are_not_made(api, k8s):
 # -- options and output --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--local", "--wait"],
-        ["--local", "--context", "x"],
-        ["--local", "--dry-run"],
-        ["--local", "--replace"],
-        ["--local", "-o", "yaml"],
-        ["-v"],
-        ["--volume", "data=/x"],
-        ["--dry-run", "--wait"],
-        ["--dry-run", "--follow"],
-        ["--dry-run", "-o", "yaml"],
-        ["--follow", "-o", "json"],
-    ],
-)
-def test_options_that_cannot_be_together_are_refused(args):
-    """None is ignored in silence."""
-    result = CliRunner().invoke(cli, ["submit", *args])
-    assert result.exit_code == 2 and "no meaning" in result.stderr
-
-
-@pytest.mark.parametrize("output", ["name", "json"])
-def test_what_was_submitted_is_printed_as_asked(api, k8s, output):
+def test_what_was_submitted_is_printed_as_asked(api, k8s):
     """The job as the server has it; the notes stay on stderr."""
-    shown = submit(k8s, "-o", output).stdout
-    if output == "name":
-        assert shown == "pytorchjob.kubeflow.org/demo\n"
-    else:
-        assert json.loads(shown)["metadata"]["uid"] == job(api)["metadata"]["uid"]
+    assert submit(k8s, "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
+    assert json.loads(submit(k8s, "-o", "json").stdout)["metadata"] == job(api)["metadata"]
 
 
 def test_a_job_file_comes_from_stdin(k8s):
@@ -347,20 +338,3 @@ def test_a_job_file_comes_from_stdin(k8s):
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
     assert torn.exit_code == 2 and "stdin is not valid TOML" in torn.stderr
-
-
-def test_differences_skip_what_a_server_adds():
-    """Defaults of the API are no difference, nor a suspension; other values of theirs are."""
-    wanted = manifest.objects(spec.load(None, {}, []))[-1]
-    live = json.loads(json.dumps(wanted))
-    live["spec"]["runPolicy"]["suspend"] = True
-    worker(live)["template"]["metadata"]["creationTimestamp"] = None
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "TCP"
-    assert difference.compare(live, wanted) == []
-    pod_spec(live)["containers"][0]["ports"][0]["protocol"] = "UDP"
-    live["spec"]["runPolicy"]["backoffLimit"] = 5
-    del pod_spec(live)["containers"][0]["livenessProbe"]["exec"]["command"][2:]
-    command, limit, port = map(str, difference.compare(live, wanted))
-    assert "exec.command[2]: (none) -> ! find" in command
-    assert limit == "spec.runPolicy.backoffLimit: 5 -> (none)"
-    assert port.endswith("protocol: UDP -> (none)")

@@ -9,6 +9,7 @@ from support.api_objects import JOB_UID, condition, job, pod, terminated, unsche
 from support.api_server import Log
 from support.cause_cases import made_again
 
+from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.observe import facts, job_causes, wait, watcher
 
@@ -123,6 +124,19 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys, first):
     assert wait.until_done(cluster, "demo", note, 20) == 0
     said = capsys.readouterr().err
     assert said.count("does not answer") == said.count("answers again") == 1
+
+
+def test_one_failure_alone_is_not_told():
+    """It may be of a connection that had gone stale."""
+    answers, said = [1, ClusterError("gone"), 2], []
+
+    def ask():
+        if isinstance(it := answers.pop(0), Exception):
+            raise it
+        return it
+
+    watched = watcher.Watcher(ask, said.append)
+    assert [watched.poll(), watched.poll(), said] == [1, 2, []]
 
 
 def test_time_runs_out_while_the_api_server_is_away(api, cluster):

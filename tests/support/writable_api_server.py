@@ -119,8 +119,11 @@ class _Handler(api_server._Handler):
 
     def do_DELETE(self):
         plural, name = self.path.split("?")[0].split("/")[-2:]
+        meant = self._body().get("preconditions", {}).get("uid")
         if (plural, name) not in self.api.objects:
             return self._status(404, f'{plural} "{name}" not found')
+        if meant not in (None, self.api.objects[plural, name]["metadata"].get("uid")):
+            return self._status(409, "the UID in the precondition is another")
         if self._allowed(f"delete {self.api.objects[plural, name]['kind']}"):
             del self.api.objects[plural, name]
             self.api.collect(name)

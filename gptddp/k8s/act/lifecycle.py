@@ -123,11 +123,13 @@ def _is_owned(it: Object) -> bool:
 
 
 def _delete_one(cluster: Cluster, kind: str, it: Object, say: Say) -> bool:
-    """Delete it; False where this user may not, and it may stay."""
+    """Delete it; False where it has gone, or this user may not delete it and it may stay."""
     what = names([(kind, it)])
     try:
-        return cluster.delete(kind, it["metadata"]["name"])
+        return cluster.delete(kind, it["metadata"]["name"], it["metadata"].get("uid"))
     except ClusterError as error:
+        if error.status == 409:  # another one has its name: of a submit that was quicker
+            return False
         if error.status != 403 or kind in (JOB, "Job"):  # those run on
             raise
         say(

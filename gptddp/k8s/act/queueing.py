@@ -9,7 +9,7 @@ from functools import partial
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import Cluster, if_allowed
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name
-from gptddp.k8s.observe.queue import workload_of
+from gptddp.k8s.observe.queue import NO_KUEUE, workload_of
 
 _NAMED = (("LocalQueue", QUEUE, "--queue"), ("WorkloadPriorityClass", PRIORITY, "--priority"))
 
@@ -28,7 +28,7 @@ def check(cluster: Cluster, job: Object) -> None:
             if error.status != 404:  # of the kind itself
                 raise
             raise ConfigError(
-                f"{flag} {name}: the cluster has no Kueue: leave it out, or use another --context"
+                f"{flag} {name}: {NO_KUEUE}: leave it out, or use another --context"
             ) from None
         if missing:
             near = cluster.near(kind, name)

@@ -6,11 +6,12 @@
 3. the job, and its uid as the owner of the companions and the Secret
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gptddp.errors import ClusterError, ConfigError, GptddpError
+from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
 from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
@@ -49,8 +50,9 @@ def submit(
             review(cluster, objects, live, say)
     if live is not None and ended:
         say(f"the job {name} is {why.state(live)}: it is replaced")
-        for _ in lifecycle.delete(cluster, name, live, say):
-            pass
+        with contextlib.suppress(NotFoundError):  # another submit has replaced it
+            for _ in lifecycle.delete(cluster, name, live, say):
+                pass
         with says(f"the old job was deleted, and the new one is not created; {AGAIN}"):
             live = _settled(cluster, job, say)
     created = False

@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
+from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
+from gptddp.k8s.render import pod
 
 TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
 
@@ -41,8 +43,6 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from gptddp.k8s.render import pod
-
             if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
                 raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
             if error.option_name not in self._takes():
@@ -62,8 +62,8 @@ GONE = {
     "`gptddp-k8s render ... | kubectl diff -f -`",
     "rerun": "`gptddp-k8s submit --replace` puts a job in the place of one that has ended; "
     "`gptddp-k8s status NAME` prints the line of its submit",
-    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the sources lists "
-    "them",
+    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the "
+    "sources lists them",
     "top": "`gptddp-k8s status NAME --watch` watches a job",
     "validate": "`gptddp-k8s render -f job.toml` checks a job; for other manifests there is "
     "`kubectl apply --dry-run=server -f FILE`",
@@ -120,8 +120,6 @@ def _exit_code(run: Callable[[], Any]) -> int:
     except OSError as error:
         return _say_os_error(error)
     except (KeyboardInterrupt, click.Abort):
-        from gptddp.k8s.exit_codes import INTERRUPTED
-
         return INTERRUPTED
 
 
@@ -142,8 +140,6 @@ def _say_os_error(error: OSError) -> int:
         return 1
     _forget(sys.stdout)
     if error.errno == errno.EPIPE:
-        from gptddp.k8s.exit_codes import BROKEN_PIPE
-
         return BROKEN_PIPE
     _say(f"error: cannot write the output: {error.strerror or error}")
     return 1

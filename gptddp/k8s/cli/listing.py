@@ -46,9 +46,8 @@ def list_(all_namespaces: bool, watch: bool, output: str | None, cluster: Any) -
 
 
 def _none(cluster: Any, all_namespaces: bool) -> str:
-    if cluster.local:
-        return f"no jobs of gptddp in {cluster.namespace}: --local-dir names another folder"
-    where = "any namespace" if all_namespaces else f"namespace {cluster.namespace}"
+    of = "" if cluster.local else "namespace "
+    where = "any namespace" if all_namespaces else f"{of}{cluster.namespace}"
     return f"no jobs of gptddp in {where}"
 
 

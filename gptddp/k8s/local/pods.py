@@ -204,5 +204,4 @@ class Pod:
             "address": self.plan.address,
             "startTime": self.started_text,
             "exitCode": None if self.process else self.exit_code,
-            "log": str(self.log),
         }

@@ -10,7 +10,6 @@ LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
 
 import base64
 import contextlib
-import difflib
 import os
 import secrets
 import shlex
@@ -22,6 +21,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+import yaml
 
 from gptddp import flags
 from gptddp.errors import ConfigError, DataError
@@ -40,8 +41,8 @@ from gptddp.k8s.objects import (
     worker_spec,
 )
 from gptddp.k8s.observe.pod_log import CONTAINER
-from gptddp.k8s.render import manifest
 from gptddp.k8s.render.code_volume import VOLUME as CODE
+from gptddp.k8s.render.difference import compare
 
 _LONGEST = 48  # characters of a job's folder, see `_scratch`
 
@@ -134,25 +135,18 @@ def _check_dataset(plan: pods.Plan) -> None:
 def _check_same(folder: Path, job: Object) -> None:
     """Refuse to go on with another manifest than the job's folder has."""
     try:
-        old = (folder / "manifest.yaml").read_text("utf-8").splitlines()
-    except OSError:
+        old = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    except (OSError, yaml.YAMLError):
         return
-    new = manifest.to_yaml([job]).splitlines()
-    if old == new:
-        return
-    lines = [
-        f"  {line}"
-        for line in difflib.unified_diff(old, new, lineterm="", n=0)
-        if not line.startswith(("---", "+++", "@@"))
-        and not any(word in line for word in (manifest.SPEC_HASH, "rdzvId:"))
-    ]
     name = job["metadata"]["name"]
-    head = (
-        f"the job {name} exists with another manifest; use another --name, or `gptddp-k8s delete "
-        f"{name}{options_for(folder.parents[1])}` to begin it anew (its run is then continued):"
-    )
-    more = [f"  ... and {len(lines) - 12} more lines"] if len(lines) > 12 else []
-    raise ConfigError("\n".join([head, *lines[:12], *more]))
+    if found := [f"  {it}" for it in compare(old, job)]:
+        head = (
+            f"the job {name} exists with another manifest; use another --name, or `gptddp-k8s "
+            f"delete {name}{options_for(folder.parents[1])}` to begin it anew (its run is then "
+            "continued):"
+        )
+        more = [f"  ... and {len(found) - 12} more"] if len(found) > 12 else []
+        raise ConfigError("\n".join([head, *found[:12], *more]))
 
 
 def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:

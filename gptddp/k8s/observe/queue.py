@@ -7,6 +7,7 @@ from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import Object, condition, holds, queue_name, suspended
 
+NO_KUEUE = "the cluster has no Kueue of version 0.15 or newer"  # whose API is v1beta2
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 
 

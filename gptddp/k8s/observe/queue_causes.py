@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, age_s, condition
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.queue import Queue
+from gptddp.k8s.observe.queue import NO_KUEUE, Queue
 
 NO_WORKLOAD_S = 15.0  # a working Kueue makes it within a second
 _LABEL = f"metadata.labels[{QUEUE}]"
@@ -38,7 +38,7 @@ def taken_out(facts: Facts) -> Iterator[Cause]:
         text = f"Kueue could not start it when it was its turn, and tries no more: {queue.given_up}"
         yield cause(facts, "held", text)
     elif queue and not queue.kueue:
-        text = f"it is to wait in the queue {queue.name} ({_LABEL}), and the cluster has no Kueue"
+        text = f"it is to wait in the queue {queue.name} ({_LABEL}), and {NO_KUEUE}"
         yield cause(facts, "no-kueue", text)
 
 
@@ -47,7 +47,7 @@ def not_queued(facts: Facts) -> Iterator[Cause]:
     queue = facts.queue
     if queue and queue.workload is None and not queue.unseen and _is_late(facts):
         text = f"it runs outside of its queue {queue.name} and of any quota: "
-        why = _unmade(facts, queue) if queue.kueue else f"the cluster has no Kueue ({_LABEL})"
+        why = _unmade(facts, queue) if queue.kueue else f"{NO_KUEUE} ({_LABEL})"
         yield cause(facts, "not-queued", text + why)
 
 

@@ -1,4 +1,4 @@
-"""docs/clusters.md with a real Kueue: jobs that wait, that run, and what each command does to them."""
+"""Jobs in queues of a real Kueue: those that wait, those that run, and what each command does."""
 
 import json
 import shutil
@@ -94,8 +94,8 @@ def test_what_is_wrong_with_a_queue_is_said(team):
     team.until(stopped, "doctor tells what the queue says")
     team.submit("one")
     team.says("one", "Queued", "it waits in the queue team", "LocalQueue")
-    team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "None"})
     team.set_quota(stopPolicy="Hold")
+    team.apply("LocalQueue", "team", spec={"clusterQueue": team.own, "stopPolicy": "None"})
     team.says("one", "Queued", f"ClusterQueue {team.own}")
     team.set_quota(namespaceSelector={"matchLabels": {"team": "other"}})
     team.says("one", "Queued", "match ClusterQueue selector")
