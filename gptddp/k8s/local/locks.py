@@ -57,11 +57,12 @@ def holder(folder: Path) -> int | None:
 def status(folder: Path) -> dict[str, Any]:
     """What a job's `status.json` says; nothing where it cannot be read, or has another form."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        found: dict[str, Any] = files.read_json(folder / "status.json")
-        times = [it["startTime"] for it in [found, *found["pods"].values()]]
+        found: Any = files.read_json(folder / "status.json")
+        for it in [found, *found["pods"].values()]:
+            seconds(it["startTime"])
         for it in found["conditions"]:
-            times += [it["lastTransitionTime"] for key in ("type", "status") if it[key]]
-        return found if [seconds(text) for text in times] else {}
+            _ = it["type"], it["status"], seconds(it["lastTransitionTime"])
+        return {**found}
     return {}
 
 
