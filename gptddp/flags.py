@@ -35,11 +35,12 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     import tomllib  # two milliseconds of every start
 
     try:
-        return tomllib.loads(
-            _text(sys.stdin).removeprefix("\ufeff")
-            if str(path) == STDIN
-            else Path(path).read_text("utf-8-sig")  # with the mark that editors on Windows write
-        )
+        file = Path(path)
+        if str(path) == STDIN:
+            text = _once(sys.stdin)
+        else:
+            text = _once(file) if file.is_fifo() else file.read_text("utf-8")
+        return tomllib.loads(text.removeprefix("\ufeff"))  # the mark that editors on Windows write
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name_of(path)} is not valid TOML: {error}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
@@ -56,9 +57,9 @@ def name_of(path: str | Path) -> str:
 
 
 @functools.lru_cache(1)
-def _text(stream: TextIO) -> str:
-    """All of a stream, which two parts of a command read."""
-    return stream.read()
+def _once(stream: TextIO | Path) -> str:
+    """All of stdin or of a pipe, such as `<(...)`, which two parts of a command read."""
+    return stream.read_text("utf-8") if isinstance(stream, Path) else stream.read()
 
 
 def from_values(values: Mapping[str, Any], where: str) -> Config:

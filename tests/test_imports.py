@@ -31,7 +31,7 @@ LEVELS = [
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
-    {"exit_codes", "objects"},
+    {"exit_codes", "login_program", "objects"},
     {"login"},
     {"cluster", "render"},
     {"observe"},

@@ -115,12 +115,3 @@ def test_a_failed_job_is_left_and_replaced_if_that_is_asked_for(namespace, faile
     assert meta["uid"] != before and meta["annotations"]["gptddp/submit"].endswith(" --replace")
     owners = namespace.get("pdb", "life")["metadata"]["ownerReferences"]
     assert [it["uid"] for it in owners] == [meta["uid"]]
-
-
-def test_the_shell_completes_the_jobs_that_there_are(namespace, failed):
-    """Asked as bash asks."""
-    words = f"gptddp-k8s status -n {namespace.namespace} li"
-    env = {"_GPTDDP_K8S_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
-    env = os.environ | env | {"KUBECONFIG": str(namespace.kubeconfig)}
-    done = subprocess.run([sys.executable, "-c", MAIN], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["plain,life"]

@@ -17,13 +17,10 @@ from support.cluster_jobs import until
 from support.small_jobs import SLEEP, job
 
 from gptddp import __version__
-from gptddp.k8s import exit_codes
-from gptddp.k8s.act import giving_up
 from gptddp.k8s.cluster import Cluster, connect
 from gptddp.k8s.observe import facts, job_causes, progress, why
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.known_causes import KNOWN
-from gptddp.k8s.observe.wait import until_done
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0  # for a cause to show: the kubelet measures volumes once a minute
@@ -224,20 +221,6 @@ def test_a_node_that_rejects_its_pods(asked):
     asked.becomes("rejected", "suspended")
 
 
-def test_a_wait_bounds_what_is_in_vain(asked, monkeypatch):
-    """The operator itself fails the job, whose pods are gone then; the reason is in `status`."""
-    monkeypatch.setattr(giving_up, "LEAST_S", 5.0)
-    rejected(asked, "vain")
-    said: list[str] = []
-    look = giving_up.GivingUp(asked.cluster, said.append)
-    assert until_done(asked.cluster, "vain", said.append, LIMIT_S, look) == exit_codes.FAILED, said
-    found = asked.becomes("vain", "limit", "vain-worker-0: it was made ", "OutOfcpu", "--replace")
-    printed = asked.shell(found.command)
-    assert "OutOfcpu" in printed and "Type:" in printed and "Failed" in printed
-    selector = "training.kubeflow.org/job-name=vain"
-    until(lambda: not asked.namespace.get("pods", "-l", selector), "no pod is left", 30)
-
-
 def test_an_image_that_comes_slowly(asked):
     """From a registry that accepts, and then says nothing: a pull, and no failure yet."""
     if not asked.namespace.kind:
@@ -284,7 +267,7 @@ def closed_registry(asked) -> Iterator[str]:
     meta = {"name": "registry", "namespace": name}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-    namespace.kubectl("create", "-f", "-", stdin=[space, pod])
+    namespace.kubectl("create", "--namespace", name, "-f", "-", stdin=[space, pod])
     ready = ("--for=condition=Ready", "--timeout=60s", "--namespace", name)
     namespace.kubectl("wait", "pod/registry", *ready)
     yield node

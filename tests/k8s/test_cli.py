@@ -205,3 +205,13 @@ def test_a_shell_completes_commands_options_and_the_trainers(words, found):
     script = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_source").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "_GPTDDP_K8S_COMPLETE=bash_complete" in script
+
+
+def test_a_job_file_comes_from_a_pipe():
+    """`-f <(...)`, as bash has it; both of its tables count."""
+    out, into = os.pipe()
+    os.write(into, b"[job]\nreplicas = 3\n[train]\nsteps = 7\n")
+    os.close(into)
+    made = CliRunner().invoke(cli, ["render", "-f", f"/dev/fd/{out}"]).stdout
+    os.close(out)
+    assert "replicas: 3" in made and "- --steps\n            - '7'" in made

@@ -154,6 +154,7 @@ REFUSED = {
     "package file": ({"gptddp.py": ""}, "gptddp.py would take the place of gptddp"),
     "package": ({"__init__.py": ""}, "is a package itself, or a part of one: name the folder"),
     "git link out": (link("mine/out.py", "/etc/hostname"), f"mine/out.py {NO_FILE}"),
+    "git link to nothing": (link("mine/gone.py", "nowhere.py"), f"mine/gone.py {NO_FILE}"),
     "git link to a folder": (link("mine/again.py", "."), f"mine/again.py {NO_FILE}"),
     "git link in a circle": (link("mine/loop.py", "loop.py"), "Too many levels of symbolic links"),
     "pipe": (lambda folder: os.mkfifo(folder / "pipe.py"), f"pipe.py {NO_FILE}"),
@@ -189,7 +190,9 @@ def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     a_file = str(own / "mine/__init__.py")
     for name, words in (
-        *(("", "is empty"), (a_file, "Not a directory"), ("none", "No such file or directory")),
+        ("", "is empty"),
+        (a_file, f"--code: {a_file} cannot be read: Not a directory; {a_file} is to be a folder"),
+        ("none", "No such file or directory; none is to be a folder of packages"),
         (str(tmp_path / "empty"), "has no Python file, or git ignores all of them"),
     ):
         result = CliRunner().invoke(cli, ["render", "--code", name])

@@ -104,6 +104,12 @@ def test_what_the_server_refuses_is_told_in_its_words(api, kind, refusal, id, wo
     assert {id for id, it in found.items() if it["status"] == "fail"} == {id}
 
 
+def test_a_namespace_that_is_not_there_is_told_once(api):
+    """Nothing else can be looked at in it."""
+    api.refuse["PyTorchJob"] = (404, 'namespaces "default" not found')
+    assert list(doctor(api)[1]) == ["api", "operator", "rights", "job"]
+
+
 def test_who_may_not_create_pods_need_not(api):
     """The operator makes them: no check fails, and that it was not tried is said."""
     api.no_right = {"create pods"}

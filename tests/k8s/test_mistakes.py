@@ -76,6 +76,22 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("submit --local-dir=", ["'--local-dir'", "it is empty"]),
         ("submit --file=", ["'--file'", "it is empty"]),
         ("submit --local-dir gptddp-local", ["--local-dir has no meaning here"]),
+        *(
+            (f"submit {it}", ["has no meaning here"])
+            for it in (
+                "-v",
+                "--volume data=/x",
+                "--local --wait",
+                "--local --context x",
+                "--local --dry-run",
+                "--local --replace",
+                "--local -o yaml",
+                "--dry-run --wait",
+                "--dry-run --follow",
+                "--dry-run -o yaml",
+            )
+        ),
+        ("submit --follow -o json", ["-o has no meaning with --follow"]),
         ("render extra", ["unexpected argument 'extra'"]),
         ("prepare extra --source x", ["unexpected argument 'extra'"]),
         ("render -- --steps 9 10", ["unexpected argument '10'"]),

@@ -21,6 +21,8 @@ spec:
           volumes:
           - {name: certs, secret: {secretName: certs}}
           - {name: rc, configMap: {name: rc}}
+          - name: all
+            projected: {sources: [{secret: {name: part, items: [{key: token, path: t}]}}]}
 """
 READ_ONLY = """
 spec: {pytorchReplicaSpecs: {Worker: {template: {spec: {
@@ -33,6 +35,7 @@ NAMED = {
     "certs": "Secret",
     "keys": "Secret",
     "rc": "ConfigMap",
+    "part": "Secret",
     "registry": "Secret",
 }
 
@@ -56,6 +59,7 @@ def asked(api, tmp_path):
         ("certs", "there is no Secret certs"),
         ("keys", "there is no Secret keys"),
         ("rc", "there is no ConfigMap rc"),
+        ("part", "`kubectl create secret generic part --from-literal=token=... -n default`"),
     ],
 )
 def test_what_pods_would_wait_for_is_missed_before_anything_is_created(

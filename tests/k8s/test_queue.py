@@ -83,15 +83,19 @@ def test_wait_goes_on_for_a_queued_job(api, monkeypatch):
     put_job(api)
     said, looks = [], iter(range(100))
 
-    def look(facts):
-        step = next(looks)
+    real = wait.Changes.tell
+
+    def tell(changes, facts):
+        state, step = real(changes, facts), next(looks)
         if step == 2:
             live(api)["status"]["conditions"][0]["message"] = "other words"
         if step == 5:
             done = {"type": "Succeeded", "status": "True"}
             api.objects["pytorchjobs", "demo"]["status"]["conditions"].append(done)
+        return state
 
-    assert wait.until_done(connect(None, api.kubeconfig), "demo", said.append, 20, look) == 0
+    monkeypatch.setattr(wait.Changes, "tell", tell)
+    assert wait.until_done(connect(None, api.kubeconfig), "demo", said.append, 20) == 0
     assert said[0].startswith("demo: Queued: it waits in the queue team; Pending: insufficient")
     assert said[1].startswith("demo: it waits in the queue team; Pending: other words")
     assert said[2:] == ["demo: Succeeded"]

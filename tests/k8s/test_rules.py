@@ -86,7 +86,11 @@ PATCHES = [
         "variable U: looks like a secret",
     ),
     ("containers", in_pod(containers=[{"name": "pytroch"}]), "it has no image: did you mean 'py"),
-    ("containers", in_container(ports=[{"containerPort": 80}]), "or one has none"),
+    (
+        "containers",
+        in_pod(containers=[{"name": "side", "image": "x", "ports": [{"containerPort": 80}]}]),
+        "or one has none",
+    ),
     ("containers", in_container(ports=[{"name": "a", "containerPort": 9464}]), "containerPort"),
     (
         "claims",
@@ -99,6 +103,14 @@ PATCHES = [
         "it is read-only, and the run is written to it",
     ),
     ("claims", in_container(volumeMounts=[{"mountPath": "/runs", "readOnly": True}]), "read-only"),
+    (
+        "claims",
+        in_pod(volumes=[{"name": "runs", "persistentVolumeClaim": None, "emptyDir": {}}]),
+        "volumeMounts[/runs]: the run ends with its pod; mount a volume that all pods share",
+    ),
+    ("claims", in_container(volumeMounts=None), "the run ends with its pod"),
+    ("dns", in_pod(hostNetwork=True), "dnsPolicy: the pods would ask the node's DNS"),
+    ("dns", in_pod(dnsPolicy="Default"), "which does not know their names; leave it out"),
     ("words", in_worker(restartPolicy="Sometimes"), "use ExitCode or OnFailure"),
     ("words", {"spec": {"runPolicy": {"cleanPodPolicy": "running"}}}, "use Running or None"),
     ("words", {"spec": {"elasticPolicy": {"rdzvBackend": "zk"}}}, "use c10d or etcd"),

@@ -6,7 +6,6 @@ from support.api_objects import at, condition, event, job, pod, terminated, unsc
 
 from gptddp.k8s.objects import seconds
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.job_causes import GIVEN_UP
 
 NOW = seconds(at(0, minute=1))
 HELD = "ContainerCreating"
@@ -253,7 +252,6 @@ CASES = [
     ("no-step", quiet(10, lines=()), "no new step was logged for 690 s; the log's last line: step"),
     ("no-step", quiet(None, lines=()), "for 699 s; the log is empty"),
     ("left-out", of_world(2, 1, 1, 1), "2 pods are ready, and each step is done by 1 of 2 ranks"),
-    ("limit", final(annotations={GIVEN_UP: "made 12 times: OutOfcpu"}), "made 12 times: OutOfc"),
     ("limit", final("it reached the backoff limit"), "the backoff limit (spec.runPolicy)"),
     ("failed", final("x", pod(0, terminated(2))), "exited with 2 (bad configuration or data)"),
     ("failed", final("it is so"), "it is so"),

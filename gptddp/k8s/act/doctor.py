@@ -39,7 +39,7 @@ class Check:
 
 
 def examine(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """All checks, in the order in which to mend what they find; without a server only the first.
+    """All checks, in the order in which to mend what they find, up to the server and the namespace.
 
     objects: as `submit` would create them, the job last.
     """
@@ -50,7 +50,7 @@ def examine(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
             what, _, fix = str(error).partition("; ")
             unseen = id in _ADMINS and isinstance(error, ClusterError) and error.status == 403
             yield Check(id, WARN if unseen else FAIL, what, fix or _CHANGE)
-            if id == "api":
+            if id == "api" or what.startswith("there is no namespace"):
                 return
 
 

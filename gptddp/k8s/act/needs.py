@@ -17,6 +17,10 @@ _MAKE = {
     "ConfigMap": "kubectl create configmap {name} --from-literal={key}=...",
     "ServiceAccount": "kubectl create serviceaccount {name}",
 }
+_SOURCES = {  # of variables and of volumes
+    **dict.fromkeys(("secretKeyRef", "secretRef", "secret"), "Secret"),
+    **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), "ConfigMap"),
+}
 # What mounts a volume read-only on its node too.
 _READ_ONLY = {"data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data"}
 _OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
@@ -142,18 +146,14 @@ def _named(pod_spec: Object) -> Iterator[tuple[str, str, str | None]]:
     """(kind, name, key) of what the pods cannot do without."""
     if account := pod_spec.get("serviceAccountName"):
         yield "ServiceAccount", account, None
-    sources: list[tuple[str, Object | None]] = []
+    places: list[Object] = []
     for container in [*(pod_spec.get("initContainers") or []), *pod_spec["containers"]]:
-        for item in container.get("env") or []:
-            source = item.get("valueFrom") or {}
-            sources.append(("Secret", source.get("secretKeyRef")))
-            sources.append(("ConfigMap", source.get("configMapKeyRef")))
-        for item in container.get("envFrom") or []:
-            sources.append(("Secret", item.get("secretRef")))
-            sources.append(("ConfigMap", item.get("configMapRef")))
+        places += [item.get("valueFrom") or {} for item in container.get("env") or []]
+        places += container.get("envFrom") or []
     for volume in pod_spec.get("volumes") or []:
-        sources.append(("Secret", volume.get("secret")))
-        sources.append(("ConfigMap", volume.get("configMap")))
-    for kind, source in sources:
-        if source and not source.get("optional"):
-            yield kind, source.get("name") or source.get("secretName") or "", source.get("key")
+        places += [volume, *((volume.get("projected") or {}).get("sources") or [])]
+    for field, source in (it for place in places for it in place.items()):
+        if (kind := _SOURCES.get(field)) and source and not source.get("optional"):
+            name = source.get("name") or source.get("secretName") or ""
+            for item in source.get("items") or [source]:
+                yield kind, name, item.get("key")

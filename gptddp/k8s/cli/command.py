@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
+from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
+from gptddp.k8s.render import pod
 
 TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
 
@@ -41,8 +43,6 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from gptddp.k8s.render import pod
-
             if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
                 raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
             if error.option_name not in self._takes():
@@ -120,8 +120,6 @@ def _exit_code(run: Callable[[], Any]) -> int:
     except OSError as error:
         return _say_os_error(error)
     except (KeyboardInterrupt, click.Abort):
-        from gptddp.k8s.exit_codes import INTERRUPTED
-
         return INTERRUPTED
 
 
@@ -142,8 +140,6 @@ def _say_os_error(error: OSError) -> int:
         return 1
     _forget(sys.stdout)
     if error.errno == errno.EPIPE:
-        from gptddp.k8s.exit_codes import BROKEN_PIPE
-
         return BROKEN_PIPE
     _say(f"error: cannot write the output: {error.strerror or error}")
     return 1

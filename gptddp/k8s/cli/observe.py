@@ -69,16 +69,12 @@ def _watch(cluster: Any, name: str, every_s: float, output: str | None) -> int:
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
     """Wait for a job's end, and tell each change of its state.
 
-    A job of ours is failed whose pod is made again and again, for two minutes at least, and never
-    starts.
-
     Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
     suspended (one in a queue of Kueue is waited for), 124: the time is up.
     """
-    from gptddp.k8s.act.giving_up import GivingUp
     from gptddp.k8s.observe.wait import until_done
 
-    ctx.exit(until_done(cluster, name, note, timeout, GivingUp(cluster, note)))
+    ctx.exit(until_done(cluster, name, note, timeout))
 
 
 @click.command()

@@ -108,15 +108,13 @@ def _data(job: Object) -> str:
 
 def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) -> int:
     """Until the job has ended, its logs on stdout if asked for; Ctrl-C leaves the job alone."""
-    from gptddp.k8s.act.giving_up import GivingUp
     from gptddp.k8s.observe.wait import until_done
 
-    look = GivingUp(cluster, note)
     try:
         if not follow:
-            return until_done(cluster, name, note, timeout_s, look)
+            return until_done(cluster, name, note, timeout_s)
         with _LogThread(cluster, name):
-            return until_done(cluster, name, note, timeout_s, look)
+            return until_done(cluster, name, note, timeout_s)
     except KeyboardInterrupt:
         note(f"the job goes on; `gptddp-k8s delete {name}{cluster.flags}` ends it")
         raise

@@ -109,5 +109,5 @@ def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
 
 def _on_code(job: Object, folder: Path) -> list[str]:
     """What comes before a program that is to run on the job's own code."""
-    words, *_ = code_volume.of_pods(worker_pod_spec(job))
+    words = code_volume.before_command(worker_pod_spec(job))
     return [container.localized(word, {code_volume.MOUNT: folder / "code"}) for word in words]

@@ -27,7 +27,6 @@ NO_OPERATOR_S = 15.0  # a working operator reacts within a second
 NO_STEP_S = 300.0  # of running without a line of a step, until that is told
 START_S = 10.0  # a pod that needs longer to start is worth a line
 JOIN_S = 120.0  # in which a pod that has started, or is found again, is in the training
-GIVEN_UP = "gptddp/given-up"  # annotation of a job: why a command that waited has failed it
 
 
 # -- no pod is created ---------------------------------------------------------------------------
@@ -192,9 +191,7 @@ def deleting(facts: Facts) -> Iterator[Cause]:
 def failed(facts: Facts) -> Iterator[Cause]:
     """The pod that failed the job: the first with a final exit code, one with a reason before."""
     message = str((condition(facts.job, "Failed") or {}).get("message", ""))
-    if reason := (facts.job["metadata"].get("annotations") or {}).get(GIVEN_UP):
-        yield cause(facts, "limit", str(reason))
-    elif "backoff limit" in message or "specified deadline" in message:
+    if "backoff limit" in message or "specified deadline" in message:
         before = next((f"; before, pod {it.pod_name}: {it.text}" for it in exits(facts)), "")
         yield cause(facts, "limit", f"{message} (spec.runPolicy){before}")
     elif found := [it for it in ends(facts.pods) if not it.previous and not it.by_node]:

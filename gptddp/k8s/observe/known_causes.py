@@ -90,7 +90,7 @@ KNOWN = {
     "starting": Known("nothing is wrong: its pods are being created or started"),
     # the job does not run
     "limit": Known(
-        "the job has reached a limit of its `runPolicy`, which a waiting command may have set",
+        "the job has reached a limit of its `runPolicy`",
         _JOB),
     "failed": Known("the exit code of a pod has failed the job", "gptddp-k8s logs $job"),
     "failed-container": Known("another container than the training's has failed the job", _LOG),

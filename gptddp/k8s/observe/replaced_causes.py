@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gptddp.k8s.objects import Object, event_time, is_ready, worker_spec
@@ -67,43 +66,25 @@ def exits(facts: Facts) -> Iterator[Exit]:
 # -- pods that never start -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Vain:
-    """Pods of one name that were made one after the other, and none of whose containers started.
-
-    `vague`: at this look nothing has said how one of them ended; another may see it.
-    """
-
-    pod_name: str
-    count: int
-    seconds: float
-    reason: str
-    vague: bool = False
-
-    def told(self, reason: str) -> str:
-        """The sentence, with the best reason that is known."""
-        made = f"it was made {self.count} times in {self.seconds:.0f} s"
-        return f"{made}, and its container never started: {reason}"
-
-
-def vain(facts: Facts) -> Vain | None:
-    """The pod that is replaced again and again before its container starts; None: there is none.
+def in_vain(facts: Facts) -> Iterator[Cause]:
+    """A pod that is made again and again, and whose container never starts.
 
     Every pod leaves events with its own uid, so they are counted; the operator's own events are no
     measure, as a client may send only so many about one object.
     """
     waiting = {pod["metadata"]["name"]: pod for pod in facts.pods if not is_ready(pod)}
     for name in (*waiting, *facts.missing):
-        told = facts.ever_about(name)
-        started = max(map(event_time, filter(_has_started, told)), default=0.0)
-        told = [e for e in told if event_time(e) > started]
-        uids = {e["involvedObject"].get("uid") for e in told}
-        if len(uids) > 1:
-            reason = _reason(facts, waiting.get(name), told)
-            span_s = facts.now - event_time(told[0])
-            words = reason or "its events say no more, so an init container may end badly"
-            return Vain(name, len(uids), span_s, words, not reason)
-    return None
+        about = facts.ever_about(name)
+        started = max(map(event_time, filter(_has_started, about)), default=0.0)
+        about = [e for e in about if event_time(e) > started]
+        count = len({e["involvedObject"].get("uid") for e in about})
+        if count > 2:
+            text = (
+                f"it was made {count} times in {facts.now - event_time(about[0]):.0f} s, and its "
+                f"container never started: {_reason(facts, waiting.get(name), about)}"
+            )
+            yield cause(facts, "in-vain", text, name=name)
+            return
 
 
 def _reason(facts: Facts, pod: Object | None, told: list[Object]) -> str:
@@ -112,16 +93,10 @@ def _reason(facts: Facts, pod: Object | None, told: list[Object]) -> str:
         if event.get("type") == "Warning" and event["reason"] != "BackOff":
             return f"{event['reason']}: {event.get('message', '')}".rstrip(". ")
     crash = pod_causes.crashed(facts, pod) if pod else None
-    return crash.text if crash else ""
+    return crash.text if crash else "its events say no more, so an init container may end badly"
 
 
 def _has_started(event: Object) -> bool:
     """Is it the start of a container that is none of those before the training?"""
     about = str(event["involvedObject"].get("fieldPath", ""))
     return event.get("reason") == "Started" and "initContainers" not in about
-
-
-def in_vain(facts: Facts) -> Iterator[Cause]:
-    """A pod that never starts, and is made again and again."""
-    if (found := vain(facts)) and found.count > 2:
-        yield cause(facts, "in-vain", found.told(found.reason), name=found.pod_name)

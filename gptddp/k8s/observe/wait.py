@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from gptddp.k8s import exit_codes
@@ -22,17 +21,10 @@ _CODES = {
 }
 
 
-def until_done(
-    cluster: Cluster,
-    name: str,
-    say: Say,
-    timeout_s: float | None = None,
-    look: Callable[[Facts], None] = lambda facts: None,
-) -> int:
+def until_done(cluster: Cluster, name: str, say: Say, timeout_s: float | None = None) -> int:
     """Wait until the job has ended: 0 Succeeded, 100 Failed, 102 gone, 103 suspended, 124 time up.
 
-    `say` is told each change of state, and why the job does not run; `look` is called with what
-    there is of a job that has not ended, once a second. Goes on through times without
+    `say` is told each change of state, and why the job does not run. Goes on through times without
     an API server. Raises NotFoundError (102) for a job that is not there at the first poll, and
     ClusterError for what will not pass.
     """
@@ -60,7 +52,6 @@ def until_done(
         uid = found
         if state in _CODES:
             return _CODES[state]
-        look(facts)
         if end is not None and time.monotonic() >= end:
             return changes.timed_out(timeout_s)
         time.sleep(POLL_S if end is None else max(0.0, min(POLL_S, end - time.monotonic())))

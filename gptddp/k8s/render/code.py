@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gptddp.errors import ConfigError
-from gptddp.files import exists, explain
+from gptddp.files import exists
 from gptddp.launch import bundle
 from gptddp.launch.bundle import File
 
@@ -45,7 +45,8 @@ class Code:
         try:
             return _read(self.folder)
         except OSError as error:
-            text = f"{self.where}: {self.folder} cannot be read: {explain(error)}"
+            wrong = f"{error.filename} cannot be read: {error.strerror}"
+            text = f"{self.where}: {wrong}; {self.folder} is to be a folder of packages"
             raise ConfigError(text) from None
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
@@ -114,7 +115,7 @@ def _of_git(folder: Path) -> list[str] | None:
         raise ConfigError(f"git does not list the files of {folder}: {words}")
     found: list[str] = []
     for path in filter(None, os.fsdecode(done.stdout).split("\0")):
-        if not exists(at := folder / path):
+        if not os.path.lexists(at := folder / path):
             continue
         if not stat.S_ISDIR(os.lstat(at).st_mode):
             found.append(path)

@@ -65,16 +65,13 @@ def _names(job: str, code: "Code") -> list[str]:
     return [f"{name}-{part}" for part in range(parts)] if parts > 1 else [name]
 
 
-def of_pods(pod_spec: Mapping[str, Any]) -> tuple[list[str], list[Object], list[Object]]:
-    """What another program needs to run on the code of these pods: the words before its command,
-    its volumes and its mounts; nothing where they have none."""
-    if (archive := _archive_of(pod_spec)) is None:
-        return [], [], []
-    return (
-        ["python", "-m", "gptddp.launch.overlay", OPTION, str(archive)],
-        [it for it in pod_spec["volumes"] if it["name"] == VOLUME],
-        [it for it in pod_spec["containers"][0]["volumeMounts"] if it["name"] == VOLUME],
-    )
+def before_command(pod_spec: Mapping[str, Any]) -> list[str]:
+    """The words that let another program run on the code of these pods; none where they have none.
+
+    They stand before its own command.
+    """
+    archive = _archive_of(pod_spec)
+    return ["python", "-m", "gptddp.launch.overlay", OPTION, str(archive)] if archive else []
 
 
 def hash_of(job: Object) -> str | None:

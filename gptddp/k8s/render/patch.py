@@ -32,7 +32,7 @@ def apply(job: Object, patch: Mapping[str, Any]) -> Object:
     """The PyTorchJob with the patch merged into it; raises ConfigError for what cannot be."""
     merged: Object = _merge(job, patch, "")
     for path, fix in _FIXED.items():
-        if _at(merged, path) != _at(job, path):
+        if value_at(merged, path) != value_at(job, path):
             raise _refused(path, "a patch cannot change it", fix)
     if not isinstance(merged["metadata"].get("annotations", {}), dict):
         raise _refused("metadata.annotations", "it is no table", "use keys and values")
@@ -44,7 +44,7 @@ def apply(job: Object, patch: Mapping[str, Any]) -> Object:
 
 
 def _merge(old: Any, new: Any, path: str) -> Any:
-    for kind, word in ((dict, "a table"), (list, "a list")):
+    for kind, word in ((dict, "a table"), (list, "a list"), ((str, int), "one value")):
         if isinstance(old, kind) and not isinstance(new, kind):
             raise _refused(path, f"it is {word}, and the patch has {new!r}", f"use {word}")
     if isinstance(new, Mapping):
@@ -71,17 +71,20 @@ def _merge_lists(old: list[Any], new: list[Any], path: str) -> list[Any]:
     items = [*old, *new]
     named = (key for key in _KEYS if all(isinstance(it, dict) and key in it for it in items))
     key = next(named, None) if old and new else None
-    if key is None:
-        return [_merge(None, item, f"{path}[{at}]") for at, item in enumerate(new)]
-    merged = list(old)
+    merged = [] if key is None else list(old)
     for item in new:
-        at = next((at for at, it in enumerate(old) if it[key] == item[key]), len(merged))
+        same = (at for at, it in enumerate(old) if key is not None and it[key] == item[key])
+        at = next(same, len(merged))
         before = merged[at] if at < len(merged) else None
-        merged[at : at + 1] = [_merge(before, item, f"{path}.{item[key]}")]
+        where = f"{path}[{at}]" if key is None else f"{path}.{item[key]}"
+        merged[at : at + 1] = [_merge(before, item, where)]
+    for item in merged if old and "name" in old[0] else ():
+        if not (isinstance(item, dict) and "name" in item):
+            raise _refused(path, f"{item!r} has no name, by which they are merged", "add its name")
     return merged
 
 
-def _at(job: Mapping[str, Any], path: str) -> Any:
+def value_at(job: Mapping[str, Any], path: str) -> Any:
     """The value at a path, whose items of lists are named; None where there is none."""
     value: Any = job
     for part in path.split("."):

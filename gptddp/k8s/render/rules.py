@@ -11,7 +11,7 @@ from gptddp import config
 from gptddp.advice import advice
 from gptddp.flags import did_you_mean
 from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
-from gptddp.k8s.render import manifest, quantity, variables
+from gptddp.k8s.render import manifest, patch, quantity, variables
 from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
 from gptddp.k8s.render.spec import JobSpec, flag, sizes
@@ -203,20 +203,34 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A claim is in one volume, or the pod hangs; that of the runs can be written to."""
+    """A claim is in one volume, or the pod hangs; that of the runs stays, and can be written to."""
     found = list(volume_claims(_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
         if first is not None:
             rule = f"the claim {claim} is in the volume {first} already, and the pod would hang"
             yield f"{_POD}.volumes[{name}]", rule, f"leave it out, and mount {first} twice"
-    claims = {it["name"]: it.get("persistentVolumeClaim") or {} for it in _pod_spec(job)["volumes"]}
-    for mount in _container(job)["volumeMounts"]:
-        read_only = mount.get("readOnly") or claims.get(mount["name"], {}).get("readOnly")
-        if mount["mountPath"] == manifest.RUNS and read_only:
-            fix = "leave readOnly out, or give data and runs a claim each"
-            field = f"{_POD}.volumes[{mount['name']}]"
-            yield field, "it is read-only, and the run is written to it", fix
+    volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
+    mounts = {it["mountPath"]: it for it in _container(job).get("volumeMounts") or []}
+    mount = mounts.get(manifest.RUNS, {})
+    volume = volumes.get(mount.get("name"), {})
+    if mount.get("readOnly") or (volume.get("persistentVolumeClaim") or {}).get("readOnly"):
+        fix = "leave readOnly out, or give data and runs a claim each"
+        field = f"{_POD}.volumes[{mount['name']}]"
+        yield field, "it is read-only, and the run is written to it", fix
+    elif not mount or "emptyDir" in volume:
+        fix = "mount a volume that all pods share, as --runs does"
+        yield f"{_CONTAINER}.volumeMounts[{manifest.RUNS}]", "the run ends with its pod", fix
+
+
+def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
+    """The pods ask the cluster's DNS, or they never find each other."""
+    pod = _pod_spec(job)
+    host, policy = pod.get("hostNetwork"), pod.get("dnsPolicy", "ClusterFirst")
+    if policy == "Default" or (host and policy == "ClusterFirst"):
+        rule = "the pods would ask the node's DNS, which does not know their names"
+        fix = "use ClusterFirstWithHostNet" if host else "leave it out"
+        yield f"{_POD}.dnsPolicy", rule, fix
 
 
 # -- the operator and Kueue ----------------------------------------------------------------------
@@ -225,14 +239,9 @@ def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
 def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
     """Fields of free text have a word that the operator and torchrun know."""
     policy = job["spec"].get("elasticPolicy") or {}
-    values = {
-        f"{_WORKER}.restartPolicy": worker_spec(job).get("restartPolicy"),
-        "spec.runPolicy.cleanPodPolicy": (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy"),
-        "spec.elasticPolicy.rdzvBackend": policy.get("rdzvBackend"),
-    }
-    for field, value in values.items():
-        if value is not None and value not in _WORDS[field]:
-            yield field, f"{value!r} is unknown", f"use {' or '.join(_WORDS[field])}"
+    for field, words in _WORDS.items():
+        if (value := patch.value_at(job, field)) not in (None, *words):
+            yield field, f"{value!r} is unknown", f"use {' or '.join(words)}"
     if policy.get("rdzvConf") == []:
         rule = "an empty list makes the operator panic"
         yield "spec.elasticPolicy.rdzvConf", rule, "leave it out or fill it"
@@ -281,6 +290,7 @@ RULES: dict[str, Rule] = {
     "environment": _environment,
     "containers": _containers,
     "claims": _claims,
+    "dns": _dns,
     "words": _words,
     "queue": _queue,
 }

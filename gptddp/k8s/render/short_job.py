@@ -89,7 +89,7 @@ def sample_job(
     own = job["spec"]["template"]["spec"]
     own |= {**pod.account(stated.pod, own=None), **pod.scheduling(stated.pod)}
     own["tolerations"] = [*own.get("tolerations", []), *pod.tolerations(stated.pod, devices=[])]
-    words = [*code_volume.of_pods(theirs)[0], "gptddp", "sample", f"{RUNS}/{run}", *options]
+    words = [*code_volume.before_command(theirs), "gptddp", "sample", f"{RUNS}/{run}", *options]
     container = own["containers"][0]
     memory = given["memory"] or container["resources"].get("limits", {}).get("memory", "4Gi")
     container |= {

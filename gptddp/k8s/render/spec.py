@@ -165,8 +165,7 @@ def resolve(spec: JobSpec) -> JobSpec:
       its data threads, which still fits a node of four cores.
     - shm, memory: see `sizes`.
     """
-    nproc = spec.nproc_per_node or (spec.gpus if spec.gpus > 0 else 1)
-    nproc = max(1, nproc)
+    nproc = max(1, spec.nproc_per_node or spec.gpus)
     shm, memory = sizes(spec, nproc)
     return dataclasses.replace(
         spec,
