@@ -62,10 +62,10 @@ class Cluster:
         self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
 
-    def get(self, kind: str, name: str, part: str = "") -> Object | None:
-        """The object of this name, or a part of it (a subresource); None if there is none."""
+    def get(self, kind: str, name: str) -> Object | None:
+        """The object of this name; None if there is none."""
         try:
-            return self._json("get", self._path(kind, name) + (part and f"/{part}"))
+            return self._json("get", self._path(kind, name))
         except _NoObject:
             return None
 

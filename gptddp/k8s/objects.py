@@ -24,8 +24,6 @@ ROUTES = {  # kind: (API group and version, plural), as in an address
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
     "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
-    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
-    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
 }
 CLUSTER_WIDE = ("WorkloadPriorityClass",)
 _INDEX = "training.kubeflow.org/replica-index"

@@ -1,6 +1,5 @@
 """`doctor`: each thing that a cluster can lack is found, with its fix, and nothing is changed."""
 
-
 import pytest
 from support.doctored import NODES, OPERATOR, doctor, healthy, items, node, operator
 from support.queue_cases import local_queue
