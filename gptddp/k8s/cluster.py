@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,15 +56,16 @@ class Cluster:
     def __init__(self, log_in: LogIn | None, namespace: str, flags: str = "") -> None:
         """log_in: gives a client and its namespace; asked again when the login has run out."""
         self._log_in = log_in
+        self._one = threading.Lock()  # thread logs in
         self._client: Any
         self._client, own = log_in() if log_in else (None, "")
         self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
 
-    def get(self, kind: str, name: str, part: str = "") -> Object | None:
-        """The object of this name, or a part of it (a subresource); None if there is none."""
+    def get(self, kind: str, name: str) -> Object | None:
+        """The object of this name; None if there is none."""
         try:
-            return self._json("get", self._path(kind, name) + (part and f"/{part}"))
+            return self._json("get", self._path(kind, name))
         except _NoObject:
             return None
 
@@ -221,9 +223,10 @@ class Cluster:
 
         assert self._log_in is not None
         for last in (False, True):
+            client = self._client
             try:
                 with self._reached():
-                    return self._client.request(
+                    return client.request(
                         method,
                         path,
                         body,
@@ -237,7 +240,9 @@ class Cluster:
                     raise self._refusal(path, error) from None
             # The package keeps a token without an end, and that of a file, for good:
             # https://github.com/kubernetes-client/python/issues/741
-            self._client, _ = self._log_in()
+            with self._one:
+                if self._client is client:  # else another thread has
+                    self._client, _ = self._log_in()
         raise AssertionError
 
     @contextlib.contextmanager
@@ -245,7 +250,7 @@ class Cluster:
         """Makes every failure on the way to the server, or back, a ClusterError."""
         from kubernetes.client import ApiException
         from kubernetes.config import ConfigException
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, ProxyError
 
         try:
             yield
@@ -253,10 +258,13 @@ class Cluster:
             if isinstance(error, ApiException) and error.status:
                 raise
             words = " ".join(str(getattr(error, "reason", "") or error).split())[:300]
-            raise ClusterError(
-                f"cannot reach the cluster at {self.server}: {words}; is it running, and is this "
-                "the right --context (see kubectl config get-contexts)?"
-            ) from None
+            fix = "is it running, and is this the right --context (kubectl config get-contexts)?"
+            if words.startswith("SSLError"):
+                fix = "does the kubeconfig have the certificates and the `server` of this cluster?"
+            elif isinstance(error, ProxyError):
+                fix = "is this proxy, of HTTPS_PROXY or of `proxy-url` in the kubeconfig, right?"
+            where = f"cannot reach the cluster at {self.server}"
+            raise ClusterError(f"{where}: {words}; {fix}") from None
 
     def _refusal(self, path: str, error: Any) -> ClusterError:
         """What the server has said, with the fix where there is one."""

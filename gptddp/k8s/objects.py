@@ -25,8 +25,6 @@ ROUTES = {  # kind: (API group and version, plural), as in an address
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
     "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
-    # the `pendingworkloads` of a LocalQueue, which Kueue itself serves
-    "PendingWorkloads": ("apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
 }
 CLUSTER_WIDE = ("WorkloadPriorityClass",)
 _INDEX = "training.kubeflow.org/replica-index"
@@ -154,17 +152,10 @@ def has_log(pod: Object) -> bool:
 # -- any object ----------------------------------------------------------------------------------
 
 
-def group_and_plural(kind: str) -> tuple[str, str]:
-    """("kubeflow.org", "pytorchjobs"); the group of Kubernetes' oldest kinds is empty."""
-    version, plural = ROUTES[kind]
-    _, *group = version.split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
-    return "".join(group), plural
-
-
 def resource(kind: str, name: str) -> str:
     """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
-    group, _ = group_and_plural(kind)
-    return ".".join(filter(None, [kind.lower(), group])) + f"/{name}"
+    _, *group = ROUTES[kind][0].split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
+    return ".".join([kind.lower(), *group]) + f"/{name}"
 
 
 def condition(obj: Object, kind: str) -> Object | None:

@@ -1,16 +1,12 @@
-"""The first half of a job's life on a real cluster: doctor, dry run, list -w, logs, replace.
+"""The first half of a job's life on a real cluster: doctor, dry run, list, logs, replace.
 
 The container of the job is a shell that fails at once.
 """
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import pytest
-from support.cluster_jobs import cli, until
+from support.cluster_jobs import cli
 
 MAIN = "import sys; sys.argv[0] = 'gptddp-k8s'; from gptddp.k8s import main; main()"
 
@@ -34,27 +30,11 @@ def pod(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def failed(namespace, pod) -> Iterator[list[str]]:
-    """The job `life`, which has failed; the states that `list -w` has told meanwhile."""
-    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
-    command = [sys.executable, "-c", MAIN, "list", "-w", "-o", "json", "-n", namespace.namespace]
-    watch = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        cli(namespace, "submit", "--name=life", *pod)
-        cli(namespace, "wait", "life", "--timeout=120", code=100)
-        states: list[str] = []
-        assert watch.stdout
-
-        def told() -> bool:
-            assert watch.stdout
-            states.append(json.loads(watch.stdout.readline())["state"])
-            return states[-1] == "Failed"
-
-        until(told, "list -w tells that it has failed", 30)
-        yield states
-    finally:
-        watch.kill()
-        watch.communicate()
+def failed(namespace, pod) -> list[str]:
+    """The job `life`, which has failed; the states that `status --watch` has told meanwhile."""
+    cli(namespace, "submit", "--name=life", *pod)
+    watched = cli(namespace, "status", "life", "--watch", "-o", "json", code=100).stdout
+    return [json.loads(line)["state"] for line in watched.splitlines()]
 
 
 def test_a_dry_run_leaves_nothing(namespace, pod):
@@ -74,13 +54,13 @@ def test_doctor_finds_the_cluster_well_and_a_missing_claim(namespace, pod):
     found = {it["id"]: it["status"] for it in json.loads(done.stdout)}
     assert "fail" not in found.values()
     well = {id for id, status in found.items() if status == "ok"}
-    assert well >= {"api", "operator", "rights", "job", "beside", "pod", "nodes"}
+    assert well >= {"api", "operator", "job", "beside", "pod", "nodes"}
     worse = cli(namespace, "doctor", "--name=doc", "--runs=no", "--gpus=1", "-o", "json", code=1)
     failing = {it["id"] for it in json.loads(worse.stdout) if it["status"] == "fail"}
     assert failing == {"needs", "nodes"}
 
 
-def test_a_watched_list_tells_the_states_of_a_job(failed):
+def test_a_watched_job_tells_its_states(failed):
     """What came before its end is told too, before it."""
     assert failed[0] in ("Pending", "Running") and failed.index("Failed") == len(failed) - 1
 

@@ -65,7 +65,7 @@ def test_two_jobs_of_one_manifest_in_two_networks(jobs, network, tmp_path, undis
     says for whom it waits; it goes on when all pods of the first are lost, and the first waits."""
     local = Network(f"127.{10 + os.getpid() % 200}.254", 23000)
     hosts = tmp_path / "hosts"
-    hosts.write_text(f"127.0.0.1 localhost\n{local.address('Worker', 0)} gptddp-worker-0\n")
+    hosts.write_text(f"127.0.0.1 localhost\n{local.address(0)} gptddp-worker-0\n")
 
     def job(where, **options):
         return jobs(

@@ -1,7 +1,5 @@
 """`doctor`: each thing that a cluster can lack is found, with its fix, and nothing is changed."""
 
-import json
-
 import pytest
 from support.doctored import NODES, OPERATOR, doctor, healthy, items, node, operator
 from support.queue_cases import local_queue
@@ -14,7 +12,7 @@ def server_in():
     return healthy
 
 
-CHECKS = ["api", "operator", "rights", "job", "beside", "pod", "needs", "nodes"]
+CHECKS = ["api", "operator", "job", "beside", "pod", "needs", "nodes"]
 
 
 def test_nothing_is_found_where_nothing_is_wrong(api):
@@ -107,35 +105,14 @@ def test_what_the_server_refuses_is_told_in_its_words(api, kind, refusal, id, wo
 def test_a_namespace_that_is_not_there_is_told_once(api):
     """Nothing else can be looked at in it."""
     api.refuse["PyTorchJob"] = (404, 'namespaces "default" not found')
-    assert list(doctor(api)[1]) == ["api", "operator", "rights", "job"]
+    assert list(doctor(api)[1]) == ["api", "operator", "job"]
 
 
 def test_who_may_not_create_pods_need_not(api):
     """The operator makes them: no check fails, and that it was not tried is said."""
-    api.no_right = {"create pods"}
     api.refuse["Pod"] = (403, 'U cannot create resource "pods"')
     code, found = doctor(api)
     assert code == 0 and "not tried" in found["pod"]["text"]
-
-
-@pytest.mark.parametrize(
-    ("right", "command", "told"),
-    [
-        ("list pods", "status, list, wait", "list Pod"),
-        ("list events", "status, list, wait", "list Event"),
-        ("get pods/log", "logs", "get Pod/log"),
-        ("patch pytorchjobs", "scale, suspend, resume", "patch PyTorchJob"),
-        ("delete pytorchjobs", "delete", "delete PyTorchJob"),
-        ("create jobs", "prepare, sample", "create Job"),
-    ],
-)
-def test_a_right_that_is_missing_is_named_with_the_command(api, right, command, told):
-    """A warning by the command that needs it: others may do that."""
-    api.no_right = {right}
-    done = api.command_line("doctor", "-o", "json")
-    found = [it for it in json.loads(done.stdout) if it["id"] == "rights"]
-    assert f"{command}: no right to {told}" in [it["text"] for it in found]
-    assert done.exit_code == 0 and "ask for a Role in default" in found[0]["fix"]
 
 
 STOPPED = local_queue(active="False", reason="Stopped")  # its message is c
@@ -157,15 +134,6 @@ def test_a_queue_tells_itself_whether_it_admits_jobs(api, queue, args, status, w
     _, found = doctor(api, *args)
     assert found["queue"]["status"] == status
     assert words in f"{found['queue']['text']}; {found['queue']['fix']}"
-
-
-def test_a_job_in_a_queue_needs_rights_to_its_workload(api):
-    """Only who may patch it can suspend the job; a job of no queue needs none."""
-    api.unserved = ()
-    api.put(local_queue())
-    api.no_right = {"patch workloads", "list workloads"}
-    assert "patch Workload" in doctor(api, "--queue", "team")[1]["rights"]["text"]
-    assert doctor(api)[1]["rights"]["status"] == "ok"
 
 
 def test_without_an_api_server_there_is_one_line(api):

@@ -102,12 +102,16 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, where, change, message)
 
 
 def test_a_claim_or_a_folder_that_cannot_be_is_refused(tmp_path):
-    """A misspelt claim of --volume, and a --local-dir where nothing can be written."""
+    """A misspelt claim of --volume, and a folder of either where nothing can be written: no pod
+    starts, and no job is left."""
     with pytest.raises(ConfigError, match="no such claim: did you mean 'data'"):
         run.run([job()], local_dir=tmp_path, volumes={"dta": tmp_path})
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot run in .*choose another --local-dir"):
         run.run([job()], local_dir=tmp_path / "file")
+    with pytest.raises(ConfigError, match="File exists: .*file.*another --local-dir or --volume"):
+        run.run([job()], local_dir=tmp_path, volumes={"runs": tmp_path / "file"})
+    assert not (tmp_path / "jobs/job/manifest.yaml").exists()
 
 
 def test_other_systems_are_told_what_is_missing(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from support.rank_0_lines import of_a_life
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks
 from gptddp.k8s.local.controller import Conditions
+from gptddp.k8s.local.paths import options_for
 from gptddp.k8s.render import manifest
 
 
@@ -77,9 +79,65 @@ def test_a_local_job_whose_submit_is_gone_is_stopped(here, k8s):
     assert "state:      Suspended" in shown and "the same submit goes on" in shown
     assert "Stopped" in shown
     assert k8s("wait", "job").exit_code == 103
-    (here / "manifest.yaml").write_text("{")
-    result = k8s("status", "job")
-    assert result.exit_code == 1 and "jobs/job is no folder of a local job" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", "a: 1", "spec: {}\nmetadata: 3"])
+def test_a_manifest_that_cannot_be_read_is_told_with_a_way_out_that_works(here, k8s, text):
+    """Every verb names the file and `delete`, which removes the job's folder; its volumes stay."""
+    (here / "lock").unlink()
+    (here / "manifest.yaml").write_text(text)
+    for verb in ("status", "wait", "logs", "suspend", "sample"):
+        result = k8s(verb, "job")
+        assert result.exit_code == 1 and "jobs/job/manifest.yaml cannot be read" in result.stderr
+        assert "`gptddp-k8s delete job --local --local-dir" in result.stderr
+    assert k8s("delete", "job").exit_code == 0 and not here.exists()
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        "",
+        "[]",
+        {"conditions": 5},
+        {"conditions": [3]},
+        {"conditions": [{"type": "Succeeded"}]},
+        {"startTime": 3},
+        {"pods": [1]},
+        {"pods": {"job-worker-0": 3}},
+        {"pods": {"job-worker-0": {"startTime": 3}}},
+    ],
+)
+def test_a_status_of_another_form_is_one_that_cannot_be_read(here, k8s, torn):
+    """The job is told as stopped, `sample` says what writes the file anew; delete works."""
+    (here / "lock").unlink()
+    told = here / "status.json"
+    told.write_text(torn if isinstance(torn, str) else json.dumps({**status_of(told), **torn}))
+    for args in (("status", "job"), ("list",)):
+        result = k8s(*args)
+        assert result.exit_code == 0 and "Suspended" in result.stdout, result.output
+    assert k8s("wait", "job").exit_code == 103 and k8s("logs", "job").exit_code == 0
+    result = k8s("sample", "job")
+    assert result.exit_code == 2
+    assert "jobs/job/status.json cannot be read: the same `submit --local`" in result.stderr
+    assert "its volumes stay" in k8s("delete", "job").stderr
+
+
+def status_of(path):
+    return json.loads(path.read_text())
+
+
+def test_a_folder_without_jobs_is_told_as_a_folder(k8s, tmp_path):
+    """Not as a namespace; a stray file beside the jobs is no job."""
+    says = f"no jobs of gptddp in {tmp_path}/local\n"
+    assert says in k8s("list").stderr
+    (tmp_path / "local/jobs").mkdir(parents=True)
+    (tmp_path / "local/jobs/stray").touch()
+    assert says in k8s("list").stderr and k8s("status", "stray").exit_code == 102
+
+
+def test_a_command_to_type_next_quotes_the_folder():
+    """A --local-dir with a blank is one word of it."""
+    assert options_for(Path("my jobs")) == " --local --local-dir 'my jobs'"
 
 
 def test_logs_are_those_of_the_files(here, k8s):

@@ -1,12 +1,16 @@
 """Which API server is asked, and as whom: where the package `kubernetes` would do it otherwise."""
 
+import base64
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import certifi
 import pytest
@@ -14,6 +18,7 @@ from support.api_server import FakeAPI, _Handler
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.observe.watcher import Watcher
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -67,17 +72,23 @@ def kubeconfig(path, server="http://127.0.0.1:9", **entries):
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ({"current_context": None}, "there is no context .none is current. in the kubeconfig"),
+        ({"current_context": None}, "there is no current context in the kubeconfig"),
         ({"current_context": "no"}, "no context no in the kubeconfig {path}: .* there are x"),
         ({"contexts": []}, "there are none"),
         ({"contexts": {"x": {}}}, "{path} cannot be used .*kubectl config view"),
         ({"clusters": []}, "Expected object with name c in {path}/clusters list"),
         ({"users": []}, "Expected object with name u in {path}/users list"),
-        ({"server": {}}, "Expected key server"),
-        ({"server": {"server": 3}}, "{path} cannot be used"),
+        ({"server": {}}, "cluster c .*`server: None`: write https"),
+        ({"server": {"server": 3}}, "`server: 3`: write https"),
+        ({"server": "localhost:6443"}, "`server: localhost:6443`: write https"),
+        (
+            {"server": {"server": "https://a", "insecure-skip-tls-verify": "false"}},
+            "`insecure-skip-tls-verify: 'false'`: write true or false",
+        ),
+        ({"contexts": [{}]}, "the entry 'name' is missing"),
         (": [yaml", "{path} cannot be used .*line 1"),
-        ("just text", "{path} cannot be used"),
-        ("", "{path} file is empty"),
+        ("just text", "{path} cannot be used .it has not the form of one"),
+        ("", "{path} is empty"),
     ],
 )
 def test_what_is_wrong_in_a_kubeconfig_is_an_error_that_names_it(tmp_path, entries, words):
@@ -102,6 +113,13 @@ def test_a_kubeconfig_that_is_not_there_is_named_with_the_way_without(tmp_path, 
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     with pytest.raises(ClusterError, match="no file .*/a:.*/b;"):
         connect()
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(
+        ClusterError, match="no file .*, and the service account of this pod cannot"
+    ):
+        connect()
 
 
 def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch):
@@ -113,6 +131,41 @@ def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch
     monkeypatch.setenv("KUBECONFIG", ":".join(str(tmp_path / it) for it in ("none", "one", "two")))
     assert (connect().server, connect().namespace) == ("http://one", "ml")
     assert connect("mine").namespace == "mine"
+
+
+def test_of_several_files_each_names_its_own_folder(tmp_path, monkeypatch, api):
+    """What a user names beside its file is found there, wherever its cluster is; none is empty."""
+    for folder in ("clusters", "users"):
+        (tmp_path / folder).mkdir()
+    cluster = kubeconfig(tmp_path / "clusters/config", api.url, users=[])
+    user = kubeconfig(
+        tmp_path / "users/config", clusters=[], contexts=[], users=named("u", user={})
+    )
+    (tmp_path / "empty").touch()
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:{cluster}:{user}")
+    (tmp_path / "users/log-in").write_text("#!/bin/sh\n" + credential('{"token": "program"}'))
+    (tmp_path / "users/log-in").chmod(0o700)
+    (tmp_path / "users/token").write_text("file\n")
+    for entries in (plugin("", command="./log-in"), {"tokenFile": "token", "token": "other"}):
+        kubeconfig(user, clusters=[], contexts=[], users=named("u", user=entries))
+        connect().find("Pod")
+    assert api.tokens == ["program", "file"]
+    entries = {"client-certificate": "mine.pem", "client-key": "mine.key"}
+    kubeconfig(user, clusters=[], contexts=[], users=named("u", user=entries))
+    kubeconfig(cluster, "https://127.0.0.1:9", users=[])
+    with pytest.raises(ClusterError, match="users/mine.pem"):
+        connect()
+
+
+def test_an_error_of_a_kubeconfig_has_no_secret(tmp_path, api):
+    """What is wrong beside a secret, and a token that no request can carry."""
+    for user in (
+        {"auth-provider": {"name": "oidc", "config": {"refresh-token": "s3cret"}}},
+        {"token": "s3cret\nx"},
+    ):
+        with pytest.raises(ClusterError) as caught:
+            api.as_user(**user)
+        assert "s3cret" not in str(caught.value)
 
 
 def test_a_pod_has_its_service_account(tmp_path, monkeypatch):
@@ -149,11 +202,23 @@ def credential(token):
     [
         (
             plugin("echo no session >&2; exit 3"),
-            "user u .* no login: .*returned 3. no session; log",
+            "user u .* no login: sh: exec: process returned 3. no session; log",
         ),
-        (plugin("", command="no-login", installHint="get\nit"), "'no-login'; get it"),
-        (plugin("echo hello"), "user u .* no login: .*decode"),
-        (plugin(credential("{}")), "user u .* no login: .*missing token"),
+        (plugin("", command="no-login", installHint="get\nit"), "no program no-login; get it"),
+        (plugin("", command="/"), "/: .*Permission denied: '/'; log in"),
+        (plugin("", command=None), "no login: None: .*; log in again"),
+        (plugin("echo hello"), "user u .* no login: sh: exec: failed to decode process output"),
+        (plugin("echo 5"), "no login: sh: .*; log in again"),
+        (plugin(credential("null")), "no login: sh has failed; log in again"),
+        (plugin(credential("{}")), "user u .* no login: sh has given neither a token nor"),
+        (plugin(credential('{"token": ""}')), "sh has given neither a token nor"),
+        (plugin(credential('{"token": " "}')), "no login: no credentials"),
+        (
+            plugin(credential("{}"), apiVersion="v0"),
+            "sh: exec: plugin api version .*/v1 does not match v0",
+        ),
+        (plugin("exit 1") | {"username": "other", "password": "p"}, "sh: exec: process returned 1"),
+        ({"token": "a\nb"}, "token has characters that no token has; log in again"),
         ({"auth-provider": {"name": "azure"}}, "user u .* no login: no credentials; log in again"),
         ({"token": ""}, "user u .* no login: no credentials; log in again"),
         ({"tokenFile": "none"}, "none"),
@@ -185,6 +250,49 @@ def test_a_login_that_is_refused_is_made_once_more(api, tmp_path):
     with pytest.raises(ClusterError, match="does not accept who you are .* log in again"):
         cluster.find("Pod")
     assert api.tokens[4:] == ["1", "1", "2"]
+
+
+def test_a_login_program_may_ask_at_the_terminal(api, tmp_path):
+    """What it says is seen, what is typed is its input, and its failure is told."""
+    script = 'printf "Password: " >&2; read p; [ $p = ok ] || exit 4\n' + credential(
+        '{"token": "t"}'
+    )
+    path = kubeconfig(tmp_path / "config", api.url, users=named("u", user=plugin(script)))
+    main = "from gptddp.k8s.cli.main import cli; cli()"
+    command = [sys.executable, "-c", main, "list", "--kubeconfig", str(path)]
+    for typed, code in ((b"ok\n", 0), (b"no\n", 1)):
+        ours, theirs = os.openpty()
+        os.write(ours, typed)
+        result = subprocess.run(
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        os.close(ours), os.close(theirs)
+        assert result.returncode == code
+        assert result.stderr.startswith("Password: ")
+    assert "no login: sh has failed; log in again" in result.stderr
+
+
+def test_a_login_that_fails_ends_a_wait(api, tmp_path):
+    """A program that asks somebody is not run again every second, and no server is blamed."""
+    once = f"echo x >> {tmp_path}/runs; [ $(wc -l < {tmp_path}/runs) = 1 ] || exit 1\n"
+    cluster = api.as_user(**plugin(once + credential('{"token": "t"}')))
+    said = []
+    watcher = Watcher(lambda: cluster.find("Pod"), said.append)
+    assert watcher.poll() == []
+    api.refused.add("t")
+    with pytest.raises(ClusterError, match="no login: sh: exec: process returned 1"):
+        watcher.poll(time.monotonic() + 10)
+    assert said == []
+
+
+def test_one_thread_logs_in_for_all(api, tmp_path):
+    """A login that has run out under many requests at once is made once more."""
+    count = f"echo x >> {tmp_path}/runs; n=$(wc -l < {tmp_path}/runs)\n"
+    cluster = api.as_user(**plugin(count + credential('{"token": "\'$n\'"}')))
+    api.refused.add("1")
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(cluster.find, ["Pod"] * 8)) == [[]] * 8
+    assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
 # -- on the way ----------------------------------------------------------------------------------
@@ -227,9 +335,36 @@ def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkey
     assert find(**{"certificate-authority": "ca.pem"}) == []
     assert find(**{"insecure-skip-tls-verify": True}) == []
     for wrong in ({"certificate-authority": "other.pem"}, {}):
-        with pytest.raises(ClusterError, match="cannot reach .*certificate verify failed"):
+        with pytest.raises(
+            ClusterError,
+            match="cannot reach .*certificate verify failed.*; does the kubeconfig",
+        ):
             find(**wrong)
     assert capsys.readouterr().err == ""
+
+
+def test_a_key_of_the_kubeconfig_stays_on_no_disk(tls_api, api, tmp_path, monkeypatch):
+    """The package writes it to a file: it is gone before a request, which a signal may end."""
+    required = api.server.socket.context
+    required.load_verify_locations(tmp_path / "ca.pem")
+    required.verify_mode = ssl.CERT_REQUIRED
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+
+    def data(name):
+        return base64.b64encode((tmp_path / name).read_bytes()).decode()
+
+    user = {"client-certificate-data": data("own.pem"), "client-key-data": data("own.key")}
+    server = tls_api | {"certificate-authority-data": data("ca.pem")}
+    path = kubeconfig(tmp_path / "config", server, users=named("u", user=user))
+    for _ in range(2):
+        cluster = connect(None, path)
+        assert list((tmp_path / "scratch").iterdir()) == []
+        assert cluster.find("Pod") == []
+    user["client-key-data"] = data("other.key")
+    kubeconfig(path, server, users=named("u", user=user))
+    with pytest.raises(ClusterError, match="config cannot be used .*key values mismatch"):
+        connect(None, path)
 
 
 @pytest.fixture
@@ -273,6 +408,10 @@ def test_a_proxy_is_used_as_by_kubectl(api, proxy, tmp_path, monkeypatch):
     assert find(api.url, **{"proxy-url": proxy.url}) == [] and len(proxy.asked) == 2
     with pytest.raises(ClusterError, match="cannot reach the cluster at http://other.test"):
         find("http://other.test")
+    monkeypatch.setenv("http_proxy", proxy.url.removeprefix("http://"))
+    assert find("http://api.test:81") == []
+    with pytest.raises(ClusterError, match="; is this proxy, of HTTPS_PROXY or"):
+        find("https://api.test:81", **{"proxy-url": "http://127.0.0.1:9"})
 
 
 def test_without_the_package_it_is_told_how_to_get_it(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from support import queue_cases
 from support.api_objects import at
 from support.queue_cases import QUEUE, workload
-from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, put_place, queue_server
+from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, queue_server
 
 from gptddp.k8s.cluster import connect
 from gptddp.k8s.observe import wait
@@ -27,11 +27,6 @@ def without_both(api):
     del live(api)["spec"]["queueName"]
 
 
-def without_a_place(api):
-    path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/team"
-    api.paths[f"{path}/pendingworkloads"] = (503, "the server is currently unable to handle it")
-
-
 def unread(api):
     api.paths[WORKLOADS] = (403, NO_RIGHT)
 
@@ -51,8 +46,7 @@ def with_an_older_workload(api):
 @pytest.mark.parametrize(
     ("made", "change", "state", "words"),
     [
-        (None, lambda api: put_place(api, 3), QUEUED, "queue team, 3 before it; Pending: insuff"),
-        (None, without_a_place, QUEUED, "it waits in the queue team; Pending: insufficient"),
+        (None, lambda api: None, QUEUED, "it waits in the queue team; Pending: insufficient"),
         (None, with_an_older_workload, QUEUED, "it waits in the queue team"),
         (None, unread, QUEUED, 'User "u" cannot list'),
         # Kueue manages all jobs, also those without a queue

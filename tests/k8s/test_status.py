@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -14,8 +13,7 @@ from support.api_objects import at, job, pod, terminated, waiting
 from support.api_server import Log
 from support.paths import ROOT
 
-from gptddp.k8s.cluster import connect
-from gptddp.k8s.observe import listing, status, watcher
+from gptddp.k8s.observe import status
 from gptddp.k8s.observe.progress import progress
 
 STEPS = [
@@ -197,43 +195,3 @@ def test_list_has_formats_for_programs(k8s, api, listed):
     assert json.loads(k8s("list", "-o", "json").stdout) == []
     assert k8s("list", "-o", "name").stdout == k8s("list").stdout == ""
     assert "no jobs of gptddp in namespace default" in k8s("list").stderr
-
-
-def test_watching_gives_all_then_what_changes(api, listed, monkeypatch):
-    """A pod that becomes ready, a state, a job that goes; nothing for a job that only ages."""
-    monkeypatch.setattr(listing, "_POLL_S", 0.01)
-    monkeypatch.setattr(watcher, "POLL_S", 0.01)
-    said = []
-    seen = listing.watch(connect(kubeconfig=api.kubeconfig), said.append)
-    assert [row["state"] for row in next(seen)] == ["Running", "Pending"]
-    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 60)
-    threading.Timer(0.1, api.put, [pod(2)]).start()
-    assert [row["ready"] for row in next(seen)] == [3]
-    api.down = True
-    threading.Timer(0.1, setattr, [api, "down", False]).start()
-    ended = {**listed, "status": job("Created", "Succeeded")["status"]}
-    threading.Timer(0.2, api.put, [ended]).start()
-    assert [row["state"] for row in next(seen)] == ["Succeeded"]
-    assert len(said) == 2 and "trying on" in said[0] and "answers again" in said[1]
-    api.remove("PyTorchJob", "demo")
-    assert [(row["name"], row["state"]) for row in next(seen)] == [("demo", "Gone")]
-
-
-@pytest.mark.parametrize(
-    ("output", "lines"),
-    [
-        (None, ["NAME   STATE     PODS   AGE", "demo   Running   2/4", "demo   Gone      0/4"]),
-        ("name", 2 * ["pytorchjob.kubeflow.org/demo"]),
-        ("json", ['{"namespace": "default"', '{"namespace": "default"']),
-        ("yaml", ["---", "namespace: default"]),
-    ],
-)
-def test_a_watch_prints_line_by_line(api, k8s, listed, monkeypatch, output, lines):
-    """The header once, in columns that stay; for programs an object a line, or a document."""
-    first, gone = listing.rows(connect(kubeconfig=api.kubeconfig))[0], {"state": "Gone", "ready": 0}
-    monkeypatch.setattr(listing, "watch", lambda *_: iter([[first], [first | gone]]))
-    shown = k8s("list", "-w", *(["-o", output] if output else [])).stdout.splitlines()
-    assert len(shown) >= len(lines)
-    assert all(line.startswith(start) for line, start in zip(shown, lines, strict=False))
-    monkeypatch.setattr(listing, "watch", lambda *_: iter([[]]))
-    assert "no jobs of gptddp in namespace default yet" in k8s("list", "-w").stderr

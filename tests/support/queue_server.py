@@ -38,12 +38,5 @@ def put_job(api, made=None, *, suspend=True):
     return found
 
 
-def put_place(api, before):
-    """So many jobs are before it."""
-    own = {"metadata": {"name": "pytorchjob-demo-1a2b3"}, "positionInClusterQueue": before}
-    summary = {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": [own]}
-    api.objects["team", "pendingworkloads"] = summary
-
-
 def live(api):
     return api.objects["workloads", "pytorchjob-demo-1a2b3"]

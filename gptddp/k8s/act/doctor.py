@@ -11,11 +11,10 @@ from functools import partial
 
 from gptddp.errors import ClusterError, GptddpError
 from gptddp.k8s.act import companion, needs, networks, queueing, submit
-from gptddp.k8s.cluster import INSTALL_OPERATOR, JOB, Cluster, if_allowed
+from gptddp.k8s.cluster import INSTALL_OPERATOR, Cluster, if_allowed
 from gptddp.k8s.objects import (
     Object,
     condition,
-    group_and_plural,
     queue_name,
     replica_count,
     worker_pod_spec,
@@ -78,46 +77,6 @@ def _operator(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
             yield Check("operator", FAIL, f"{namespace}/{name} has no pod that is ready", fix)
 
 
-# -- what this user may do -----------------------------------------------------------------------
-
-
-def _rights(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """What commands ask the server for, but for what `submit` creates: that is tried."""
-    workloads = [("list", "Workload"), ("patch", "Workload")] if queue_name(objects[-1]) else []
-    commands = {
-        "status, list, wait": [("get", JOB), ("list", JOB), ("list", "Pod"), ("list", "Event")],
-        "logs": [("list", "Pod"), ("get", "Pod"), ("get", "Pod/log")],
-        "scale, suspend, resume": [("patch", JOB), *workloads],
-        "delete": [("delete", JOB), ("list", "Pod"), ("list", "Service")],
-        "prepare, sample": [(verb, "Job") for verb in ("get", "create", "delete")],
-    }
-    fine = []
-    for command, asked in commands.items():
-        lacking = [f"{verb} {kind}" for verb, kind in asked if not _may(cluster, verb, kind)]
-        if lacking:
-            text = f"{command}: no right to {', '.join(lacking)}"
-            fix = f"ask for a Role in {cluster.namespace} that has them"
-            yield Check("rights", WARN, text, fix)
-        else:
-            fine.append(command)
-    if fine:
-        yield Check("rights", OK, f"for {', '.join(fine)}")
-
-
-def _may(cluster: Cluster, verb: str, kind: str) -> bool:
-    """May this user do that to a kind, or to a part of it, in the namespace?"""
-    kind, _, part = kind.partition("/")
-    group, plural = group_and_plural(kind)
-    asked = {"verb": verb, "group": group, "resource": plural, "subresource": part}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {"namespace": cluster.namespace, **asked}},
-    }
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    return bool(cluster.ask(path, body=review)["status"].get("allowed"))
-
-
 # -- the job, asked as `submit` asks -------------------------------------------------------------
 
 
@@ -133,15 +92,13 @@ def _beside(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
 
 
 def _pod(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    if not _may(cluster, "create", "Pod"):
-        yield Check("pod", OK, "not tried: you have no right to create pods, and need none")
-        return
     said: list[str] = []
-    submit.check_pod(cluster, objects[-1], objects[:-1], said.append)
+    if not submit.check_pod(cluster, objects[-1], objects[:-1], said.append):
+        yield Check("pod", OK, "not tried: you have no right to create pods, and need none")
+    elif not said:
+        yield Check("pod", OK, "the server takes a pod of it (dry run)")
     for text in said:
         yield Check("pod", FAIL, text.removeprefix("warning: "), _CHANGE)
-    if not said:
-        yield Check("pod", OK, "the server takes a pod of it (dry run)")
 
 
 def _needs(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
@@ -242,7 +199,6 @@ _ADMINS = ("operator", "nodes")  # what belongs to the cluster: few may see it
 _LOOKS: tuple[tuple[str, Callable[[Cluster, Sequence[Object]], Iterable[Check]]], ...] = (
     ("api", _api),
     ("operator", _operator),
-    ("rights", _rights),
     ("job", _job),
     ("beside", _beside),
     ("pod", _pod),

@@ -175,11 +175,12 @@ def refuse(cluster: Cluster, job: Object) -> None:
         )
 
 
-def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
+def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> bool:
     """Let the server look at a pod of the job, which it judges only when the pod is made.
 
-    A quota or a policy that refuses it now may change: a warning. Raises ClusterError for a pod
-    that no cluster of this version can have.
+    A quota or a policy that refuses it now may change: a warning. False without the right to make
+    pods: the operator, which has it, finds out. Raises ClusterError for a pod that no cluster of
+    this version can have.
     """
     template = worker_spec(job)["template"]
     spec = {**template["spec"], "restartPolicy": "Never"}
@@ -192,9 +193,11 @@ def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say
     except ClusterError as error:
         if error.status not in (403, 409):
             raise ClusterError(f"its pods would be refused: {error}", error.status) from None
-        # without the right to make pods the operator, which has it, finds out
-        if error.status == 403 and " cannot create resource " not in str(error):
+        if error.status == 403 and " cannot create resource " in str(error):
+            return False
+        if error.status == 403:
             say(f"warning: its pods would be refused now: {error}")
+    return True
 
 
 # -- what exists ---------------------------------------------------------------------------------

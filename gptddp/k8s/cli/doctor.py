@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Look for what a cluster lacks for a job, each with its fix.
 
-    The options are those of `submit`: of another job other nodes, volumes and rights matter.
+    The options are those of `submit`: for another job other nodes and volumes matter.
     Nothing is changed. Exit code 1: something fails; a warning may be right as it is.
 
     \b

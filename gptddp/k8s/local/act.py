@@ -78,8 +78,9 @@ def _stop(folder: Path, say: Say) -> bool:
 
 def delete(jobs: LocalJobs, name: str, say: Say) -> str:
     """End a job, and remove what its runner has made in its folder; its volumes stay."""
-    jobs.job(name)
     folder, run = jobs.jobs / name, locks.status(jobs.jobs / name).get("run")
+    if not (folder / "manifest.yaml").exists():  # one that cannot be read is deleted as well
+        raise jobs.not_found(name)
     _stop(folder, say)
     if (lock := locks.lock(folder)) is None:
         raise ConfigError(f"the job {name} was started again meanwhile: nothing was deleted")
@@ -90,8 +91,8 @@ def delete(jobs: LocalJobs, name: str, say: Say) -> str:
     os.close(lock)
     with contextlib.suppress(OSError):  # somebody else has put something there
         folder.rmdir()
-    if run:
-        say(f"its run directory stays: {relative_path(run)}; the same submit goes on from it")
+    stays = f"run directory stays: {relative_path(run)}" if run else "volumes stay"
+    say(f"its {stays}; the same submit goes on from there")
     return f"local job {name} deleted"
 
 
@@ -99,7 +100,10 @@ def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
     """Run `gptddp sample` on the run of a job, on its own code; returns the exit code."""
     job = jobs.job(name)
     folder = jobs.jobs / name
-    run = locks.status(folder).get("run")
+    run = (told := locks.status(folder)).get("run")
+    if not told:
+        where = relative_path(folder / "status.json")
+        raise ConfigError(f"{where} cannot be read: the same `submit --local` writes it anew")
     if not run:
         raise ConfigError(f"the job {name} has no --run-dir, and so no checkpoint to sample from")
     return subprocess.run(

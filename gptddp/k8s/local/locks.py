@@ -14,6 +14,7 @@ from typing import Any
 from gptddp import files
 from gptddp.errors import ConfigError
 from gptddp.k8s.local.container import Network
+from gptddp.k8s.objects import seconds
 
 MAX_PODS = 150  # 127.A.B.100 upwards
 _SLOTS = 4096
@@ -54,10 +55,14 @@ def holder(folder: Path) -> int | None:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """What a job's `status.json` says; nothing where it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        found = files.read_json(folder / "status.json")
-        return found if isinstance(found, dict) else {}
+    """What a job's `status.json` says; nothing where it cannot be read, or has another form."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        found: Any = files.read_json(folder / "status.json")
+        for it in [found, *found["pods"].values()]:
+            seconds(it["startTime"])
+        for it in found["conditions"]:
+            _ = it["type"], it["status"], seconds(it["lastTransitionTime"])
+        return {**found}
     return {}
 
 

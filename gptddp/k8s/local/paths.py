@@ -1,6 +1,7 @@
 """Where local jobs lie, as a user types it."""
 
 import os
+import shlex
 from pathlib import Path
 
 LOCAL_DIR = Path("gptddp-local")  # where --local-dir is not given
@@ -15,4 +16,4 @@ def relative_path(path: str | Path) -> str:
 def options_for(local_dir: Path) -> str:
     """The options that name the jobs of this folder on a command line."""
     where = relative_path(local_dir.absolute())
-    return " --local" + ("" if where == str(LOCAL_DIR) else f" --local-dir {where}")
+    return " --local" + ("" if where == str(LOCAL_DIR) else f" --local-dir {shlex.quote(where)}")

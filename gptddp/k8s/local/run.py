@@ -12,6 +12,7 @@ import base64
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -63,9 +64,11 @@ def run(
     job, local_dir, volumes = objects[-1], local_dir.absolute(), volumes or {}
     folder = local_dir / "jobs" / job["metadata"]["name"]
     _check(job, volumes)
-    folders = {CODE: folder / "code"}  # of the volumes that outlive a pod
-    for volume, claim in volume_claims(worker_pod_spec(job)):
-        folders[volume] = volumes.get(claim, local_dir / "volumes" / claim)
+    claims = {
+        volume: volumes.get(claim, local_dir / "volumes" / claim)
+        for volume, claim in volume_claims(worker_pod_spec(job))
+    }
+    folders = {CODE: folder / "code", **claims}  # of the volumes that outlive a pod
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", folders)[0]
     _check_dataset(trial)
     screen = Screen(folder.name)
@@ -80,6 +83,8 @@ def run(
                 screen.event(left_alone)
                 return SUCCEEDED
             assert lock is not None
+            for path in claims.values():
+                path.mkdir(parents=True, exist_ok=True)
             reaper.sweep(f"{folder}#")  # of a runner that was killed together with its reaper
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
@@ -120,7 +125,7 @@ def _check_dataset(plan: pods.Plan) -> None:
     if container_of(plan.job).get("command") or not data:
         return
     if not Path(data, "dataset.json").is_file():
-        where = relative_path(data)
+        where = shlex.quote(relative_path(data))
         raise DataError(
             f"there is no dataset in {where}: make one with `gptddp prepare SOURCE... --out "
             f"{where}`, or say where it is with --volume CLAIM=FOLDER"
@@ -180,7 +185,8 @@ def _os_errors_refused(local_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir"
+            f"cannot run in {relative_path(local_dir)}: {error}; choose another --local-dir "
+            "or --volume"
         ) from error
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import threading
 import time
@@ -157,7 +158,8 @@ class Runner:
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
-            hint = f"; try: gptddp sample {relative_path(self.run_dir)}" if self.run_dir else ""
+            run = self.run_dir and shlex.quote(relative_path(self.run_dir))
+            hint = f"; try: gptddp sample {run}" if run else ""
             screen.event(f"succeeded in {duration(elapsed_s)}{hint}")
             return SUCCEEDED
         screen.event("stopped; the same command continues it")

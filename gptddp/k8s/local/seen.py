@@ -72,12 +72,13 @@ class LocalJobs(Cluster):
             job["status"] = {"conditions": told.get("conditions") or [], "local": True}
             meta = {"creationTimestamp": told.get("startTime"), "uid": name}
             job["metadata"] |= {**meta, "namespace": self.namespace}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as bad:
+            why_not = str(bad) if isinstance(bad, OSError) else "it is no manifest of a job"
             raise ClusterError(
-                f"{relative_path(folder)} is no folder of a local job ({bad}): remove it, or name "
-                "another"
+                f"{relative_path(folder / 'manifest.yaml')} cannot be read: {why_not}; `gptddp-k8s "
+                f"delete {name}{self.flags}` removes the job's folder; its volumes stay"
             ) from bad
         ended = any(holds(job, kind) for kind in why.FINAL)
         job["spec"]["runPolicy"]["suspend"] = not ended and not locks.is_running(folder)

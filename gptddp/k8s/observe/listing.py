@@ -1,7 +1,6 @@
-"""The jobs of a namespace, or of all: once, or again whenever one changes."""
+"""The jobs of a namespace, or of all."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from gptddp.k8s.cluster import JOB, Cluster
@@ -9,13 +8,9 @@ from gptddp.k8s.objects import Object, age_s, is_ready, queue_name, replica_spec
 from gptddp.k8s.observe import queue, why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.queue import Queue
-from gptddp.k8s.observe.watcher import Say, Watcher
 from gptddp.k8s.render.companions import OURS
 
 Row = dict[str, Any]
-GONE = "Gone"
-_POLL_S = 2.0  # all jobs and their pods are asked for each time
-_AGEING = ("age_s",)  # of a row: no news
 
 
 def rows(cluster: Cluster, everywhere: bool = False) -> list[Row]:
@@ -50,25 +45,3 @@ def _row(job: Object, pods: list[Object], waits: Queue | None, now: float) -> Ro
         "nodes": sorted({n for pod in pods if (n := pod.get("spec", {}).get("nodeName"))}),
         "image": next((c.get("image") for c in containers if c.get("name") == CONTAINER), None),
     }
-
-
-def watch(cluster: Cluster, say: Say, everywhere: bool = False) -> Iterator[list[Row]]:
-    """All rows, then again and again those that have changed; the last of a job is `Gone`.
-
-    Goes on through times without an API server. Raises ClusterError for what will not pass.
-    """
-    watcher = Watcher(lambda: rows(cluster, everywhere), say)
-    known: dict[tuple[str, str], Row] | None = None
-    while True:
-        found = {(row["namespace"], row["name"]): row for row in watcher.poll()}
-        old = known or {}
-        gone = [row | {"state": GONE, "ready": 0} for key, row in old.items() if key not in found]
-        news = [row for key, row in found.items() if _seen(row) != _seen(old.get(key))]
-        if known is None or gone or news:
-            yield [*gone, *news]
-        known = found
-        time.sleep(_POLL_S)
-
-
-def _seen(row: Row | None) -> Row | None:
-    return row and {key: value for key, value in row.items() if key not in _AGEING}

@@ -1,7 +1,7 @@
-"""What Kueue knows of a job: its Workload, and its place in its queue."""
+"""What Kueue knows of a job: the Workload that stands for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
@@ -15,14 +15,12 @@ _JOB_UID = "kueue.x-k8s.io/job-uid"
 class Queue:
     """A job's queue as far as this user may see it; what is not known is None.
 
-    `ahead` counts the jobs before it, of all queues that share its quota. `unseen`: the server's
-    words, where the Workload cannot be read.
+    `unseen`: the server's words, where the Workload cannot be read.
     """
 
     name: str
     kueue: bool = True  # is there a Kueue on the cluster at all?
     workload: Object | None = None
-    ahead: int | None = None
     unseen: str = ""
 
     @property
@@ -53,12 +51,9 @@ def fetch(cluster: Cluster, job: Object) -> Queue | None:
     if not queue_name(job) and not suspended(job):
         return None
     try:
-        found = _of(job, workload_of(cluster, job))
+        return _of(job, workload_of(cluster, job))
     except ClusterError as error:
         return _unread(job, error)
-    if found is None or found.workload is None or found.admitted:
-        return found
-    return replace(found, ahead=_ahead(cluster, found.name, found.workload["metadata"]["name"]))
 
 
 def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) -> dict[str, Queue]:
@@ -98,13 +93,3 @@ def _unread(job: Object, error: ClusterError) -> Queue | None:
     """The queue of a job whose Workload cannot be read; 404: the cluster does not know the kind."""
     name, kueue = queue_name(job), error.status != 404
     return Queue(name, kueue, unseen=str(error) if kueue else "") if name else None
-
-
-def _ahead(cluster: Cluster, queue: str, workload: str) -> int | None:
-    """How many are before a Workload: Kueue's own API says so, which may fail while Kueue works."""
-    try:
-        pending = cluster.get("PendingWorkloads", queue, "pendingworkloads") if queue else None
-    except ClusterError:
-        return None
-    places = {it["metadata"]["name"]: it for it in (pending or {}).get("items") or []}
-    return int(places[workload]["positionInClusterQueue"]) if workload in places else None

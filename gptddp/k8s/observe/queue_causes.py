@@ -68,8 +68,6 @@ def _unmade(facts: Facts, queue: Queue) -> str:
 def _waits(queue: Queue, workload: Object) -> str:
     """Where a job waits, and what Kueue says of that: why it was stopped, what it lacks."""
     place = f"it waits in the queue {queue.name}" if queue.name else f"it names no queue ({_LABEL})"
-    if queue.ahead is not None:
-        place += f", {queue.ahead} before it" if queue.ahead else " and is the next"
     if queue.admitted:
         place = f"it has its quota in the queue {queue.name}, and has not started yet"
     told: dict[str, str] = {}  # by message: when it is evicted, two conditions have one

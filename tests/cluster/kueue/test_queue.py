@@ -27,7 +27,7 @@ def test_jobs_take_turns(team):
     team.submit("one")
     team.says("one", "Running", "2 of 2 ready")
     team.submit("two")
-    shown = team.says("two", "Queued", "team and is the next", "insufficient unused quota for cpu")
+    shown = team.says("two", "Queued", "queue team", "insufficient unused quota for cpu")
     assert "kubectl describe workloads -l kueue.x-k8s.io/job-uid=" in shown
     ended = team.cli("wait", "two", "--timeout", "4", code=124)
     assert "two: Queued: it waits in the queue team" in ended.stderr
