@@ -42,7 +42,7 @@ SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that 
 COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
 _HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
-_PREPARE = "`gptddp prepare SOURCE... --out DIR`"
+_PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")

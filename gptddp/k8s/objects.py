@@ -9,6 +9,7 @@ Object = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"  # labels of a job: its LocalQueue in Kueue
 PRIORITY = "kueue.x-k8s.io/priority-class"  # and its WorkloadPriorityClass there
 SUBMIT_LINE = "gptddp/submit"  # annotation of a job: the command that has created it, as typed
+MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
 ROUTES = {  # kind: (API group and version, plural), as in an address
     "PyTorchJob": ("apis/kubeflow.org/v1", "pytorchjobs"),
     "Job": ("apis/batch/v1", "jobs"),
@@ -31,6 +32,16 @@ _ROLE = "training.kubeflow.org/replica-type"
 
 
 # -- a PyTorchJob --------------------------------------------------------------------------------
+
+
+def ours(name: str) -> str:
+    """The label selector of everything that belongs to the job of this name."""
+    return f"app.kubernetes.io/instance={name},{MANAGED}"
+
+
+def is_ours(live: Object, name: str) -> bool:
+    labels = live["metadata"].get("labels") or {}
+    return all(labels.get(k) == v for k, v in (pair.split("=") for pair in ours(name).split(",")))
 
 
 def replica_specs(job: Object) -> dict[str, Object]:

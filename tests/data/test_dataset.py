@@ -21,7 +21,9 @@ from gptddp.prepare.recipe import Settings
 def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
     """No dataset, another format or version, and missing or short files each have their message."""
     out = tmp_path / "out"
-    with pytest.raises(DataError, match="no such folder; make a dataset with `gptddp prepare"):
+    with pytest.raises(
+        DataError, match="no such folder; make a dataset with `gptddp prepare.*`gptddp-k8s prep"
+    ):
         open_dataset(out)
     prepare([books], out, Settings(vocab_size=300))
     with pytest.raises(DataError, match="there is no prepared dataset in it"):

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.api_objects import pod, terminated, unscheduled, waiting
+from support.api_objects import job, pod, terminated, unscheduled, waiting
 from support.cause_cases import CASES, NOW, PENDING, WELL, of, placed, refused
 from support.queue_cases import QUEUE_CASES, SOON, runs
 
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.known_causes import KNOWN
+from gptddp.k8s.observe.status import next_command
 
 CASES = [*CASES, *QUEUE_CASES]
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,21 @@ def test_what_a_cluster_says_is_a_cause_with_its_command(id, facts, words):
     verb = "run" if KNOWN[id].mends else "see"
     end = f"; {verb} `{found.command}`" if found.command else found.text
     assert found.sentence.endswith(end)
+
+
+def test_what_would_be_refused_is_not_advised():
+    """Of a job that gptddp-k8s has not made, the command is kubectl's; so is that of `next`."""
+    made = job("Suspended", suspend=True, labels={})
+    (found,) = why.causes(Facts(made, [], (), NOW))
+    assert found.sentence.endswith(
+        """run `kubectl patch pytorchjob demo --type merge -p '{"spec": {"runPolicy": """
+        """{"suspend": false}}}'`"""
+    )
+    foreign = [replace(it[1], job={**it[1].job, "metadata": made["metadata"]}) for it in CASES]
+    for found in (it for facts in foreign for it in why.causes(facts)):
+        assert not re.match("gptddp-k8s (suspend|resume)", found.command), found.id
+    for state in (why.SUSPENDED, why.SUCCEEDED):
+        assert next_command({"name": "demo", "state": state}, ours=False) == ""
 
 
 def test_every_known_cause_has_such_a_case():

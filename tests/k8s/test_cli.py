@@ -49,6 +49,7 @@ def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
         ("--replcas 4", "Did you mean '--replicas'?"),
         ("--replicas four", "'four' is not a valid integer"),
         ("-- --stpes 4", "unknown option '--stpes': did you mean '--steps'?"),
+        ("--stpes 4", "there is no --stpes; --steps is an option of the trainer: put it after --"),
         ("--steps 4", "an option of the trainer: put it after --"),
         ("-- --batch 50 --lanes 48", "batch 50 is not divisible by lanes 48"),
         ("--replicas 30 -- --batch 50", "30 workers but only 10 lanes"),

@@ -1,20 +1,15 @@
 """Which API server is asked, and as whom: where the package `kubernetes` would do it otherwise."""
 
-import base64
-import json
 import os
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import certifi
 import pytest
-from support.api_server import FakeAPI, _Handler
+from support.kubeconfigs import HeaderAPI, kubeconfig, named
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
@@ -23,50 +18,11 @@ from gptddp.k8s.observe.watcher import Watcher
 V1 = "client.authentication.k8s.io/v1"
 
 
-class HeaderAPI(FakeAPI):
-    """Keeps the token of every request, and refuses those that a test names."""
-
-    def __init__(self, folder):
-        self.tokens, self.refused = [], set()
-
-        class Handler(_Handler):
-            def do_GET(handler):
-                self.tokens.append(handler.headers.get("Authorization", "").removeprefix("Bearer "))
-                if self.tokens[-1] in self.refused:
-                    return handler._status(401, "Unauthorized")
-                super().do_GET()
-
-        self.handler = Handler
-        super().__init__(folder)
-
-    def as_user(self, **user):
-        """A cluster for a user with these entries."""
-        return connect(None, kubeconfig(self.kubeconfig, self.url, users=named("u", user=user)))
-
-
 @pytest.fixture
 def api(tmp_path):
     server = HeaderAPI(tmp_path)
     yield server
     server.close()
-
-
-def named(name, **entry):
-    return [{"name": name, **entry}]
-
-
-def kubeconfig(path, server="http://127.0.0.1:9", **entries):
-    """Write a kubeconfig of one context; `entries` replace whole parts, None leaves one out."""
-    cluster = server if isinstance(server, dict) else {"server": server}
-    config = {
-        "current-context": "x",
-        "clusters": named("c", cluster=cluster),
-        "users": named("u", user={}),
-        "contexts": named("x", context={"cluster": "c", "user": "u"}),
-    }
-    config |= {key.replace("_", "-"): value for key, value in entries.items()}
-    path.write_text(json.dumps({key: it for key, it in config.items() if it is not None}))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -293,134 +249,3 @@ def test_one_thread_logs_in_for_all(api, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(cluster.find, ["Pod"] * 8)) == [[]] * 8
     assert (tmp_path / "runs").read_text() == "x\nx\n"
-
-
-# -- on the way ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tls_api(api, tmp_path):
-    """The API server behind TLS, by a certificate as EKS has it: without a key identifier."""
-    if not shutil.which("openssl"):
-        pytest.skip("needs openssl")
-    new = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-    (tmp_path / "names").write_text("subjectAltName=DNS:api.test")
-    for command in (
-        f"{new} -x509 -keyout ca.key -out ca.pem -subj /CN=ca",
-        f"{new} -x509 -keyout other.key -out other.pem -subj /CN=other",
-        f"{new} -keyout own.key -out csr -subj /CN=own",
-        "x509 -req -in csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -out own.pem",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
-    api.server.socket = context.wrap_socket(api.server.socket, server_side=True)
-    return {"server": api.url.replace("http:", "https:"), "tls-server-name": "api.test"}
-
-
-def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkeypatch, capsys):
-    """By the kubeconfig's authority, and not more strictly, as Python 3.13 would."""
-    real = ssl.create_default_context
-
-    def strict(*args, **named):
-        context = real(*args, **named)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", strict)
-
-    def find(**entries):
-        return connect(None, kubeconfig(tmp_path / "config", tls_api | entries)).find("Pod")
-
-    assert find(**{"certificate-authority": "ca.pem"}) == []
-    assert find(**{"insecure-skip-tls-verify": True}) == []
-    for wrong in ({"certificate-authority": "other.pem"}, {}):
-        with pytest.raises(
-            ClusterError,
-            match="cannot reach .*certificate verify failed.*; does the kubeconfig",
-        ):
-            find(**wrong)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_key_of_the_kubeconfig_stays_on_no_disk(tls_api, api, tmp_path, monkeypatch):
-    """The package writes it to a file: it is gone before a request, which a signal may end."""
-    required = api.server.socket.context
-    required.load_verify_locations(tmp_path / "ca.pem")
-    required.verify_mode = ssl.CERT_REQUIRED
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-
-    def data(name):
-        return base64.b64encode((tmp_path / name).read_bytes()).decode()
-
-    user = {"client-certificate-data": data("own.pem"), "client-key-data": data("own.key")}
-    server = tls_api | {"certificate-authority-data": data("ca.pem")}
-    path = kubeconfig(tmp_path / "config", server, users=named("u", user=user))
-    for _ in range(2):
-        cluster = connect(None, path)
-        assert list((tmp_path / "scratch").iterdir()) == []
-        assert cluster.find("Pod") == []
-    user["client-key-data"] = data("other.key")
-    kubeconfig(path, server, users=named("u", user=user))
-    with pytest.raises(ClusterError, match="config cannot be used .*key values mismatch"):
-        connect(None, path)
-
-
-@pytest.fixture
-def proxy(api):
-    """An HTTP proxy on the way to `api`, whatever is asked for; `proxy.asked` has its requests."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # the test is over
-                return
-            proxy.asked.append(connection.recv(2**16))
-            body = b'{"kind": "List", "items": []}'
-            head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            connection.sendall(head % len(body) + body)
-            connection.close()
-
-    proxy = type("Proxy", (), {"asked": []})
-    proxy.url = f"http://me:p%40ss@127.0.0.1:{listener.getsockname()[1]}"
-    threading.Thread(target=serve, daemon=True).start()
-    yield proxy
-    listener.close()
-
-
-def test_a_proxy_is_used_as_by_kubectl(api, proxy, tmp_path, monkeypatch):
-    """One of the environment but for this machine, one of the kubeconfig always; with password."""
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("no_proxy", "other.test")
-    monkeypatch.setenv("http_proxy", proxy.url)
-
-    def find(server, **entries):
-        entries = {"server": server, **entries}
-        return connect(None, kubeconfig(tmp_path / "config", entries)).find("Pod")
-
-    assert find("http://api.test:81") == []
-    assert proxy.asked[0].startswith(b"GET http://api.test:81/api/v1/")
-    assert b"proxy-authorization: basic bwu6cebzcw==" in proxy.asked[0].lower()
-    assert find(api.url) == [] and len(proxy.asked) == 1
-    assert find(api.url, **{"proxy-url": proxy.url}) == [] and len(proxy.asked) == 2
-    with pytest.raises(ClusterError, match="cannot reach the cluster at http://other.test"):
-        find("http://other.test")
-    monkeypatch.setenv("http_proxy", proxy.url.removeprefix("http://"))
-    assert find("http://api.test:81") == []
-    with pytest.raises(ClusterError, match="; is this proxy, of HTTPS_PROXY or"):
-        find("https://api.test:81", **{"proxy-url": "http://127.0.0.1:9"})
-
-
-def test_without_the_package_it_is_told_how_to_get_it(tmp_path):
-    """Exit code 2, and no traceback."""
-    code = (
-        "import sys; sys.modules['kubernetes'] = None\nfrom gptddp.k8s.cli.main import cli; cli()"
-    )
-    path = kubeconfig(tmp_path / "config")
-    command = [sys.executable, "-c", code, "list", "--kubeconfig", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "needs the package kubernetes: pip install 'gptddp[k8s]'" in result.stderr

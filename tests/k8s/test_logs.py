@@ -213,6 +213,15 @@ def test_logs_are_merged_in_the_order_of_time(api, k8s):
     assert "demo-worker-3" in shown.stderr
 
 
+def test_logs_without_a_line_say_why(api, k8s):
+    """The state and what the pods wait for: silence would be an answer that says nothing."""
+    api.put(job("Created", replicas=1), unscheduled(0, "0/3 nodes are available: 3 Too full."))
+    api.logs["demo-worker-0"] = Log([])
+    shown = k8s("logs", "demo")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert "demo is Pending, and its logs have no line to show: pod demo-wo" in shown.stderr
+
+
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
     """With those that are there; with -f one that may come is waited for."""

@@ -133,6 +133,7 @@ def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
     ("claim", "modes", "read_only", "words"),
     [
         ("runs", "ReadWriteOnce", False, "(--runs) is ReadWriteOnce: pods on other nodes"),
+        ("runs", "ReadWriteOncePod", False, "is ReadWriteOncePod: other pods than the first"),
         ("runs", "ReadOnlyMany", False, "the pods write to it: use ReadWriteMany"),
         ("data", "ReadOnlyMany", False, "add --patch with readOnly: true in the persistentVol"),
         ("data", "ReadOnlyMany", True, ""),

@@ -109,8 +109,8 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
         ({"exitCode": 4, "message": "Error: /runs/demo has no checkpoint"}, "has no checkpoint;"),
         ({"exitCode": 137, "reason": "OOMKilled"}, "137 (SIGKILL), OOMKilled; give it more, --me"),
         ({"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such host"}}},
-         "its pod demo-sample-x1y2z-pod does not start: ImagePullBackOff: no such host; name an "
-         "image that the nodes have or can pull, --image"),
+         "pod demo-sample-x1y2z-pod: cannot get the image i: ImagePullBackOff: no such host; --ima"
+         "ge names another"),
     ],
 )  # fmt: skip
 def test_a_sample_that_fails_says_why(api, k8s, ended, words):
@@ -121,6 +121,17 @@ def test_a_sample_that_fails_says_why(api, k8s, ended, words):
     assert result.exit_code == 100 and words in result.stderr and result.stdout == ""
     assert "gptddp-k8s status demo" in result.stderr or "--image" in result.stderr
     assert api.writes == ["create Job", "delete Job"]
+
+
+def test_a_sample_of_no_job_names_the_jobs_that_are_there(api, k8s):
+    """And not `status` of it, which would be refused."""
+    api.put(render_job({"name": "demo"}))
+    run_pods(api, exitCode=2, message="Error: /runs/dem is not a run directory")
+    result = k8s("sample", "dem", "--timeout", "5")
+    assert result.exit_code == 100 and "gptddp-k8s status" not in result.stderr
+    assert "not a run directory; no PyTorchJob dem in the namespace default: there are demo" in (
+        result.stderr
+    )
 
 
 def event(kind, name, message, second=0, type="Warning"):
@@ -137,22 +148,29 @@ JOB_NAME, POD_NAME = "demo-sample-x1y2z", "demo-sample-x1y2z-pod"
 @pytest.mark.parametrize(
     ("status", "events", "words"),
     [
-        (PENDING | {"conditions": [UNSCHEDULABLE]}, [], f"pod {POD_NAME} does not start: 2 Insuff"),
+        (PENDING | {"conditions": [UNSCHEDULABLE]}, [],
+         f"pod {POD_NAME}: no node takes it: 2 Insufficient cpu; see `kubectl describe no"),
+        (PENDING | {"conditions": [{**UNSCHEDULABLE, "message": "unbound PersistentVolumeClaims"}]},
+         [event("PersistentVolumeClaim", "texts", "no class fast", 1)],
+         "its PersistentVolumeClaim texts has no volume: no class fast; see `kubectl describe pvc"),
         (PENDING,
          [event("Pod", POD_NAME, "old", 1), event("Pod", POD_NAME, "MountVolume failed", 2)],
-         f"its pod {POD_NAME} does not start: MountVolume failed"),
+         f"pod {POD_NAME}: MountVolume failed"),
         (None, [event("Job", JOB_NAME, "exceeded quota: x")], f"{JOB_NAME}: exceeded quota: x"),
     ],
 )  # fmt: skip
 def test_what_keeps_a_sample_from_running_is_told_in_its_own_words(api, k8s, status, events, words):
-    """Once while it waits, and with the exit code 124; no Job is left."""
+    """Once while it waits, with a command that shows more, and with the exit code 124, when its pod
+    goes; no Job is left."""
+    api.objects["persistentvolumeclaims", "texts"]["status"] = {"phase": "Pending"}
     api.put(*events, event("Job", JOB_NAME, "Created pod", 9, "Normal"))
     if status:
         run_pods(api, status=status)
     result = k8s("sample", "demo", "--timeout", "0.5")
     assert result.exit_code == 124 and "is not done after 0.5 s: " in result.stderr
     first, last = result.stderr.splitlines()
-    assert words in first and first.partition(": ")[2] in last
+    told, _, _ = first.partition(": ")[2].partition("; see `")
+    assert words in first and last.endswith(told)
     assert api.writes == ["create Job", "delete Job"]
 
 

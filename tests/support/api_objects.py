@@ -19,7 +19,11 @@ def job(*conditions, name="demo", replicas=4, suspend=False, **metadata):
             "name": name,
             "uid": JOB_UID,
             "creationTimestamp": at(0),
-            "labels": {"app.kubernetes.io/name": "gptddp"},
+            "labels": {
+                "app.kubernetes.io/name": "gptddp",
+                "app.kubernetes.io/instance": name,
+                "app.kubernetes.io/managed-by": "gptddp-k8s",
+            },
             **metadata,
         },
         "spec": {

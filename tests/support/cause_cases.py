@@ -1,5 +1,6 @@
 """What a cluster says of jobs that do not run, in its own words, and the cause that it is."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from support.api_objects import at, condition, event, job, pod, terminated, unscheduled, waiting
@@ -158,7 +159,8 @@ ELSEWHERE = job()
 ELSEWHERE["spec"]["runPolicy"]["managedBy"] = "kueue.x-k8s.io/multikueue"
 ASKS = {"containers": [{"name": "pytorch", "resources": {"requests": {"cpu": "64"}}}]}
 CLAIM = {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "runs"}}]}
-PENDING = {"status": {"phase": "Pending"}}
+PENDING = {"metadata": {"name": "runs"}, "status": {"phase": "Pending"}}
+NO_CLASS = {**PENDING, "kind": "PersistentVolumeClaim", "metadata": {"name": "runs", "uid": "c1"}}
 UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 PULL = ("Pulling", 'Pulling image "team/big:1"')
 HELD_BACK = {"deletionTimestamp": at(59), "finalizers": ["example.com/hold"]}
@@ -188,6 +190,9 @@ CASES = [
      "there is no PersistentVolumeClaim runs: create it"),
     ("claim-unbound", placed(UNBOUND, claims={"runs": PENDING}, **CLAIM),
      f"its PersistentVolumeClaim runs has no volume: 0/3 nodes are available: {UNBOUND}"),
+    ("claim-unbound", replace(placed(UNBOUND, claims={"runs": NO_CLASS}, **CLAIM), events=[
+     event(NO_CLASS, "ProvisioningFailed", 'storageclass "fast" not found')]),
+     'its PersistentVolumeClaim runs has no volume: storageclass "fast" not found; see'),
     ("no-room", placed(TAINT, "2 Insufficient cpu", **ASKS), f"{TAINT}, 2 Insufficient cpu; spec."
      "tolerations: none; resources.requests[cpu]: 64; see"),
     ("no-room", placed("2 Insufficient cpu", claims={"runs": PENDING}, **CLAIM), "Insufficient"),

@@ -19,7 +19,9 @@ STOPPED = ("Evicted", "True", "ClusterQueueStopped", "The ClusterQueue is stoppe
 
 def queued_job(*, suspend=True, **labels):
     """A job of the queue `team`, as Kueue has it: suspended."""
-    return job("Created", suspend=suspend, labels={QUEUE: "team", **labels})
+    made = job("Created", suspend=suspend)
+    made["metadata"]["labels"] |= {QUEUE: "team", **labels}
+    return made
 
 
 def workload(*conditions, active=True, **status):

@@ -45,6 +45,9 @@ def run_pods(api, message="", log=(), **state):
                     "creationTimestamp": "2026-11-21T09:00:00Z",
                     "labels": {"batch.kubernetes.io/job-name": name},
                 },
+                "spec": {
+                    "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "texts"}}]
+                },
                 "status": {
                     "phase": phase,
                     "containerStatuses": [container],

@@ -1,10 +1,9 @@
 """One object beside a job, by server-side apply: created, or made what it should be."""
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.objects import Object, resource
+from gptddp.k8s.objects import Object, is_ours, resource
 from gptddp.k8s.render import companions
 
 
@@ -21,7 +20,7 @@ def apply(
         wanted = {**wanted, "metadata": {**meta, "ownerReferences": [reference(owner)]}}
     try:
         live = cluster.get(kind, name)
-        if live is not None and not lifecycle.is_ours(live, job):
+        if live is not None and not is_ours(live, job):
             raise ConfigError(f"the {what} exists, and not from gptddp-k8s: use another --name")
         if live is not None and wanted.get("immutable"):
             # It is named after what it holds, which another zlib may have packed into other bytes.

@@ -19,6 +19,8 @@ from gptddp.k8s.objects import (
     Object,
     argument,
     claim_at,
+    is_ours,
+    ours,
     queue_name,
     replica_count,
     resource,
@@ -33,7 +35,6 @@ from gptddp.k8s.observe.why import state
 from gptddp.k8s.render import companions
 from gptddp.k8s.render.manifest import RUNS
 
-MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
 UNREACHABLE = (
     "the node may be down; when it is certain that it no longer runs,"
     " `kubectl delete pod POD --force` gives the pod up"
@@ -41,16 +42,6 @@ UNREACHABLE = (
 _SHORT_JOB = "batch.kubernetes.io/job-name"  # label of the pods of `prepare` and `sample`
 _POLL_S = 1.0
 _OVERDUE_S = 10.0
-
-
-def ours(name: str) -> str:
-    """The label selector of everything that belongs to the job of this name."""
-    return f"app.kubernetes.io/instance={name},{MANAGED}"
-
-
-def is_ours(live: Object, name: str) -> bool:
-    labels = live["metadata"].get("labels") or {}
-    return all(labels.get(k) == v for k, v in (pair.split("=") for pair in ours(name).split(",")))
 
 
 def finished(job: Object) -> bool:

@@ -83,7 +83,8 @@ def _claim(
         text = f"{what} is ReadOnlyMany, and much storage mounts that only as read-only"
         yield Lack(text, f"add {_READ_ONLY[volume]} if the pods wait for the volume", False)
     elif count > 1 and not shared:
-        text = f"{what} is {'/'.join(modes)}: pods on other nodes than the first cannot mount it"
+        others = "other pods" if "ReadWriteOncePod" in modes else "pods on other nodes"
+        text = f"{what} is {'/'.join(modes)}: {others} than the first cannot mount it"
         yield Lack(text, "use ReadWriteMany", False)
 
 

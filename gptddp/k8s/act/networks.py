@@ -6,9 +6,8 @@ What cannot be judged here (expressions, namespaces, addresses) is taken to allo
 
 from collections.abc import Iterable, Mapping
 
-from gptddp.k8s.act import lifecycle
 from gptddp.k8s.act.needs import Lack
-from gptddp.k8s.objects import Object, replica_count, worker_spec
+from gptddp.k8s.objects import Object, is_ours, replica_count, worker_spec
 from gptddp.k8s.render.companions import JOB_NAME
 
 _RULES = {"Egress": ("egress", "to"), "Ingress": ("ingress", "from")}  # fields of each direction
@@ -24,7 +23,7 @@ def closed(job: Object, helpers: Iterable[Object], live: Iterable[Object]) -> La
         return None
     labels = {**(role["template"]["metadata"].get("labels") or {}), JOB_NAME: name}
     own = [it for it in helpers if it["kind"] == "NetworkPolicy"]
-    policies = [*own, *(it for it in live if not lifecycle.is_ours(it, name))]
+    policies = [*own, *(it for it in live if not is_ours(it, name))]
     selecting = [it for it in policies if _selects(it["spec"].get("podSelector"), labels)]
     for direction, (field, peers) in _RULES.items():
         closing = [it for it in selecting if direction in _directions(it["spec"])]

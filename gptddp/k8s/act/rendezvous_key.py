@@ -8,10 +8,10 @@ import base64
 import secrets
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.act import companion, lifecycle
+from gptddp.k8s.act import companion
 from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import Cluster, if_allowed
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import SECRET_FIELD, key_command, secret
 from gptddp.launch.pod import LEAST_KEY
@@ -24,7 +24,7 @@ def check(cluster: Cluster, job: Object) -> bool:
     if live and (wrong := _what_is_wrong(live)):
         fix = (
             f"`kubectl delete secret {name}{cluster.kubectl}`, and submit makes another"
-            if lifecycle.is_ours(live, name)
+            if is_ours(live, name)
             else f"write a key of {LEAST_KEY} characters or more into it, as `openssl rand -hex 32`"
             " makes it, or use another --name"
         )
@@ -49,7 +49,7 @@ def own(cluster: Cluster, job: Object, say: Say) -> None:
     try:
         live = cluster.get("Secret", name)
         wrong = "is not there" if live is None else _what_is_wrong(live)
-        mine = live is not None and lifecycle.is_ours(live, name)
+        mine = live is not None and is_ours(live, name)
         if mine and live and live["metadata"].get("ownerReferences") != owners:
             cluster.patch("Secret", name, {"metadata": {"ownerReferences": owners}})
     except ClusterError as error:

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
 from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
-from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.exit_codes import described
-from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds
+from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds, is_ours
+from gptddp.k8s.observe import facts, pod_causes
 from gptddp.k8s.observe.watcher import Say, transient
 from gptddp.k8s.render.manifest import SPEC_HASH
 
@@ -50,7 +52,7 @@ def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
     live = cluster.get("Job", name)
     if live is None or "deletionTimestamp" in live["metadata"]:
         return True
-    if not lifecycle.is_ours(live, name):
+    if not is_ours(live, name):
         raise ConfigError(f"a Job {name} exists, and not from gptddp-k8s: use another --name")
     now, hashes = state(live), [it["metadata"].get("annotations", {}) for it in (live, job)]
     if now != FAILED and hashes[0].get(SPEC_HASH) == hashes[1][SPEC_HASH]:
@@ -92,6 +94,8 @@ def sample(
         ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)
         if ended == FAILED:
             fix = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
+            if cluster.get(JOB, name) is None:
+                fix = f"{cluster.not_found(name)}; --runs names the run of a job that is gone"
             raise JobFailed(f"{reason(cluster, created)}; {fix}")
         say(last_words(cluster, created))  # the step and the seed
     finally:
@@ -132,12 +136,13 @@ def watch(
         whole = log.read(found, end)
         if (now := state(job)) != RUNNING and whole:
             return now
-        cause = _why_not(cluster, name, found) if now == RUNNING else ""
+        cause = _why_not(cluster, job, found[-1:]) if now == RUNNING else ""
         if cause and cause != told:
             say(f"{name}: {cause}")
             told = cause
         if end is not None and time.monotonic() > end:
-            raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {told or 'it runs'}")
+            why = told.rpartition("; see `")[0] or told or "it runs"  # a sample's pod goes now
+            raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {why}")
         time.sleep(_POLL_S)
 
 
@@ -169,37 +174,21 @@ class _NewestPodLog:
         return True
 
 
-def _why_not(cluster: Cluster, name: str, found: list[Object]) -> str:
-    """Why the Job does not run, in its pod's own words; raises JobFailed for a missing image."""
-    if not found:  # a refusal by quota, Pod Security and the like is in an event only
-        return _last_warning(cluster, "Job", name)
-    pod = found[-1]
-    if pod["status"].get("phase") != "Pending":
+def _why_not(cluster: Cluster, job: Object, newest: list[Object]) -> str:
+    """Why the Job has no pod that runs, as `status` says it; raises JobFailed without an image."""
+    if newest and newest[0]["status"].get("phase") != "Pending":
         return ""
-    of = f"its pod {pod['metadata']['name']} does not start"
-    for status in container_statuses(pod):
-        waiting = (status.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in _NO_IMAGE:
-            raise JobFailed(
-                f"{of}: {waiting['reason']}: {waiting.get('message') or status['image']}; name an "
-                "image that the nodes have or can pull, --image"
-            )
-    scheduled = condition(pod, "PodScheduled") or {}
-    if scheduled.get("status") == "False":
-        return f"{of}: {scheduled.get('message')}"
-    warning = _last_warning(cluster, "Pod", pod["metadata"]["name"])
-    return f"{of}: {warning}" if warning else ""
-
-
-def _last_warning(cluster: Cluster, kind: str, name: str) -> str:
-    """What the newest event says that warns about an object; empty if none does."""
-    none: list[Object] = []
-    found = [
-        event
-        for event in if_allowed(lambda: cluster.events(name), none)
-        if event.get("type") == "Warning" and event["involvedObject"].get("kind", kind) == kind
-    ]
-    return str(max(found, key=event_time).get("message", "")) if found else ""
+    known = facts.of_short_job(cluster, job, newest)
+    if not newest:  # a refusal by quota, Pod Security and the like is in an event only
+        warnings = [event for event in known.about(job) if event.get("type") == "Warning"]
+        return str(max(warnings, key=event_time, default={}).get("message", ""))
+    cause = next(pod_causes.pods(known), None)
+    if cause is None:
+        return ""
+    states = [status.get("state") or {} for status in container_statuses(newest[0])]
+    if any((it.get("waiting") or {}).get("reason") in _NO_IMAGE for it in states):
+        raise JobFailed(replace(cause, command="").sentence)
+    return cause.sentence
 
 
 def last_words(cluster: Cluster, name: str) -> str:

@@ -20,6 +20,7 @@ from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.objects import (
     SUBMIT_LINE,
     Object,
+    is_ours,
     queue_name,
     replica_count,
     suspended,
@@ -219,7 +220,7 @@ def is_same(live: Object, job: Object) -> bool:
     """Was it submitted with the same options? Raises ConfigError for a job of somebody else."""
     name = job["metadata"]["name"]
     hashes = [it["metadata"].get("annotations", {}).get(SPEC_HASH) for it in (live, job)]
-    if not lifecycle.is_ours(live, name) or hashes[0] is None:
+    if not is_ours(live, name) or hashes[0] is None:
         raise ConfigError(
             f"a PyTorchJob {name} exists, and not from gptddp-k8s: use another --name"
         )

@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -45,11 +46,14 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
                 raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
-            if error.option_name not in self._takes():
+            own = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
+            meant = get_close_matches(error.option_name, [*own, *self._takes()], n=1)
+            if not meant or meant[0] in own:
                 raise
+            gone = "" if meant[0] == error.option_name else f"there is no {error.option_name}; "
             raise click.UsageError(
-                f"{error.option_name} is an option of {self._of}: put it after --, as in "
-                f"`{ctx.command_path} ... -- {error.option_name} ...`",
+                f"{gone}{meant[0]} is an option of {self._of}: put it after --, as in "
+                f"`{ctx.command_path} ... -- {meant[0]} ...`",
                 ctx,
             ) from None
 

@@ -37,6 +37,7 @@ def status(
         ctx.exit(_watch(cluster, name, every or 2.0, output))
     if every:
         raise click.UsageError("--every has no meaning without --watch: leave it out")
+    from gptddp.k8s.objects import is_ours
     from gptddp.k8s.observe import facts, progress
     from gptddp.k8s.observe import status as job_status
 
@@ -47,7 +48,7 @@ def status(
     if output == "name":
         return formats.objects([found.job], output)
     click.echo(visible_lines(job_status.to_text(answer, wide=output == "wide")))
-    if command := job_status.next_command(answer, cluster.local):
+    if command := job_status.next_command(answer, cluster.local, is_ours(found.job, name)):
         note(f"next: {command}{cluster.flags}")
 
 

@@ -5,10 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from string import Template
 
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.known_causes import KNOWN
 from gptddp.k8s.observe.pod_log import CONTAINER
+
+_PATCH = 'kubectl patch pytorchjob $job --type merge -p \'{"spec": {"runPolicy": %s}}\''
+_RESUME = _PATCH % '{"suspend": false}'
+# Commands for a job that is not ours, as gptddp-k8s would refuse. A Workload is not known by name.
+_NOT_OURS = {"in-vain": _PATCH % '{"suspend": true}', "suspended": _RESUME, "no-kueue": _RESUME}
+_NOT_OURS["held"] = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ def cause(
     name = str(pod["metadata"]["name"]) if pod else name
     pods = (name,) if name else ()
     command = KNOWN[id].command
+    if id in _NOT_OURS and not is_ours(facts.job, facts.name):
+        command = _NOT_OURS[id]
     if facts.local or not command:  # no cluster is asked: what there is to say is in the text
         return Cause(id, text, pods)
     if facts.job.get("kind") == "Job":  # of `prepare` and `sample`

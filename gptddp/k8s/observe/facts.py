@@ -129,10 +129,18 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
     missing = [] if suspended(job) else found.missing
     ended = holds(job, "Failed") or found.local or "deletionTimestamp" in job["metadata"]
     queued = None if ended else queue.fetch(cluster, job)
-    abouts = [name, *[*not_ready, *missing, *new][:_MOST_PODS]]
-    events, unseen = events_about(cluster, abouts)
     claims = _claims(cluster, pods)
+    abouts = dict.fromkeys([name, *[*not_ready, *missing, *new][:_MOST_PODS], *claims])
+    events, unseen = events_about(cluster, list(abouts))
     return replace(found, events=events, queue=queued, unseen=unseen, claims=claims)
+
+
+def of_short_job(cluster: Cluster, job: Object, pods: Sequence[Object]) -> Facts:
+    """The same of a Job of `prepare` or `sample` and these pods of it."""
+    claims = _claims(cluster, pods)
+    names = [it["metadata"]["name"] for it in (job, *pods)]
+    events, unseen = events_about(cluster, [*names, *claims])
+    return Facts(job, pods, events, flags=cluster.flags, unseen=unseen, claims=claims)
 
 
 def _claims(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Object | None]:

@@ -60,11 +60,12 @@ def show(
     say: Say,
     part: Part = ALL,
     prefix: bool = True,
-) -> None:
-    """Write what the pods have logged until now, in the order of time.
+) -> bool:
+    """Write what the pods have logged until now, in the order of time. Was there any line?
 
     `say` is told of a pod whose log cannot be read. Raises ClusterError for who may not read logs.
     """
+    any_line = False
 
     def lines(pod: Object) -> Iterator[tuple[datetime, int, str]]:
         name, opening = pod["metadata"]["name"], f"[{short_name(pod)}] " if prefix else ""
@@ -87,6 +88,8 @@ def show(
 
     for _, _, line in heapq.merge(*map(lines, pods), key=lambda entry: entry[:2]):
         write(line)
+        any_line = True
+    return any_line
 
 
 def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
@@ -94,9 +97,8 @@ def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) ->
     found = facts.of_job(cluster, name)
     check_index(found, part.index)
     pods = of_index(found.pods, part.index)
-    if not pods:
-        _say_state(found, say, "has no pods")
-    show(cluster, pods, write, say, part, prefix=part.index is None)
+    if not show(cluster, pods, write, say, part, prefix=part.index is None):
+        _say_state(found, say, "its logs have no line to show" if pods else "has no pods")
 
 
 def show_first_failure(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:

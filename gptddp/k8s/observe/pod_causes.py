@@ -11,6 +11,7 @@ from gptddp.k8s.objects import (
     Object,
     condition,
     container_statuses,
+    event_time,
     has_ended,
     is_ready,
     seconds,
@@ -109,7 +110,9 @@ def _no_node(facts: Facts, pod: Object) -> Cause | None:
         # One that binds when its pod has a node is Pending as well, and no reason.
         phase = (found.get("status") or {}).get("phase")
         if phase == "Pending" and "persistent" in message.lower():
-            text = f"its PersistentVolumeClaim {claim} has no volume: {message}"
+            said = [it for it in facts.about(found) if it.get("type") == "Warning"]
+            reason = max(said, key=event_time, default={}).get("message") or message
+            text = f"its PersistentVolumeClaim {claim} has no volume: {reason}"
             return cause(facts, "claim-unbound", text, pod=pod, claim=claim)
     return _by_nodes(facts, pod, message)
 

@@ -160,11 +160,13 @@ def duration(seconds: float) -> str:
     return f"{s // 3600}h" if s < 2 * 86400 else f"{s // 86400}d"
 
 
-def next_command(status: dict[str, Any], local: bool = False) -> str:
+def next_command(status: dict[str, Any], local: bool = False, ours: bool = True) -> str:
     """What to type next in this state, or nothing."""
     name, state = status["name"], status["state"]
     if local and state == why.SUSPENDED:
         return ""  # its `submit` lets it go on
+    if not ours and state in (why.SUSPENDED, why.SUCCEEDED):
+        return ""  # what is next of ours would be refused
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
         of = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
