@@ -61,6 +61,8 @@ class Cluster:
         self._client, own = log_in() if log_in else (None, "")
         self.namespace = namespace or own
         self.flags = flags  # the options that name it, for a command to type next
+        # the same for kubectl, with the namespace in any case: a file may have named it
+        self.kubectl = flags if flags.startswith(" -n ") else f" -n {self.namespace}{flags}"
 
     def get(self, kind: str, name: str) -> Object | None:
         """The object of this name; None if there is none."""
@@ -78,6 +80,10 @@ class Cluster:
 
     def not_found(self, name: str) -> NotFoundError:
         """The error for a name without a job, with the names that may have been meant."""
+        with contextlib.suppress(ClusterError):
+            if self.get("Job", name):  # of `prepare`
+                look = f"`kubectl logs job/{name}{self.kubectl}` shows its log"
+                return NotFoundError(f"{name} is a short Job, and no training job: {look}")
         near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")

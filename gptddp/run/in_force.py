@@ -23,10 +23,12 @@ from gptddp.run.history import has_checkpoints, has_older_config
 def config_in_force(config: Config) -> Config:
     """The configuration with what is not given as the run has it, where there is one.
 
-    Nothing is refused, and a run that cannot be used is none. Raises OSError for trouble that may
-    pass.
+    Nothing is refused: the trainer does so, with the difference. A run that cannot be used is none.
+    Raises OSError for trouble that may pass.
     """
-    return continued(config, run) if (run := _run(config)) else config
+    with contextlib.suppress(ConfigError):  # what is given and the run do not go together
+        return continued(config, run) if (run := _run(config)) else config
+    return config
 
 
 def _run(config: Config) -> Config | None:

@@ -207,8 +207,29 @@ def test_a_job_of_others_is_left_alone(api, k8s, command):
     result = k8s(verb, "demo", *options)
     assert result.exit_code == 2 and "was not made by gptddp-k8s" in result.stderr
     kubectl = result.stderr.split("`")[1]
-    assert kubectl == f"kubectl {COMMANDS[command]} -n default" and shlex.split(kubectl)
+    there = f" -n default --kubeconfig {api.kubeconfig}"
+    assert kubectl == f"kubectl {COMMANDS[command]}{there}" and shlex.split(kubectl)
     assert "checkpoint" not in result.stderr and api.objects == before
+
+
+def test_kubectls_command_is_for_the_cluster_that_was_asked(api, k8s):
+    """Pasted, it must not do to a job of kubectl's own context what was meant for another's."""
+    submit(k8s)
+    job(api)["metadata"]["labels"] = {}
+    for options in (["--context", "x"], ["-n", "default", "--context", "x"]):
+        result = k8s("delete", "demo", *options)
+        there = f"-n default --context x --kubeconfig {api.kubeconfig}"
+        kubectl = f"kubectl delete pytorchjob demo {there}"
+        assert result.exit_code == 2 and result.stderr.split("`")[1] == kubectl
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "suspend"])
+def test_the_name_of_a_short_job_is_told_with_what_shows_its_log(api, k8s, command):
+    """`prepare` made it: it has no status here, and kubectl shows what it has written."""
+    api.put({"kind": "Job", "metadata": {"name": "prepare"}})
+    result = k8s(command, "prepare")
+    assert result.exit_code == 102 and "prepare is a short Job" in result.stderr
+    assert "`kubectl logs job/prepare -n default --kubeconfig" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "scale --replicas 2"])

@@ -54,12 +54,15 @@ def asked(api, tmp_path):
     ("name", "words"),
     [
         ("trainer", "there is no ServiceAccount trainer in the namespace default: `kubectl create"),
-        ("hf", "`kubectl create secret generic hf --from-literal=token=... -n default`"),
+        (
+            "hf",
+            "`kubectl create secret generic hf --from-literal=token=... -n default --kubeconfig",
+        ),
         ("site", "there is no ConfigMap site"),
         ("certs", "there is no Secret certs"),
         ("keys", "there is no Secret keys"),
         ("rc", "there is no ConfigMap rc"),
-        ("part", "`kubectl create secret generic part --from-literal=token=... -n default`"),
+        ("part", "`kubectl create secret generic part --from-literal=token=... -n default --kube"),
     ],
 )
 def test_what_pods_would_wait_for_is_missed_before_anything_is_created(

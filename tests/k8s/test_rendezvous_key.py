@@ -88,7 +88,9 @@ def test_a_secret_without_a_usable_key_is_never_used_in_silence(api, k8s, data, 
     del api.writes[:]
     result = submit(k8s)
     assert result.exit_code == 2 and words in result.stderr and api.writes == []
-    fix = "`kubectl delete secret demo -n default`" if ours else "`openssl rand -hex 32`"
+    fix = (
+        "`kubectl delete secret demo -n default --kubeconfig" if ours else "`openssl rand -hex 32`"
+    )
     assert fix in result.stderr and secret(api)["data"] == data
 
 

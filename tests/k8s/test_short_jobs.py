@@ -99,7 +99,8 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
     result = k8s("sample", "demo")
     assert (result.exit_code, result.stdout) == (0, "def f():\n    pass\n")
     ((_, left),) = [it for it in api.all() if it[0] == "Job"]
-    assert f"`kubectl delete job {left} -n default`" in result.stderr
+    there = f"-n default --kubeconfig {api.kubeconfig}"
+    assert f"`kubectl delete job {left} {there}`" in result.stderr
 
 
 @pytest.mark.parametrize(

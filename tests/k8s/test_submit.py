@@ -147,6 +147,17 @@ def flags(api):
     return f" --kubeconfig {api.kubeconfig}"
 
 
+@pytest.mark.parametrize("state", ["Running", "Succeeded"])
+def test_what_a_run_has_fixed_is_told_before_its_job_makes_room(api, k8s, state):
+    """The old job with its logs would go, and the new one would be refused by the trainer."""
+    submit(k8s, "--", "--steps", "5", "--lanes", "8")
+    job(api)["status"] = {"conditions": [{"type": state, "status": "True"}]}
+    result = submit(k8s, "--", "--steps", "6", "--batch", "8")
+    told = "continues its run, which refuses another --batch than it was begun with; another --name"
+    assert result.exit_code == 2 and told in result.stderr
+    assert "refuses" not in submit(k8s, "--", "--steps", "6", "--lanes", "8").stderr
+
+
 # -- submit --replace ----------------------------------------------------------------------------
 
 

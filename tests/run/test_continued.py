@@ -110,6 +110,17 @@ def test_who_does_not_decide_knows_the_run_as_well(tmp_path):
     assert config_in_force(config) == config
 
 
+def test_who_does_not_decide_leaves_it_to_the_trainer_to_refuse_what_the_run_has_fixed(tmp_path):
+    """A batch that the lanes of the run do not divide: the run has fixed its batch as well."""
+    write_json_atomic(tmp_path / "config.json", {"config": {"preset": "tiny", "lanes": 12}})
+    config = Config(run_dir=str(tmp_path), batch=6)
+    assert config_in_force(config) == config
+    with pytest.raises(
+        ConfigError, match="begun with another configuration .batch: 48 -> 6.: leave"
+    ):
+        resolve(config, CPU, begun=True)
+
+
 # -- with the trainer ----------------------------------------------------------------------------
 
 

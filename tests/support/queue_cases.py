@@ -14,6 +14,7 @@ ADMITTED = [("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True",
 CONFLICT = ("Finished", "True", "FailedToStart", "conflict for annotations: conflict for key=k")
 PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
 DEACTIVATED = ("Evicted", "True", "Deactivated", "exceeding the maximum execution time")
+STOPPED = ("Evicted", "True", "ClusterQueueStopped", "The ClusterQueue is stopped")
 
 
 def queued_job(*, suspend=True, **labels):
@@ -68,6 +69,8 @@ QUEUE_CASES = [
      f"in the queue team; Preempted: Preempted to accommodate a workload; Pending: {MORE}; see"),
     ("queued", facts(workload(pending(PREEMPTED[3]), PREEMPTED)),
      f"it waits in the queue team; Preempted: {PREEMPTED[3]}; see"),
+    ("queued", facts(workload(pending(MORE), DEACTIVATED)), f"queue team; Pending: {MORE}; see"),
+    ("queued", facts(workload(pending(MORE), STOPPED)), f"queue team; Pending: {MORE}; see"),
     ("queued", facts(workload(*ADMITTED, PREEMPTED), pods=[pod(0)]), "team; Preempted: Preempted"),
     ("queued", facts(workload(ADMITTED[0], ("Admitted", "False", "Waiting", "for checks"))),
      "not started yet; Waiting: for checks"),

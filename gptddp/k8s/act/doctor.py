@@ -73,7 +73,7 @@ def _operator(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
         if (it.get("status") or {}).get("availableReplicas"):
             yield Check("operator", OK, f"{namespace}/{name} is ready ({image})")
         else:
-            fix = f"`kubectl describe deployment {name} -n {namespace}` says why"
+            fix = f"`kubectl describe deployment {name}{cluster.flags} -n {namespace}` says why"
             yield Check("operator", FAIL, f"{namespace}/{name} has no pod that is ready", fix)
 
 

@@ -67,7 +67,7 @@ def check_ours(cluster: Cluster, job: Object, kubectl: str) -> None:
     if not is_ours(job, name):
         raise ConfigError(
             f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
-            f"`kubectl {kubectl} -n {cluster.namespace}`"
+            f"`kubectl {kubectl}{cluster.kubectl}`"
         )
 
 
@@ -125,7 +125,7 @@ def _delete_one(cluster: Cluster, kind: str, it: Object, say: Say) -> bool:
             raise
         say(
             f"no right to delete {what}, of which nothing runs; a new job of this name uses it"
-            f" again. `kubectl delete {what} -n {cluster.namespace}` by somebody who may removes it"
+            f" again. `kubectl delete {what}{cluster.kubectl}` by somebody who may removes it"
         )
         return False
 

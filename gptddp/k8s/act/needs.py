@@ -62,8 +62,8 @@ def claims(cluster: Cluster, pod_spec: Object, count: int) -> Iterator[Lack]:
         if found is None:
             yield Lack(
                 f"there is no claim {claim}{option} in the namespace {cluster.namespace}",
-                "make one that is ReadWriteMany, or name another; `kubectl get pvc -n "
-                f"{cluster.namespace}` lists those that are there",
+                "make one that is ReadWriteMany, or name another; `kubectl get pvc"
+                f"{cluster.kubectl}` lists those that are there",
             )
         elif found:
             yield from _claim(cluster, f"the claim {claim}{option}", found, pod_spec, volume, count)
@@ -75,7 +75,7 @@ def _claim(
     modes = claim["spec"].get("accessModes") or []
     shared = "ReadWriteMany" in modes or (volume == "data" and "ReadOnlyMany" in modes)
     if broken := _broken(claim):
-        look = f"`kubectl describe pvc {claim['metadata']['name']} -n {cluster.namespace}`"
+        look = f"`kubectl describe pvc {claim['metadata']['name']}{cluster.kubectl}`"
         yield Lack(f"{what} {broken}", f"{look} says more; make it anew, or name another")
     elif modes == ["ReadOnlyMany"] and _is_written(pod_spec, volume):
         yield Lack(f"{what} is ReadOnlyMany, and the pods write to it", "use ReadWriteMany", False)
@@ -134,7 +134,7 @@ def _reference(cluster: Cluster, kind: str, name: str, key: str | None) -> Lack 
     if found is None:
         command = _MAKE[kind].format(name=name, key=key or "KEY")
         text = f"there is no {kind} {name} in the namespace {cluster.namespace}"
-        return Lack(text, f"`{command} -n {cluster.namespace}`")
+        return Lack(text, f"`{command}{cluster.kubectl}`")
     if not found or key is None:
         return None
     keys = sorted({*(found.get("data") or {}), *(found.get("binaryData") or {})})

@@ -23,7 +23,7 @@ def check(cluster: Cluster, job: Object) -> bool:
     live = if_allowed(lambda: cluster.get("Secret", name), {})
     if live and (wrong := _what_is_wrong(live)):
         fix = (
-            f"`kubectl delete secret {name} -n {cluster.namespace}`, and submit makes another"
+            f"`kubectl delete secret {name}{cluster.kubectl}`, and submit makes another"
             if is_ours(live, name)
             else f"write a key of {LEAST_KEY} characters or more into it, as `openssl rand -hex 32`"
             " makes it, or use another --name"
@@ -57,7 +57,7 @@ def own(cluster: Cluster, job: Object, say: Say) -> None:
             raise
         wrong = f"cannot be seen, or be made to go with the job: {error}"
     if wrong:
-        command = key_command(name, f" -n {cluster.namespace}")
+        command = key_command(name, cluster.kubectl)
         say(
             f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. They use it"
             " if it is there, and run without a key otherwise. Delete the job and submit it again "

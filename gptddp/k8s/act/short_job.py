@@ -102,7 +102,7 @@ def sample(
         try:
             cluster.delete("Job", created)
         except ClusterError as error:  # neither the text nor why there is none must be lost
-            command = f"kubectl delete job {created} -n {cluster.namespace}"
+            command = f"kubectl delete job {created}{cluster.kubectl}"
             say(f"warning: the Job {created} is left, and `{command}` removes it: {error}")
 
 

@@ -11,7 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gptddp.config import FIELDS, FIXED
 from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
+from gptddp.flags import flag
 from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
@@ -32,6 +34,7 @@ from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
 _MOST_LINES = 12  # in a message
+_FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["of"] == FIXED}
 
 
 def submit(
@@ -163,7 +166,8 @@ def refuse(cluster: Cluster, job: Object) -> None:
         answer = cluster.create(job, dry_run=True)
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
-            make = f"`kubectl create namespace {cluster.namespace}` makes it, -n names another"
+            command = f"kubectl create namespace {cluster.namespace}{cluster.kubectl}"
+            make = f"`{command}` makes it, -n names another"
             raise ClusterError(f"there is no namespace {cluster.namespace}; {make}", 404) from None
         if error.status != 409:  # it exists: all else was looked at before that
             raise
@@ -240,12 +244,16 @@ def lines(found: Sequence[Difference]) -> list[str]:
 def another(cluster: Cluster, live: Object, found: Sequence[Difference]) -> str:
     """That a job of the name exists with another spec, and what to do."""
     name, at, state = live["metadata"]["name"], cluster.flags, why.state(live)
+    given = [it.path.rpartition(".args[")[2].rstrip("]") for it in found if it.new != NONE]
+    fixed = [f"another {it}" for it in given if it in _FIXED]
+    refuses = f", which refuses {' and '.join(fixed)} than it was begun with" if fixed else ""
+    same = "a job of the same name continues its run"
     ways = [
-        f"`gptddp-k8s delete {name}{at}` makes room, and a job of the same name continues its run",
+        f"`gptddp-k8s delete {name}{at}` makes room, and {same}{refuses}",
         "another --name begins a new run",
     ]
     if state in why.FINAL:
-        ways[0] = "the same command with --replace deletes it, and continues its run"
+        ways[0] = f"the same command with --replace deletes it, and continues its run{refuses}"
     elif (count := scales_to(found)) and not (queue_name(live) and not suspended(live)):
         ways.insert(
             0, f"`gptddp-k8s scale {name}{at} --replicas {count}` changes the number of pods"

@@ -11,6 +11,9 @@ from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.queue import NO_KUEUE, Queue
 
 NO_WORKLOAD_S = 15.0  # a working Kueue makes it within a second
+# Why Kueue stopped a job, kept until it starts again, also where it holds no longer: the job was
+# resumed, or its queue opened. While it holds, what the job lacks says it too.
+_OUTLIVED = ("Deactivated", "ClusterQueueStopped", "LocalQueueStopped")
 _LABEL = f"metadata.labels[{QUEUE}]"
 
 
@@ -74,7 +77,8 @@ def _waits(queue: Queue, workload: Object) -> str:
     kinds = (("Evicted", "True"), ("Admitted" if queue.admitted else "QuotaReserved", "False"))
     for kind, bad in kinds:
         found = condition(workload, kind) or {}
-        if found.get("status") == bad:
+        past = kind == "Evicted" and found.get("reason") in _OUTLIVED
+        if found.get("status") == bad and not past:
             told.setdefault(str(found.get("message")), _words(found))
     return "".join([place, *told.values()])
 

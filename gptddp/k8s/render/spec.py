@@ -38,7 +38,7 @@ class JobSpec:
     name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
     namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
     image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
-    replicas: int = _f(1, "pods to start with, and the most the job will ever have", Kind.NUMBER)
+    replicas: int = _f(1, "pods to start with; the most there will be, without --max", Kind.NUMBER)
     min: int | None = _f(
         None, "fewest pods to train with [default: half of the replicas, rounded up]", Kind.NUMBER
     )
