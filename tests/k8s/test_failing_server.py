@@ -144,11 +144,12 @@ def run(api, begin, args):
     return before, state(api), requests
 
 
-def test_a_job_that_is_not_there_is_not_there_for_who_may_not_list_them(api):
-    """Exit code 102: the names that may have been meant are only a help."""
-    api.fault = (1, 403)
+@pytest.mark.parametrize("forbidden", [1, 2])
+def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, forbidden):
+    """Exit code 102: a short Job of the name, and names that may have been meant, are a help."""
+    api.fault = (forbidden, 403)
     result = api.command_line("suspend", "demo")
-    assert api.requests == ["GET pytorchjobs"] * 2
+    assert api.requests == ["GET pytorchjobs", "GET jobs", "GET pytorchjobs"]
     assert result.exit_code == 102 and "no PyTorchJob demo" in result.stderr
 
 
