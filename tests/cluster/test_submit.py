@@ -189,7 +189,7 @@ def test_short_jobs_that_end_early_say_why_and_leave_nothing(k8s, namespace):
     process.communicate(timeout=60)
     assert process.returncode == 130
     _, err = k8s("sample", "demo", code=100)
-    assert "/runs/demo is not a run directory" in err and "`gptddp-k8s status demo" in err
+    assert "/runs/demo is not a run directory" in err and "no PyTorchJob demo in the " in err
     until(lambda: not namespace.get("jobs"))
     _, err = k8s("prepare", "--source", "data/none", "--data", "data/set", "--wait", code=100)
     assert "cannot read /data/none" in err
