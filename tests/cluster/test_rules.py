@@ -27,6 +27,7 @@ def elastic(**fields: Any) -> dict[str, Any]:
 
 
 READ_ONLY = {"name": "runs", "persistentVolumeClaim": {"readOnly": True}}
+PORTS = {"name": "side", "image": "x:1", "ports": [{"containerPort": 80}]}  # one without a name
 TWICE = {"name": "more", "persistentVolumeClaim": {"claimName": "data"}}
 # Flags, a patch, and why the server lets pass what we refuse.
 OURS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -40,7 +41,7 @@ OURS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, elastic(rdzvBackend="zk"), "free text in the API"),
     ({}, {"spec": {"runPolicy": {"cleanPodPolicy": "Some"}}}, "any word acts like All"),
     ({}, in_worker(restartPolicy="Sometimes"), "free text in the API"),
-    ({}, in_container(ports=[{"containerPort": 80}]), "the Service is refused, and retried"),
+    ({}, in_pod(containers=[PORTS]), "the Service is refused, and retried"),
     ({}, in_container(resources={"limits": {"memory": "256Mi"}}), "the kernel kills it"),
     ({}, in_container(env=[{"name": "RANK", "value": "1"}]), "the operator overrides it"),
     ({}, in_pod(volumes=[TWICE]), "the kubelet waits for ever"),
@@ -53,7 +54,7 @@ THEIRS: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"cleanPodPolicy": "All"}}, 'unknown field "spec.cleanPodPolicy"'),
     ({"spec": {"runPolicy": {"managedBy": "nobody"}}}, "managedBy"),
     (elastic(nProcPerNode=1), "nProcPerNode"),
-    (in_pod(hostNetwork="true"), "hostNetwork"),
+    (in_pod(hostNetwork="true", dnsPolicy="ClusterFirstWithHostNet"), "hostNetwork"),
     (in_container(command="python train.py"), "command"),
     (in_container(env=[{"name": "A", "value": 1}]), "env"),
     (in_container(resources={"limits": {"memory": "4GB"}}), "memory"),
@@ -66,7 +67,7 @@ THEIRS: list[tuple[dict[str, Any], str]] = [
     (in_pod(tolerations=[{"key": "a", "effect": "Never"}]), "effect"),
     (in_pod(nodeSelector={"zone": "a/b"}), "a valid label"),
     (in_pod(dnsPolicy="default"), "dnsPolicy"),
-    (in_pod(hostNetwork=True), "violates PodSecurity"),
+    (in_pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), "violates PodSecurity"),
     (in_worker(template={"metadata": {"labels": {"team": "a b"}}}), "a valid label"),
 ]
 
