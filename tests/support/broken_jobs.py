@@ -134,7 +134,7 @@ CASES = [
     Case(mounted("claim", **MISSING), "claim-missing", ("PersistentVolumeClaim nothing",),
          "unbound"),
     Case(mounted("unbound", **UNBOUND), "claim-unbound",
-         ("PersistentVolumeClaim unbound has no volume: storageclass", "gptddp-none"), "gptddp-none"),
+         ("unbound has no volume: storageclass", "gptddp-none"), "gptddp-none"),
     Case(job("name", SLEEP, image="Nowhere/UP:1"), "image",
          ("Nowhere/UP:1", "InvalidImageName"), "Nowhere/UP:1"),
     Case(job("never", SLEEP, image="gptddp:none", imagePullPolicy="Never"), "image",
