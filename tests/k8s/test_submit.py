@@ -151,7 +151,7 @@ def flags(api):
 def test_what_a_run_has_fixed_is_told_before_its_job_makes_room(api, k8s, state):
     """The old job with its logs would go, and the new one would be refused by the trainer."""
     submit(k8s, "--", "--steps", "5", "--lanes", "8")
-    job(api)["status"] = {"conditions": [{"type": state, "status": "True"}]}
+    end(api, state)
     result = submit(k8s, "--", "--steps", "6", "--batch", "8")
     told = "continues its run, which refuses another --batch than it was begun with; another --name"
     assert result.exit_code == 2 and told in result.stderr
@@ -330,9 +330,6 @@ def test_companions_that_are_left_out_are_not_made(api, k8s):
     assert result.exit_code == 0 and "networkpolicy" not in result.stdout
 
 
-# -- options and output --------------------------------------------------------------------------
-
-
 def test_what_was_submitted_is_printed_as_asked(api, k8s):
     """The job as the server has it; the notes stay on stderr."""
     assert submit(k8s, "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
@@ -343,8 +340,8 @@ def test_a_job_file_comes_from_stdin(k8s):
     """`-f -`; both of its tables count, and an error names stdin."""
     text = "[job]\nname = 'demo'\nreplicas = 4\n[train]\nsteps = 70\n"
     assert k8s("submit", "-f", "-", stdin=text).exit_code == 0
-    changed = k8s("submit", "-f", "-", stdin=text.replace("70", "71"))
-    assert "args[--steps]: 70 -> 71" in changed.stderr
+    text = text.replace("70", "71")
+    assert "args[--steps]: 70 -> 71" in k8s("submit", "-f", "-", stdin=text).stderr
     wrong = k8s("submit", "-f", "-", stdin="[job]\nreplica = 4\n")
     assert wrong.exit_code == 2 and "stdin: unknown key job.replica: did you mean" in wrong.stderr
     torn = k8s("submit", "-f", "-", stdin="[job\n")
