@@ -138,7 +138,7 @@ def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):
 )
 def test_what_has_no_meaning_is_refused(api, options, message):
     """Rather than ignored."""
-    result = CliRunner().invoke(cli, ["status", "demo", *options])
+    result = api.command_line("status", "demo", *options)
     assert result.exit_code == 2 and message in result.stderr
 
 
