@@ -24,7 +24,6 @@ from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 JOB = "PyTorchJob"
 FIELD_MANAGER = "gptddp-k8s"
 _CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
-_AT_ONCE = 256  # connections that are kept: a log of each pod
 INSTALL_OPERATOR = (
     "install the Kubeflow training operator v1.9, by `kubectl apply --server-side -k "
     "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.4`"
@@ -113,12 +112,10 @@ class Cluster:
         """Create an object, with no field that the server does not know; 409 if it exists."""
         return self._json("post", self._path(body["kind"]), _writing(dry_run), body)
 
-    def patch(
-        self, kind: str, name: str, patch: Mapping[str, Any], dry_run: bool = False
-    ) -> Object:
+    def patch(self, kind: str, name: str, patch: Mapping[str, Any]) -> Object:
         """Merge-patch an object (RFC 7386): None removes a field, a list replaces a list."""
         merge = "application/merge-patch+json"
-        return self._json("patch", self._path(kind, name), _writing(dry_run), patch, merge)
+        return self._json("patch", self._path(kind, name), _writing(False), patch, merge)
 
     def apply(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """Server-side apply: create the object, or make our fields of it what `body` says.

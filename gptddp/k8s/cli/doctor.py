@@ -9,7 +9,7 @@ import click
 from gptddp.errors import visible
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import context_options
-from gptddp.k8s.cli.submit import load, objects_of, spec_options, trainer_flags
+from gptddp.k8s.cli.submit import load, spec_options, trainer_flags
 
 
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
@@ -36,10 +36,11 @@ def doctor(
     from gptddp.k8s.act import doctor as checks
     from gptddp.k8s.cli import output as formats
     from gptddp.k8s.cluster import connect
+    from gptddp.k8s.render import manifest
 
     job = load(options)
     cluster = connect(job.namespace, kubeconfig, context)
-    objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
+    objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
     found = []
     for check in checks.examine(cluster, objects):
         found.append(check)

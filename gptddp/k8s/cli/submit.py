@@ -25,7 +25,7 @@ from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
 if TYPE_CHECKING:
-    from gptddp.k8s.objects import Object
+    pass
 
 
 def spec_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,13 +61,6 @@ def load(options: dict[str, Any]) -> JobSpec:
     return job
 
 
-def objects_of(job: JobSpec) -> "list[Object]":
-    """What `render` prints and `submit` runs."""
-    from gptddp.k8s.render import manifest
-
-    return manifest.objects(job)
-
-
 @click.command(cls=Command, of="the trainer", takes=trainer_flags)
 @spec_options
 @click.option(
@@ -84,7 +77,7 @@ def render(output: str, **options: Any) -> None:
     from gptddp.k8s.render import companions, manifest
 
     job = load(options)
-    objects = objects_of(job)
+    objects = manifest.objects(job)
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
     at = f" -n {job.namespace}" if job.namespace else ""
@@ -152,13 +145,15 @@ def submit(
     gptddp-k8s submit --replicas 4 -- --steps 1000
     gptddp-k8s submit --replicas 4 --local -- --steps 1000
     """
+    from gptddp.k8s.render import manifest
+
     _refuse_options(ctx, local)
     job = load(options)
     if local:
         from gptddp.k8s.local import run
 
         folders = {claim: Path(folder) for claim, folder in volume}
-        objects = objects_of(job)
+        objects = manifest.objects(job)
         _say_left_out(job)
         local_dir = local_dir or LOCAL_DIR
         ctx.exit(run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
@@ -166,7 +161,7 @@ def submit(
     from gptddp.k8s.cluster import connect
 
     cluster = connect(job.namespace, kubeconfig, context)
-    objects = objects_of(dataclasses.replace(job, namespace=cluster.namespace))
+    objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
     if dry_run:
         return on_cluster.dry_run(cluster, objects, replace=replace)
     ctx.exit(
