@@ -23,12 +23,11 @@ from gptddp.run.code import named
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.owners import Owners, goodput
+from gptddp.run.owners import goodput
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
-from gptddp.run.tidy import Tidier
 from gptddp.training import results
 from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
@@ -65,10 +64,9 @@ class Recorder:
             model=str(c.preset),
         )
         self.console = Console(origin)
-        self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
-        self._owners = Owners()  # of the run's rank-seconds
+        self._sums = Summary()  # of the run's events
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
@@ -97,7 +95,7 @@ class Recorder:
         origin, world = self.origin, self.world
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
-        self._owners = ledger.owners
+        self._sums = ledger
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -118,7 +116,6 @@ class Recorder:
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
         self.saves.changes.try_to_save(trouble)
-        self.tidier.begin()
         self._ready = time.time()
 
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
@@ -142,7 +139,7 @@ class Recorder:
             run_id=origin.run_id,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
-            **self._new_config(ledger),
+            config=json.loads(json.dumps(fields_of(self.config))),
             **self._from_scratch(),
         )
         if len(machines) > 1 and self.config.reduce == "exact":
@@ -167,11 +164,6 @@ class Recorder:
         line = self.origin.line
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
             log.warning("%s", log_check.told(run, wrong))
-
-    def _new_config(self, ledger: Summary) -> dict[str, Any]:
-        """The configuration for the ledger, which has a copy of it: {} where it is the same."""
-        config = json.loads(json.dumps(fields_of(self.config)))
-        return {} if ledger.config == config else {"config": config}
 
     def _from_scratch(self) -> dict[str, Any]:
         """Whose start was given --from-scratch: it counts for that one, see `opening`."""
@@ -214,8 +206,8 @@ class Recorder:
         self.metrics.expect(self.config, progress)
         self.metrics.spent(self.spent)
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._owners.phases = line.get("phases") or self.spent.told()
-            owned = self._owners.so_far()
+            self._sums.owners.phases = line.get("phases") or self.spent.told()
+            owned = self._sums.owners.so_far()
             self.metrics.owned(owned)
             self._goodput = goodput(owned)
         self._judge_pace(line, step_s)
@@ -279,13 +271,11 @@ class Recorder:
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.of_step(progress))
-        self.tidier.begin()
 
     def leave_save(self) -> None:
         """A launcher saves the state of this step, when the log is on the disk up to it."""
         self.log.sync_soon()
         self.saves.look_in_ledger()
-        self.tidier.begin()
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
         """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
@@ -319,7 +309,7 @@ class Recorder:
         """Bring the metrics up to the end of this life, or of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
         self.metrics.spent(self.spent)
-        self.metrics.owned(self._owners.so_far())
+        self.metrics.owned(self._sums.owners.so_far())
         if finished:
             self.metrics.state = lambda: "finished"
 
@@ -329,10 +319,12 @@ class Recorder:
             self._scrapes.wait_for_last(asked)
 
     def _event(self, event: str, generation: int, **fields: Any) -> None:
-        """Append an event to the ledger, and count its seconds."""
-        self.ledger.event(event, generation, **fields)
+        """Append an event to the ledger, and count it; a start has the sums of all before it."""
         about = {"event": event, "time": time.time(), "generation": generation}
-        self._owners.add({**about, **fields})
+        self._sums.add({**about, **fields})
+        if event == "start":
+            fields["sums"] = self._sums.sums()
+        self.ledger.event(event, generation, **fields)
 
     def event(self, event: str, **fields: Any) -> None:
         """Append an event of this life to the ledger."""

@@ -20,7 +20,7 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
-from gptddp.training.changes import Changes
+from gptddp.training.changes import Changes, fields_of
 from gptddp.training.console import Console
 from gptddp.training.metrics import Metrics
 
@@ -47,6 +47,7 @@ class Saves:
             Path(c.run_dir),
             origin.generation,
             run_id=origin.run_id,
+            config=fields_of(c),
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
