@@ -213,8 +213,9 @@ class Recorder:
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
             self._owners.phases = line.get("phases") or self.spent.told()
             owned = self._owners.so_far()
-        names = self.world.names
-        slow = {names[it.rank]: it.ratio for it in self._stragglers.shown}
+        self._end_stall(line["step"])
+        self._judge_pace(line, step_s)
+        slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
         about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
         self.events.emit("step", line=line, **about)
         if self._last:  # this was the first step of a life that is not the first
@@ -222,8 +223,6 @@ class Recorder:
             world_size = line["world_size"]
             self.events.emit("recovered", step=line["step"], world_size=world_size, **parts)
             self._last = None
-        self._end_stall(line["step"])
-        self._judge_pace(line, step_s)
         self._stepped_at = time.monotonic()
         self.saves.watch()
 
