@@ -73,13 +73,16 @@ class Ledger(Lines):
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
 
+    def append(self, obj: Mapping[str, Any]) -> None:
+        """Have an event written, as Lines does; a start with its hash."""
+        if obj["event"] == "start":
+            start = json.loads(json.dumps({name: as_json(value) for name, value in obj.items()}))
+            obj = {**start, summary.HASH: summary.hash_of(start)}
+        super().append(obj)
+
     def event(self, event: str, generation: int, **fields: Any) -> None:
         """Append an event with the time in unix seconds, durable as soon as the disk allows."""
-        line = {"event": event, "time": time.time(), "generation": generation, **fields}
-        if event == "start":
-            line = {name: as_json(value) for name, value in line.items()}
-            line[summary.HASH] = summary.hash_of(json.loads(json.dumps(line)))
-        self.append(line)
+        self.append({"event": event, "time": time.time(), "generation": generation, **fields})
 
 
 # -- what memory has kept --------------------------------------------------------------------------
