@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.files import names_in, read_json
-from gptddp.run import summary
+from gptddp.run import branches, summary
 from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER, id_of, life_of_config
 from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
 from gptddp.run.lines import Lines
@@ -158,7 +158,10 @@ def _upwards(run_dir: str | Path, tell: Tell) -> Iterator[int]:
 
 
 def history(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    tell: Tell = lambda _: None,
+    with_left: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
@@ -166,30 +169,36 @@ def history(
     the older one's. They are valid: the rows of a step are the same in every generation, and so
     are the losses, but for rounding where the world size changed. When the newest gets there, its
     own lines take their place. Steps beyond the end of a finished run are left out: time has ended
-    it earlier than the life that logged them, and they are of a branch that the run has left.
+    it earlier than the life that logged them, and they are of a branch that the run has left. So
+    are those of lives before the run went back (see branches.py), but `with_left`.
 
     `first`: from this step on; then no more of the logs is read than that takes. `tell` is told
     which log is read.
     """
-    for _, line in logged(run_dir, first, tell):
+    for _, line in logged(run_dir, first, tell, with_left):
         yield line
 
 
 def logged(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    tell: Tell = lambda _: None,
+    with_left: bool = False,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
     sizes: dict[int, int] = {}  # of the logs before they were read
+    known = [] if with_left else summary.read(run_dir).branches
     for generation in _upwards(run_dir, tell):
         sizes[generation] = _size(run_dir, generation)
-        own = lines_of(log_path(run_dir, generation), first)
+        own = _of_run(known, generation, lines_of(log_path(run_dir, generation), first))
         lines |= own
         logs |= dict.fromkeys(own, generation)
     for generation in sorted(sizes)[:-1]:  # did a life go on meanwhile, and then another begin?
         if _size(run_dir, generation) > sizes[generation]:
-            for step, text in lines_of(log_path(run_dir, generation), first).items():
+            own = _of_run(known, generation, lines_of(log_path(run_dir, generation), first))
+            for step, text in own.items():
                 if logs.get(step, -1) <= generation:
                     lines[step], logs[step] = text, generation
     finisher, end = _finished(Path(run_dir))
@@ -199,6 +208,13 @@ def logged(
         life = folded if is_generation(folded) else logs[step]
         if life > finisher or step <= end:
             yield life, line
+
+
+def _of_run(
+    known: Sequence[branches.Branch], generation: int, lines: dict[int, bytes]
+) -> dict[int, bytes]:
+    """Those lines of a log, by step, that are on the run's way."""
+    return {step: it for step, it in lines.items() if branches.is_on(known, generation, step)}
 
 
 def _finished(run: Path) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import xxhash
 
 from gptddp.config import shown
 from gptddp.files import read_json, write_json_atomic
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER, SUMMARY
 from gptddp.run.json_lines import MOST_STEPS, parse_event
 from gptddp.run.owners import Owners
@@ -48,6 +49,7 @@ class Summary:
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
     # who was given --from-scratch last: the generation, and the job and id of that life
     from_scratch: dict[str, Any] | None = None
+    branches: list[dict[str, Any]] = field(default_factory=list)  # see branches.py
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
     # of the newest: ranks that were slow and steps that stalled, with `seconds` once that was over
     slow: list[dict[str, Any]] = field(default_factory=list)
@@ -82,6 +84,8 @@ class Summary:
             name = event.get("name")
             if isinstance(name, str) and name not in self.commits:
                 self.commits = [*self.commits, name][-COMMITS:]
+        elif kind == "branch":
+            self._go_back(branches.checked(event))
         elif kind == "quarantine":
             decision = _decision(event)
             if decision not in self.quarantine:
@@ -91,6 +95,16 @@ class Summary:
         elif kind in ("stall", "stall_end"):
             self.stalls = _paired(self.stalls, event, "stall", "generation")
         self.owners.add(event)
+
+    def _go_back(self, branch: dict[str, Any]) -> None:
+        """What is committed on the way that the run has left is not missed any more."""
+        if branch["generation"] not in [it["generation"] for it in self.branches]:
+            self.branches = sorted([*self.branches, branch], key=lambda it: it["generation"])
+            self.commits = [it for it in self.commits if self._is_on_way(it)]
+
+    def _is_on_way(self, name: str) -> bool:
+        step, _, generation = name.removeprefix("step-").partition(".")
+        return branches.is_on(self.branches, int(generation), int(step))
 
     def leave_out(self, what: str) -> None:
         """Remember that a line of the ledger cannot be used, so that a start can say so."""
