@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.forked import train
+from support.processes import workers
 from support.same_bits import check_same_lines
 from support.toy import SMALL
 
@@ -70,14 +71,9 @@ def undisturbed(corpus, tmp_path_factory) -> list[dict]:
     return list(history(run))
 
 
-def worker_of(pid: int) -> int:
-    """The training process of a pod: the one that is named after it has the most memory."""
-    found, pending = [], [pid]
-    while pending:
-        children = Path(f"/proc/{pending[0]}/task/{pending.pop(0)}/children").read_text().split()
-        pending += [int(child) for child in children]
-        found += [int(child) for child in children]
-    return max(found, key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
+def worker_of(pod: int) -> int:
+    """The process that trains: beside it there may be one that saves, which has less memory."""
+    return max(workers(pod), key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
 
 
 def test_a_job_that_is_killed_in_every_way_is_the_same_run(job, undisturbed):
