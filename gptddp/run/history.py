@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.files import names_in
-from gptddp.run import summary
+from gptddp.run import branches, summary
 from gptddp.run.directory import (
     CHECKPOINTS,
     LEDGER,
@@ -153,7 +153,8 @@ def history(
     the older one's. They are valid: the rows of a step are the same in every generation, and so
     are the losses, but for rounding where the world size changed. When the newest gets there, its
     own lines take their place. Steps beyond the end of a finished run are left out: time has ended
-    it earlier than the life that logged them, and they are of a branch that the run has left.
+    it earlier than the life that logged them, and they are of a branch that the run has left. So
+    are those of lives before the run went back, see branches.py.
 
     `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
     told which log is read: on a slow volume ten thousand of them take many minutes.
@@ -171,14 +172,17 @@ def logged(
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
+    ledger = summary.read(run_dir)
     for generation in reversed(log_generations(run_dir)):
         tell(f"reading the log, life {generation}")
         for step, line in lines_of(log_path(run_dir, generation), first).items():
-            if step not in lines and (last is None or step <= last):
+            if step in lines or (last is not None and step > last):
+                continue
+            if branches.is_on(ledger.branches, generation, step):
                 lines[step], logs[step] = line, generation
         if last is not None and len(lines) > last - (first or 0):
             break
-    finished = summary.read(run_dir).finished or {"generation": 0, "step": 0}
+    finished = ledger.finished or {"generation": 0, "step": 0}
     for step in sorted(lines):
         if logs[step] > finished["generation"] or step <= finished["step"]:
             yield logs[step], parse(lines[step]) or {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.config import shown
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER
 from gptddp.run.history import Line, is_step, last_step, read_ledger
 from gptddp.run.progress import FINGERPRINT, fold
@@ -93,13 +94,14 @@ def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, i
     """
     known: list[tuple[int, dict[str, int]]] = []
     in_order = sorted(events, key=lambda event: event["generation"])
+    ways = branches.of(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
         own: dict[int, dict[str, int]] = {}
         began = 0
         for event in group:
             if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
                 continue
-            if is_step(event):
+            if is_step(event) and branches.is_on(ways, event["generation"], event["step"]):
                 prints = {name: _print(event, name) for name in ("chain_fp", "state_fp")}
                 there = {name: value for name, value in prints.items() if value is not None}
                 own[event["step"]] = own.get(event["step"], {}) | there

@@ -17,6 +17,7 @@ import xxhash
 
 from gptddp.budget import BUDGETS
 from gptddp.config import shown
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER, log_generations
 from gptddp.run.json_lines import MOST_STEPS, lines_back, parse_event
 from gptddp.run.owners import Owners
@@ -51,6 +52,7 @@ class Summary:
     from_scratch: dict[str, Any] | None = None
     # the last time that a budget was used up: generation, step, tokens, train_s, cause
     finished: dict[str, Any] | None = None
+    branches: list[dict[str, Any]] = field(default_factory=list)  # see branches.py
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
 
     # of the reading
@@ -83,6 +85,8 @@ class Summary:
             name = event.get("name")
             if isinstance(name, str) and name not in self.commits:
                 self.commits = [*self.commits, name][-COMMITS:]
+        elif kind == "branch":
+            self._go_back(branches.checked(event))
         elif kind == "quarantine":
             decision = _decision(event)
             if decision not in self.quarantine:
@@ -113,6 +117,17 @@ class Summary:
             "owners": dataclasses.asdict(self.owners)
         }
 
+    def _go_back(self, branch: dict[str, Any]) -> None:
+        """What is committed on the way that the run has left is not missed any more."""
+        if branch["generation"] not in [it["generation"] for it in self.branches]:
+            self.branches = sorted([*self.branches, branch], key=lambda it: it["generation"])
+            self.commits = [it for it in self.commits if self._is_on_way(it)]
+            self.finished = None
+
+    def _is_on_way(self, name: str) -> bool:
+        step, _, generation = name.removeprefix("step-").partition(".")
+        return branches.is_on(self.branches, int(generation), int(step))
+
     def leave_out(self, what: str) -> None:
         """Remember that a line of the ledger cannot be used, so that a start can say so."""
         self.left_out = [*self.left_out, what][:LEFT_OUT]
@@ -120,7 +135,7 @@ class Summary:
 
 SUMS = (
     *("bytes", "generation", "void", "commits", "began_time", "saved_time", "quarantine"),
-    *("from_scratch", "finished", "owners"),
+    *("from_scratch", "finished", "branches", "owners"),
 )
 
 

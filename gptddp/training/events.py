@@ -33,6 +33,7 @@ LEDGER = {  # the kinds that are in the ledger
 OTHERS = {  # the kinds that are not
     "step": "a step is done; `line` is its line of the log",
     "completed": "the evaluation or the fingerprint of the last step was missing, and is done",
+    "sample": "the model has written a text after an evaluation",
     "still": "a step that stalls has not moved yet",
     "loaded": "a checkpoint was read",
     "newest": "the newest checkpoint, whoever has saved it",

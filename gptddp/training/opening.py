@@ -62,6 +62,7 @@ from gptddp.training.first_state import (
     first_state,
     with_fields_of_folder,
 )
+from gptddp.training.go_back import go_back, tell_of_blow_up
 from gptddp.training.quarantine import check
 from gptddp.training.take_up import take_up
 
@@ -101,6 +102,7 @@ def open_run(
         patiently(lambda: check_continued(given.init_from, before.init_from, config, dataset))
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, dataset, config.on_bad))
+    go_back(config, run_id, generation, ledger, snapshots, tell)
     taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step, first = taken.step, None
     if taken.source == "scratch" and (config.init_from or config.init_sha256):
@@ -109,6 +111,7 @@ def open_run(
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, generation)
     redo, last_line, line = patiently(lambda: _in_history(run, ledger, step, tell))
+    tell_of_blow_up(run, ledger, taken.source, last_line)
     origin = Origin(
         config=config,
         changes=changed,
