@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import owner, store
+from gptddp.checkpoint import owner, recorded, store
 from gptddp.checkpoint.load import load
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.distributed.connect import World, connect
@@ -71,7 +71,7 @@ def audit(
         raise AuditError("an audit is one process: start it without torchrun, srun and RANK")
     names = store.names(run)  # before the log, which has all steps up to a checkpoint
     found = books.read(run, (*FIELDS, *DUE, "train_s"))
-    if (run_id := owner.run_id_of(run)) is None:
+    if (run_id := recorded.read(run).run_id) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
     _check_can_tell(found)
     aside = [found.left] if found.left else []
@@ -131,7 +131,7 @@ class _Audit:
         run = self.books.run
         try:
             dataset = open_dataset(self.data or self.books.data, on_bad)
-            check_data(run, dataset, on_bad)
+            check_data(run, recorded.read(run).dataset, dataset, on_bad)
         except DataError as error:
             raise AuditError(f"{error}. For an audit: --data with the data of {run}") from error
         check(self._decisions(), dataset, run / LEDGER)

@@ -8,7 +8,7 @@ import contextlib
 import math
 import shlex
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from gptddp.run.directory import (
     FINISHED,
     LEDGER,
     SAMPLES,
-    about,
     log_generations,
 )
 from gptddp.run.history import is_step, logged, read_ledger
@@ -47,7 +46,7 @@ class Run:
     """One run. Times are unix seconds; a list of a series has a number for each of `steps`."""
 
     path: Path
-    about: dict[str, Any]  # config.json; empty where it cannot be used
+    about: dict[str, Any]  # the newest start; empty where there is none
     config: Config | None
     events: Events
     lives: list[Life]
@@ -126,26 +125,22 @@ def check(path: Path) -> Path:
 def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
     """All that the page needs of one run. `tell` is told what is read. Raises OSError."""
     wrong: list[str] = []
-    whole, config = {}, None
-    try:
-        whole = about(path)
-    except ConfigError as error:
-        wrong.append(str(error))
+    config = None
     sums = summary.read(path)
     wrong += [f"{path / LEDGER}: left out: {it}" for it in sums.left_out]
     with contextlib.suppress(ConfigError):  # the ledger is written first
-        values = sums.config or whole.get("config")
-        if values:
-            config = with_preset(from_saved(path / LEDGER, values), accelerator=False)
+        if sums.config:
+            config = with_preset(from_saved(path / LEDGER, sums.config), accelerator=False)
     events = read_ledger(path)
+    starts = [it for it in events if it["event"] == "start"]
     run = Run(
         path=path,
-        about=whole,
+        about=starts[-1] if starts else {},
         config=config,
         events=events,
         lives=lives_of(events),
         owners=sums.owners,
-        marker=_marker(path, whole, wrong),
+        marker=sums.finished,
         checkpoints=list_checkpoints(path),
         faults=_faults(path),
         tables=Tables(),
@@ -186,17 +181,6 @@ def _read_log(run: Run, tell: Callable[[str], None]) -> None:
     if wrong := check.found():
         run.wrong.append(log_check.told(run.path, wrong))
         run.log_wrong = True
-
-
-def _marker(path: Path, whole: Mapping[str, Any], wrong: list[str]) -> dict[str, Any] | None:
-    """finished.json, where it is this run's."""
-    try:
-        marker = read_json(path / FINISHED)
-    except ValueError as error:
-        wrong.append(f"{error}: remove it, and give the run's command again, which writes it anew")
-        return None
-    ours = isinstance(marker, dict) and marker.get("run_id") in (None, whole.get("run_id"))
-    return marker if ours else None
 
 
 def _samples(path: Path) -> dict[int, str]:

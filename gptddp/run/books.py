@@ -13,12 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gptddp.config import KEPT, Config
-from gptddp.errors import AuditError, ConfigError
-from gptddp.files import read_json
-from gptddp.flags import differences, from_saved, of_run
+from gptddp.config import Config
+from gptddp.errors import AuditError
+from gptddp.flags import from_saved, of_run
 from gptddp.run import log_check
-from gptddp.run.directory import CONFIG, FINISHED, LEDGER, about, config_of, is_altered
+from gptddp.run.directory import LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.progress import FINGERPRINT
 from gptddp.run.quarantine import decided
@@ -83,7 +82,6 @@ class Books:
 def read(run: Path, fields: Collection[str]) -> Books:
     """The books of a run; of its lines, these fields. Raises AuditError, ConfigError, OSError."""
     lines, lives = {}, {}
-    saved = _saved(run)  # before the ledger, which is written first
     check = log_check.LogCheck(run)
     for generation, line in logged(run):
         check.add(generation, line)
@@ -113,7 +111,7 @@ def read(run: Path, fields: Collection[str]) -> Books:
         codes={life: it.get("code") for life, it in starts.items()},
         quarantine=_quarantine(events),
         left=f"the log's steps from {away + 1} on: the run has left them" if left else None,
-        wrong=[*wrong, *_config_json(run, saved, starts, configs), *_finished_json(run, lines)],
+        wrong=wrong,
     )
 
 
@@ -161,67 +159,14 @@ def _quarantine(events: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
 def _configs(
     run: Path, starts: Mapping[int, Mapping[str, Any]], lives: Sequence[int]
 ) -> dict[int, Config]:
-    """By life; a start has its configuration where that is not the one of the start before.
-
-    Those before the first that has one are of an older version: as config.json says.
-    """
+    """By life; a start has its configuration where that is not the one of the start before."""
     found: dict[int, Config] = {}
     config: Config | None = None
     for life in lives:
         if isinstance(recorded := starts.get(life, {}).get("config"), dict):
             config = from_saved(run / LEDGER, recorded)
-        elif config is None:
-            config = config_of(run)
         if config is not None:
             found[life] = replace(config, cache_dir="none")  # one has what the data had
     if not found:
         raise AuditError(f"{run / LEDGER} does not say with what each life of the run was done")
     return found
-
-
-# -- beside log and ledger -------------------------------------------------------------------------
-
-
-def _saved(run: Path) -> dict[str, Any] | str:
-    """What config.json has, or why it cannot be used."""
-    try:
-        return about(run)
-    except ConfigError as error:
-        return str(error)
-
-
-def _config_json(
-    run: Path,
-    saved: dict[str, Any] | str,
-    starts: Mapping[int, Mapping[str, Any]],
-    configs: Mapping[int, Config],
-) -> list[str]:
-    """Is it what the trainer has written, with what the ledger has of the same life?"""
-    if isinstance(saved, str):
-        return [saved]
-    path, life = run / CONFIG, saved.get("generation")
-    ids = {it["run_id"] for it in starts.values() if it.get("run_id")}
-    if ids and saved.get("run_id") not in ids:
-        return [f"{path} and {run / LEDGER} are of different runs"]
-    if is_altered(saved):
-        return [f"{path} is not as the trainer has written it; a run goes on as its ledger says"]
-    if type(life) is not int or not any(it.get("config") for it in starts.values()):
-        return []  # an older version's
-    written = max((it for it in starts if it <= life), default=min(configs))
-    old, new = of_run(configs[written]), of_run(from_saved(path, saved["config"]))
-    if what := [*differences(old, new), *differences(old, new, KEPT)]:
-        return [f"{path} is not what life {written} ran with: {'; '.join(what)}"]
-    return []
-
-
-def _finished_json(run: Path, lines: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Does the marker of a finished run say what its last line does?"""
-    path, last = run / FINISHED, max(lines)
-    try:
-        marker = read_json(path)
-    except ValueError as error:
-        return [f"{error}: remove it, and give the run's command again, which writes it anew"]
-    if not isinstance(marker, dict) or marker.get("step") != last:  # none, or the run has gone on
-        return []
-    tokens, there = marker.get("tokens"), lines[last].get("tokens")
-    return [f"{path} has {tokens} tokens, and the log {there}"] if tokens != there else []

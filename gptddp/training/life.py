@@ -60,7 +60,8 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
         self.spent = RankSeconds(clock, world, world.device)
-        self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
+        lease = state.lease  # rank 0 only
+        self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
         self.live = LiveState(state.snapshot_path, origin, self.spent)
         self.live.of = {"life": world.life, "pods": world.pods}
         self.late = LateSave(self.live)
