@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import inspect
+import json
 import queue
 import threading
 
@@ -176,3 +177,23 @@ def test_the_ledger_has_its_kinds_and_no_other(run, tmp_path):
     assert [event["event"] for event in found] == kinds
     assert [event["generation"] for event in found] == [1, 1, 2, 2, 2, 2, 2]
     assert events.LEDGER.keys() >= set(kinds)
+
+
+def test_the_life_before_ended_with_its_own_last_step(run, tmp_path):
+    """Also where it did steps again that an older life had logged, and more of them: the seconds of
+    the recovery begin there, and not minutes earlier."""
+    lose_a_peer(run, "--steps", "12", at=10)
+    for left in (tmp_path / "memory").iterdir():
+        left.unlink()
+    for path in (tmp_path / "run").glob("log.1.jsonl"):  # ten minutes ago
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [line | {"time": line["time"] - 600} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lose_a_peer(run, "--steps", "12", at=4)
+    assert run("--steps", "12") == 0
+    events = read_ledger(tmp_path / "run")
+    end, recovered = (
+        [event for event in events if event["event"] == kind][-1] for kind in ("end", "recovered")
+    )
+    assert (end["generation"], end["step"]) == (2, 3)
+    assert recovered["total_s"] < 300
