@@ -22,7 +22,6 @@ from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
 from gptddp.training import results
@@ -35,6 +34,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.spikes import Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -73,6 +73,7 @@ class Recorder:
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
         self._stragglers = Stragglers([len(it) for it in slots])
+        self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -179,7 +180,8 @@ class Recorder:
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
-        newest = max(lines, key=lambda line: line["step"], default=None)
+        # by time: a life that does steps again has not come as far as the one before it
+        newest = max(lines, key=lambda line: line["time"], default=None)
         run = Path(self.config.run_dir)
         fault = self._with_name(state.fault)
         last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
@@ -213,6 +215,8 @@ class Recorder:
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
         about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
         self.events.emit("step", line=line, **about)
+        for spike in self._spikes.add(line):
+            self.events.emit("spike", step=line["step"], **spike)
         if self._last:  # this was the first step of a life that is not the first
             parts = seconds(self._last, self.clock.began, self._ready, line["time"])
             world_size = line["world_size"]
@@ -255,11 +259,6 @@ class Recorder:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
-
-    def quarantine(self, decision: Decision, progress: Progress) -> None:
-        """Record, before any rank acts on it, which row groups are skipped from now on."""
-        known = len(progress.data["quarantined"])
-        self.events.emit("quarantine", step=progress.step, **vars(decision), quarantined=known)
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
