@@ -47,6 +47,8 @@ def test_a_run_that_has_blown_up_goes_back(run, tmp_path, capsys, caplog):
         assert run(*flags, "--lr", lr, "--max-skipped", "3") == 3
         assert "to go back to step 6: --from-step 6, with a lower --lr" in capsys.readouterr().err
     assert "the last before this life, was not finite: step-0000000000" in caplog.text
+    ends = [it["cause"] for it in read_ledger(folder) if it["event"] == "end"]
+    assert ends == ["loss or gradient not finite 4 times in a row"] * 2
     assert caplog.text.count("to go back to step 6") == 1
     assert run(*flags, "--lr", "1e-3", "--from-step", "6") == 0
     assert lives(folder) == dict.fromkeys(range(1, 7), 1) | dict.fromkeys(range(7, 31), 4)
