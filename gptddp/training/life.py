@@ -130,7 +130,8 @@ class Life:
             if isinstance(error, Diverged):
                 self.live.remove_snapshot()
                 if self.recorder:
-                    self.recorder.diverged(error, self.progress)
+                    who = {"ranks": error.ranks, "names": error.names}
+                    self.recorder.events.emit("diverged", step=self.step, **who)
             elif final := self._count_failure(error):
                 if self.recorder:
                     self.recorder.last_numbers()

@@ -17,9 +17,9 @@ from gptddp.launch import rescue
 from gptddp.run import history
 from gptddp.run.history import Ledger, RunLog, log_path
 from gptddp.training import saves
+from gptddp.training.events import Events
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
-from gptddp.training.metrics import Metrics
 
 NEXT = "step-000000000006.2"  # of the life that goes on from what is left
 
@@ -60,6 +60,19 @@ def test_a_state_that_no_rank_has_left_with_a_word_has_its_steps_added(request, 
 # -- a life whose late save comes to nothing -------------------------------------------------------
 
 
+def newest(monkeypatch) -> list:
+    """The steps of the newest checkpoints that the life tells of."""
+    emit, known = Events.emit, []
+
+    def noting(events, kind, **fields):
+        if kind == "newest" and fields["step"]:
+            known.append(fields["step"])
+        emit(events, kind, **fields)
+
+    monkeypatch.setattr(Events, "emit", noting)
+    return known
+
+
 @pytest.mark.parametrize("begin_s", [0.0, 60.0])
 def test_one_that_never_begins_is_not_waited_for(run, left, own, monkeypatch, begin_s):
     """The launcher's process cannot be made, or an older one hangs: lives that are shorter than
@@ -75,8 +88,7 @@ def test_after_one_that_has_failed_the_life_saves_at_once(
     run, left, pod, own, saver, monkeypatch, fails
 ):
     """After one that has not, --checkpoint-every later; the metrics of rank 0 know of it."""
-    known = []
-    monkeypatch.setattr(Metrics, "saved_late", lambda self, *args: known.append(args))
+    known = newest(monkeypatch)
     monkeypatch.setattr(saves, "BEGIN_S", 0.0)
 
     def newer_state(folder):
@@ -88,7 +100,7 @@ def test_after_one_that_has_failed_the_life_saves_at_once(
     assert run("--steps", "25") == 0
     saver.join(30)
     assert len(own) == 1 + fails and own[-1] == 25
-    assert [step for step, _ in known] == ([] if fails else [3])
+    assert known == ([] if fails else [3])
 
 
 def test_a_ledger_that_is_read_late_makes_no_save_due(left):

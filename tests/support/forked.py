@@ -249,5 +249,6 @@ if __name__ == "__main__":
     for name in PRELOAD:
         __import__(name)
     gc.freeze()  # no child looks through all of torch for garbage, at its end least of all
+    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton would list that garbage
     if request := serve():
         request.run()
