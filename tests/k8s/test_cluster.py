@@ -194,12 +194,6 @@ def line(second, text):
     return f"2026-11-21T09:00:{second:02}.000000001Z", text
 
 
-def test_a_log_comes_in_lines(log, cluster):
-    """Lines with their times; an answer of megabytes too."""
-    lines = log.lines = [line(n % 60, "x" * 1000 + str(n)) for n in range(3000)]
-    assert list(cluster.log("demo-worker-0")) == [f"{t} {text}" for t, text in lines]
-
-
 def test_a_last_line_that_has_no_end_yet_comes_too(log, cluster):
     """As of a container that ends in the middle of one; with `keep_ends` it can be told."""
     log.end_after = [len(log.text()) - 1] * 2
