@@ -268,19 +268,6 @@ def test_without_a_failure_it_is_said(api, k8s):
     assert "demo is Running, and no pod that is there has failed" in shown.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(["--first-failure", *it] for it in (["-f"], ["--previous"], ["--pod", "0"])),
-        ["-f", "--previous"],
-    ],
-)
-def test_what_does_not_go_together_is_refused(api, k8s, options):
-    """Exit code 2, and which to leave out."""
-    shown = k8s("logs", "demo", *options)
-    assert shown.exit_code == 2 and "leave one out" in shown.stderr and not api.asked
-
-
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_since_leaves_out_what_is_older(api, k8s, follow):
     """Of each pod, followed or not."""

@@ -78,13 +78,6 @@ def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
     assert result.exit_code == 0 and "warning" not in result.stderr
 
 
-def test_a_short_job_is_told_the_same(api, k8s):
-    """`prepare` does not wait for a Secret that is not there."""
-    result = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
-    assert result.exit_code == 2 and "there is no Secret proxy" in result.stderr
-    assert api.writes == []
-
-
 def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked):
     """A key that is not there keeps a pod from starting as well: nothing is created."""
     result = submit(k8s, "--env-from-secret", "HF_TOKEN=hf/toke")
@@ -108,25 +101,6 @@ def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
 
 
 # -- claims --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (None, "there is no claim runs (--runs) in the namespace default: make one that is "),
-        ({"status": {"phase": "Lost"}, "spec": {"volumeName": "pv-7"}}, "Lost: its volume pv-7"),
-        ({"metadata": {"name": "runs", "deletionTimestamp": "now"}}, "(--runs) is being deleted"),
-    ],
-)
-def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
-    """It is not there, its volume is gone, or it is about to be: nothing is created."""
-    if state:
-        api.objects["persistentvolumeclaims", "runs"].update(state)
-    else:
-        api.remove("PersistentVolumeClaim", "runs")
-    result = submit(k8s)
-    assert result.exit_code == 2 and api.writes == [] and words in result.stderr
-    assert "nothing was created" in result.stderr
 
 
 @pytest.mark.parametrize(

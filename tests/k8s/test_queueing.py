@@ -2,7 +2,7 @@
 
 import pytest
 from support.queue_cases import QUEUE
-from support.queue_server import NO_RIGHT, WORKLOADS, live, put_job, queue_server
+from support.queue_server import live, put_job, queue_server
 from support.writable_api_server import job, submit
 
 
@@ -23,29 +23,6 @@ def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
     again = submit(k8s, "--queue", "team")
     assert again.exit_code == 0 and "is Queued" in again.stderr
     assert "resume" not in again.stderr and "gptddp-k8s status demo" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "kueue", "words"),
-    [
-        (["--queue", "tema"], True, "there is no LocalQueue of this name here; there are team"),
-        (["--queue", "team", "--priority", "x"], True, "there is no WorkloadPriorityClass of this"),
-        (["--queue", "team"], False, "--queue team: the cluster has no Kueue"),
-    ],
-)
-def test_a_job_that_would_wait_for_ever_is_refused(api, k8s, args, kueue, words):
-    """Its queue or priority does not exist, which Kueue says nowhere or only later."""
-    api.unserved = () if kueue else ("kueue.x-k8s.io/",)
-    result = submit(k8s, *args)
-    assert result.exit_code == 2 and words in result.stderr and api.writes == []
-
-
-def test_a_kueue_that_does_not_hold_pytorchjobs_is_told_before_the_job_runs(api, k8s):
-    """Its integration is off, and the job would start at once, outside of any quota."""
-    api.kueue = False
-    result = submit(k8s, "--queue", "team")
-    assert result.exit_code == 2 and api.writes == []
-    assert "would start at once" in result.stderr and "kubeflow.org/pytorchjob" in result.stderr
 
 
 def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
@@ -90,19 +67,6 @@ def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):
     result = k8s("scale", "demo", "--replicas", "2")
     assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
     assert "waits in the queue team for room for its pods" in result.stderr
-
-
-def test_who_may_not_change_workloads_is_told_the_way_that_needs_no_such_right(api, k8s):
-    """Nothing is changed, also where the Workload may not even be seen."""
-    put_job(api)
-    api.forbidden.add("PATCH workloads")
-    result = k8s("suspend", "demo")
-    assert result.exit_code == 1 and "the job was not changed; `gptddp-k8s delete" in result.stderr
-    api.paths[WORKLOADS] = (403, NO_RIGHT)
-    for command in (("suspend", "demo"), ("resume", "demo"), ("scale", "demo", "--replicas", "2")):
-        result = k8s(*command)
-        assert result.exit_code == 1 and 'cannot list resource "workloads"' in result.stderr
-        assert "nothing was changed" in result.stderr and api.writes == []
 
 
 @pytest.mark.parametrize("kueue", [True, False])
