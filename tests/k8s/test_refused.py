@@ -148,7 +148,6 @@ ROWS = [
     *((nothing, f"logs demo {it}", 2, "leave one out")
       for it in ("--first-failure -f", "--first-failure --previous", "--first-failure --pod 0",
                  "-f --previous")),
-    (demo, "logs demo --since 10", 2, "as in 45s, 10m or 1h30m"),
     (demo, "status demo --watch -o yaml", 2, "-o yaml has no meaning with --watch"),
     (demo, "status demo --every 5", 2, "--every has no meaning without --watch"),
 ]  # fmt: skip
