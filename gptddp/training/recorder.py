@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.data import lanes
-from gptddp.distributed import environment, lives
+from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.files import patiently
@@ -196,7 +196,7 @@ class Recorder:
         with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
             if not fault or not (closed := fault["closed"]):
                 return fault
-            if who := lives.lost(fault["life"], fault["pods"], self.world.came):
+            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
                 after = str(fault["cause"]).partition(": ")[0]  # after step N
                 return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
