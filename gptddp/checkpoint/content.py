@@ -62,6 +62,8 @@ def _wrong_manifest(manifest: Any) -> Iterator[str]:
     yield from _wrong_tensors(manifest["tensors"], sizes)
     if type(manifest.get("run_id")) not in (str, type(None)):
         yield f"run_id is {manifest['run_id']!r:.40}: it must be text"
+    if type(manifest.get("config")) not in (dict, type(None)):
+        yield f"config is {manifest['config']!r:.40}: it must be an object"
     if type(manifest.get("code")) not in (str, type(None)):
         yield f"code is {manifest['code']!r:.40}: it must be text"
 
@@ -88,6 +90,13 @@ def _wrong_tensors(tensors: Mapping[str, Any], sizes: Sequence[int]) -> Iterator
 def is_foreign(manifest: Mapping[str, Any], run_id: str | None) -> bool:
     """Is it of another run? Of which it is, version 0.1.0 has not said. None: no run asks."""
     return run_id is not None and manifest.get("run_id") not in (None, run_id)
+
+
+def skipped(manifest: Mapping[str, Any]) -> int:
+    """How many steps in a row were not finite when it was saved; foreign ones say nothing: 0."""
+    meta = manifest.get("meta")
+    found = meta.get("skipped") if isinstance(meta, dict) else 0
+    return found if type(found) is int else 0
 
 
 def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:

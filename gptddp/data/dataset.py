@@ -39,7 +39,6 @@ MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
-_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
@@ -107,16 +106,8 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """One line for each thing that a user should know of a dataset that can be used."""
-        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
-        groups = [group for split in SPLITS for group in self.row_groups(split)]
-        huge = max(groups, key=lambda group: group.text_bytes)
-        if huge.text_bytes > _HUGE_BYTES:
-            lines.append(
-                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
-                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
-            )
-        return lines
+        """One line for each training file whose damage does not end the run."""
+        return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
         """Raise DataError, naming them, if training files are missing or of another size."""

@@ -64,7 +64,7 @@ def prepare(
     definition = recipe.given_tokenizer(settings.tokenizer)
     found = listing.find(given, settings.include, settings.exclude, skip=out, val=val)
     if not found.files:
-        raise refusals.no_files([*given, *val], settings, found.left_out)
+        raise refusals.no_files([*given, *val], settings, found)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
         return _existing(out, made_from, bar)
@@ -86,8 +86,6 @@ def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset
         )
     tidy(out)
     bar.say(f"{out} is already prepared from these sources with these settings")
-    for warning in dataset.warnings():  # an older version may have made it
-        bar.say(warning)
     return dataset
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import alive, job, pod_file, status, until
+from support.local_jobs import job, pod_file, status, until
+from support.processes import alive
 from support.rank_0_lines import of_a_life
 
 from gptddp.k8s.cli.main import cli
@@ -148,23 +149,6 @@ def test_logs_are_those_of_the_files(here, k8s):
     assert k8s("logs", "job", "--pod", "1").stdout.splitlines() == ["a", "b", "c"]
     result = k8s("logs", "job", "--pod", "7")
     assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["status", "job", "-n", "x"], "--namespace has no meaning here"),
-        (["logs", "job", "--since", "5m"], "--since has no meaning with --local"),
-        (["logs", "job", "--first-failure"], "--first-failure has no meaning with --local"),
-        (["delete", "job", "--no-wait"], "--no-wait has no meaning with --local"),
-    ],
-)
-def test_what_has_no_meaning_here_is_refused(here, k8s, command, message):
-    """Rather than ignored; and --local-dir without --local."""
-    result = k8s(*command)
-    assert result.exit_code == 2 and message in result.stderr and here.exists()
-    result = CliRunner().invoke(cli, ["status", "job", "--local-dir", "x"])
-    assert result.exit_code == 2 and "--local-dir has no meaning here" in result.stderr
 
 
 RUNS = """

@@ -19,7 +19,6 @@ from gptddp.errors import DataError
 from gptddp.prepare import parts
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.repack import repack
 from gptddp.prepare.shuffle import Shuffle
 
 LIMIT = 1000
@@ -129,8 +128,8 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
     assert dataset.manifest["splits"]["val"]["documents"] == 1
 
 
-def test_it_is_said_and_repacked(tmp_path):
-    """The summary has documents as given and how many were cut; repack keeps parts and marks."""
+def test_it_is_said(tmp_path):
+    """The summary has documents as given and how many were cut."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
     result = run(given, "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -139,12 +138,6 @@ def test_it_is_said_and_repacked(tmp_path):
     assert "jsonl 1 files, 61 documents" in result.stdout
     assert "60 train, 1 validation" in result.stdout
     assert f"cut         1 huge documents, into {number} parts" in result.stdout
-    again = repack(dataset.dir, tmp_path / "again")
-    assert again.manifest["cut"] == dataset.manifest["cut"]
-    for split in SPLITS:
-        assert marked(again, split) == marked(dataset, split)
-        said = (d.manifest["splits"][split]["documents"] for d in (dataset, again))
-        assert len(set(said)) == 1
 
 
 def test_without_huge_documents_there_are_no_marks(tmp_path):
