@@ -214,7 +214,7 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._owners.phases = line.get("phases") or self.spent.told()
+            self._owners.phases = line.get("phases") or self.spent.by_phase()
             owned = self._owners.so_far()
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
@@ -285,7 +285,7 @@ class Recorder:
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
         prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
-        return {**prints, "phases": self.spent.told()}
+        return {**prints, "phases": self.spent.by_phase()}
 
     # -- the end -----------------------------------------------------------------------------------
 
