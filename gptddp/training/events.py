@@ -16,7 +16,7 @@ Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
 LEDGER = {  # the kinds that are in the ledger
-    "end": "how the life before ended, where it could not record that itself",
+    "end": "how a life ended that was not stopped; mostly the next one says so",
     "changed": "a setting, or the code, is not that of the life before",
     "start": "a life begins: from which state, in which world, with which configuration",
     "recovered": "its first step is done: where the seconds since the last one went",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.data import lanes
-from gptddp.distributed import environment, lives
+from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.files import patiently
@@ -21,11 +21,9 @@ from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
-from gptddp.run.tidy import Tidier
 from gptddp.training import results
 from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
@@ -65,11 +63,10 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
-        self._owners = Owners()  # of the run's rank-seconds
+        self._sums = Summary()  # of the run's events
         records = to_ledger(self.ledger), to_log(self.log)
-        views = self._count_seconds, self.metrics, Console(origin), to_samples(run)
+        views = self._count, self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
-        self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
@@ -85,9 +82,9 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
-    def _count_seconds(self, event: Mapping[str, Any]) -> None:
-        """A sink: what the ledger will say of the run's rank-seconds."""
-        self._owners.add(event)
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """A sink: the state of the run, as the ledger will say it."""
+        self._sums.add(event)
 
     def begin(
         self,
@@ -104,7 +101,7 @@ class Recorder:
         origin = self.origin
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
-        self._owners = ledger.owners
+        self._sums = ledger
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -126,14 +123,12 @@ class Recorder:
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
         self.saves.changes.try_to_save(trouble)
-        self.tidier.begin()
         self._ready = time.time()
 
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
-        self.events.emit(
-            "start",
+        about: dict[str, Any] = dict(
             step=origin.step,
             source=origin.source,
             redo=origin.redo,
@@ -155,9 +150,13 @@ class Recorder:
             run_began=self._run_began,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
-            **self._new_config(ledger),
+            config=json.loads(json.dumps(fields_of(self.config))),
             **self._from_scratch(),
         )
+        self._sums.add(
+            {"event": "start", "generation": origin.generation, "time": time.time(), **about}
+        )
+        self.events.emit("start", **about, sums=self._sums.sums())
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "
@@ -172,11 +171,6 @@ class Recorder:
         line = self.origin.line
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
             log.warning("%s", log_check.told(run, wrong))
-
-    def _new_config(self, ledger: Summary) -> dict[str, Any]:
-        """The configuration for the ledger, which has a copy of it: {} where it is the same."""
-        config = json.loads(json.dumps(fields_of(self.config)))
-        return {} if ledger.config == config else {"config": config}
 
     def _from_scratch(self) -> dict[str, Any]:
         """Whose start was given --from-scratch: it counts for that one, see `opening`."""
@@ -202,7 +196,7 @@ class Recorder:
         with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
             if not fault or not (closed := fault["closed"]):
                 return fault
-            if who := lives.lost(fault["life"], fault["pods"], self.world.came):
+            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
                 after = str(fault["cause"]).partition(": ")[0]  # after step N
                 return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
@@ -214,8 +208,13 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
+<<<<<<< HEAD
             self._owners.phases = line.get("phases") or self.spent.by_phase()
             owned = self._owners.so_far()
+=======
+            self._sums.owners.phases = line.get("phases") or self.spent.told()
+            owned = self._sums.owners.so_far()
+>>>>>>> main
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
@@ -269,13 +268,11 @@ class Recorder:
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.of_step(progress))
-        self.tidier.begin()
 
     def leave_save(self) -> None:
         """A launcher saves the state of this step, when the log is on the disk up to it."""
         self.log.sync_soon()
         self.saves.look_in_ledger()
-        self.tidier.begin()
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
         """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
@@ -316,7 +313,7 @@ class Recorder:
     def last_numbers(self, finished: bool = False) -> None:
         """Bring the metrics up to the end of this life, or of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.events.emit("last", owned=self._owners.so_far(), finished=finished)
+        self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """Until Prometheus has the last numbers, or a stop is `asked` for."""
