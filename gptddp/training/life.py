@@ -234,7 +234,7 @@ class Life:
         if self.config.max_time:  # without it the rate is a function of step and tokens
             line["train_s"] = agreed.train_s
         if spent.is_due:
-            line |= {"phases": spent.told(), "since_s": round(spent.since_s, 3)}
+            line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
         return line
 
     # -- after a step ------------------------------------------------------------------------------

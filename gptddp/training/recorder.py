@@ -208,8 +208,13 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
+<<<<<<< HEAD
+            self._owners.phases = line.get("phases") or self.spent.by_phase()
+            owned = self._owners.so_far()
+=======
             self._sums.owners.phases = line.get("phases") or self.spent.told()
             owned = self._sums.owners.so_far()
+>>>>>>> main
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
@@ -277,7 +282,7 @@ class Recorder:
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
         prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
-        return {**prints, "phases": self.spent.told()}
+        return {**prints, "phases": self.spent.by_phase()}
 
     # -- the end -----------------------------------------------------------------------------------
 
