@@ -56,6 +56,7 @@ class Stalls:
     clock: PhaseClock
     told: Callable[[Stall], None] | None = None
     over: bool = False  # the steps are: what follows may take its time
+    usual_s: float = 0.0  # that a step takes; 0: none is done
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _next_s: float = 0.0
     _cpu: tuple[float, float] = (0.0, 0.0)  # monotonic, and CPU seconds of this process then
@@ -69,9 +70,9 @@ class Stalls:
     def stepped(self, step_s: float) -> float:
         """One more step, of so many seconds; the median of the last ones."""
         self._recent.append(step_s)
-        median = statistics.median(self._recent)
-        pulse.expect(limit_s(median))
-        return median
+        self.usual_s = statistics.median(self._recent)
+        pulse.expect(limit_s(self.usual_s))
+        return self.usual_s
 
     def silent(self, seconds: float) -> None:
         """This rank has not come further for so long."""
