@@ -16,7 +16,7 @@ from typing import Any
 from gptddp.config import shown
 from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
+from gptddp.run.history import Line, is_step, last_step, read_ledger
 from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
@@ -129,20 +129,6 @@ def at_start(
         theirs = shown(line.get("chain_fp"))
         return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
     return None
-
-
-def holes(run_dir: str | Path) -> str | None:
-    """The steps that lie between the logs, and in none of them; None where there are none.
-
-    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
-    """
-    ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
-    gaps, done = [], 0
-    for first, last in sorted(it for it in ends if it[0]):
-        if first > done + 1:
-            gaps.append((done + 1, first - 1))
-        done = max(done, last)
-    return f"it lacks {gap_text(gaps)}" if gaps else None
 
 
 def _print(line: Line, name: str) -> int | None:

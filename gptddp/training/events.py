@@ -56,17 +56,16 @@ class Events:
     """
 
     def __init__(self, generation: int, records: Sequence[Sink], views: Sequence[Sink]) -> None:
-        self.generation = generation
-        self._records, self._views = records, views
+        self.generation, self.records, self.views = generation, [*records], [*views]
         self._failed: list[Sink] = []
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Hand an event to every sink, to the records first; `generation` may be another life's."""
         about = {"event": kind, "time": time.time(), "generation": self.generation}
         event = {**about, **fields}
-        for sink in self._records:
+        for sink in self.records:
             sink(event)
-        for sink in self._views:
+        for sink in self.views:
             try:
                 sink(event)
             except Exception:

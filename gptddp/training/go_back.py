@@ -22,10 +22,11 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import explain, may_pass, patiently
 from gptddp.run.branches import about, asks_for_another, is_on
-from gptddp.run.directory import CHECKPOINTS, FINISHED
-from gptddp.run.history import Ledger, backwards_if_there, log_generations, log_path
-from gptddp.run.json_lines import parse
+from gptddp.run.directory import CHECKPOINTS, FINISHED, log_generations, log_path
+from gptddp.run.history import Ledger
+from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
+from gptddp.training.changes import fields_of
 from gptddp.training.choose import Snapshots
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,14 @@ def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) ->
 
 def _commit(config: Config, run_id: str, generation: int, loaded: Loaded, tell: Tell) -> None:
     """The checkpoint once more, as one of this life. Raises OSError."""
-    writer = Writer(config.run_dir, generation, run_id=run_id, parent=loaded.name, keep=config.keep)
+    writer = Writer(
+        config.run_dir,
+        generation,
+        run_id=run_id,
+        config=fields_of(config),
+        parent=loaded.name,
+        keep=config.keep,
+    )
     writer.read_back = False  # the life that takes it up reads all of it
     began = time.monotonic()
     writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
@@ -127,7 +135,7 @@ def tell_of_blow_up(
 
 def _last_finite(run: Path, logs: Iterable[int]) -> int:
     """The last step with a loss, of the first of these logs that has one. Raises OSError."""
-    lines = (parse(it) or {} for life in logs for it in backwards_if_there(log_path(run, life)))
+    lines = (parse(it) or {} for life in logs for it in backwards(log_path(run, life)))
     return next((int(it["step"]) for it in lines if it.get("loss") is not None), 0)
 
 

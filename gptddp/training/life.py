@@ -195,11 +195,12 @@ class Life:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
+        about = {"step": self.step, **vars(decision)}
         if self.recorder:  # before any rank acts on it
-            self.recorder.quarantine(decision, self.progress)
-        else:
-            fields = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
-            self.live.keep_event({"event": "quarantine", **fields, **vars(decision)}, self.step)
+            self.recorder.events.emit("quarantine", **about)
+        else:  # as rank 0 may be lost
+            about |= {"time": time.time(), "generation": self.origin.generation}
+            self.live.keep_event({"event": "quarantine", **about}, self.step)
         self._rows.reopen(self.progress.data)
 
     @contextmanager
