@@ -18,9 +18,10 @@ from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, g
 # What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
 KEPT = "kept"  # it stays as the run has it; another value that is given counts, and is recorded
-# A path, a port, a device or a word for one start: each start brings its own. What the paths lead to
-# is fixed by hashes, and what the device computes with as `precision`.
+# A path, a port, a device or a word for one start: each start brings its own. What the paths lead
+# to is fixed by hashes, and what the device computes with as `precision`.
 START = "start"
+
 
 def _f(
     default: Any,

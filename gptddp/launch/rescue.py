@@ -21,7 +21,7 @@ from typing import Any
 from gptddp.checkpoint import late, owner, recorded, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.distributed import lives, pulse
+from gptddp.distributed import known_lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
@@ -149,7 +149,7 @@ def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
 
 
 def _check_lease(run: Path) -> None:
-    if not is_theirs(run, lives.noted()):
+    if not is_theirs(run, known_lives.noted()):
         raise Superseded(f"a life that this pod was not in has run {run}, or had it last")
 
 

@@ -18,7 +18,7 @@ from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import ConfigError, DataError, Finished
+from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
 from gptddp.files import exists, names_in, patiently, read_json
 from gptddp.flags import from_saved
 from gptddp.run.directory import (
@@ -174,7 +174,7 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
     what = f"{run} has {', '.join(left[:4])} of a run ({last_step(run)} steps logged)"
     what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
     if not from_scratch:
-        raise ConfigError(
+        raise CheckpointError(
             f"{what}: put one of them back from a backup, give --from-scratch to begin at step 0 "
             "again, or give another --run-dir"
         )

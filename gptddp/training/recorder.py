@@ -13,7 +13,7 @@ from torch import Tensor
 from gptddp import __version__
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment, lives
+from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
@@ -25,7 +25,6 @@ from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
 from gptddp.training import changes, results
@@ -37,6 +36,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.spikes import Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -79,6 +79,7 @@ class Recorder:
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
         self._stragglers = Stragglers([len(it) for it in slots])
+        self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -199,7 +200,8 @@ class Recorder:
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
-        newest = max(lines, key=lambda line: line["step"], default=None)
+        # by time: a life that does steps again has not come as far as the one before it
+        newest = max(lines, key=lambda line: line["time"], default=None)
         run = Path(self.config.run_dir)
         fault = self._with_name(state.fault)
         last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
@@ -214,7 +216,7 @@ class Recorder:
         with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
             if not fault or not (closed := fault["closed"]):
                 return fault
-            if who := lives.lost(fault["life"], fault["pods"], self.world.came):
+            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
                 after = str(fault["cause"]).partition(": ")[0]  # after step N
                 return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
@@ -226,13 +228,15 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._sums.owners.phases = line.get("phases") or self.spent.told()
+            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
             owned = self._sums.owners.so_far()
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
         about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
         self.events.emit("step", line=line, **about)
+        for spike in self._spikes.add(line):
+            self.events.emit("spike", step=line["step"], **spike)
         if self._last:  # this was the first step of a life that is not the first
             parts = seconds(self._last, self.clock.began, self._ready, line["time"])
             world_size = line["world_size"]
@@ -288,11 +292,6 @@ class Recorder:
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
-    def quarantine(self, decision: Decision, progress: Progress) -> None:
-        """Record, before any rank acts on it, which row groups are skipped from now on."""
-        known = len(progress.data["quarantined"])
-        self.events.emit("quarantine", step=progress.step, **vars(decision), quarantined=known)
-
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.of_step(progress))
@@ -310,7 +309,7 @@ class Recorder:
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
         prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
-        return {**prints, "phases": self.spent.told()}
+        return {**prints, "phases": self.spent.by_phase()}
 
     # -- the end -----------------------------------------------------------------------------------
 

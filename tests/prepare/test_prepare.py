@@ -133,24 +133,6 @@ def test_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
     assert contents(out) == before
 
 
-def test_what_version_0_1_0_has_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
-    """Its manifest says less, and is known as the same; new options are differences."""
-    prepare([books], tmp_path / "out", BYTES)
-    file = tmp_path / "out" / "dataset.json"
-    manifest = json.loads(file.read_text())
-    for name in ("read", "left_out", "bad_records"):
-        del manifest[name]
-    for name in ("keep_copies", "on_bad", "max_bad"):
-        del manifest["settings"][name]
-    del manifest["sources"]["val_files"]
-    file.write_text(json.dumps({**manifest, "gptddp": "0.1.0"}))
-    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0 and "already prepared" in result.stderr, result.output
-    assert result.stdout.startswith("documents   39 train, 1 validation")
-    result = run(books, "--tokenizer", "bytes", "--keep-copies", "--out", tmp_path / "out")
-    refused(result, "--keep-copies False -> True")
-
-
 def test_default_vocabulary_follows_the_text() -> None:
     """A few megabytes, a demo and a real corpus get different vocabularies."""
     assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from support.toy import SMALL, training_here
 
 from gptddp import train
+from gptddp.checkpoint import recorded
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
@@ -49,8 +50,9 @@ def save_again(run, **changes):
     loaded = load_newest(run)
     meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
     shutil.rmtree(loaded.path)
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
-    writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
+    found = recorded.read(run)
+    how = {"run_id": found.run_id, "config": found.config}
+    writer = Writer(run, loaded.generation, keep=9, **how)
     assert writer.save(loaded.step, loaded.tensors, meta).error is None
 
 

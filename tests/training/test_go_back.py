@@ -6,12 +6,11 @@ import pytest
 from support.trainer_patches import lose_a_peer
 
 from gptddp.audit import audit
-from gptddp.checkpoint import store
+from gptddp.checkpoint import recorded, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.run import branches
 from gptddp.run.history import logged, read_ledger
-from gptddp.run.in_force import is_finished
 
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 
@@ -47,6 +46,8 @@ def test_a_run_that_has_blown_up_goes_back(run, tmp_path, capsys, caplog):
         assert run(*flags, "--lr", lr, "--max-skipped", "3") == 3
         assert "to go back to step 6: --from-step 6, with a lower --lr" in capsys.readouterr().err
     assert "the last before this life, was not finite: step-0000000000" in caplog.text
+    ends = [it["cause"] for it in read_ledger(folder) if it["event"] == "end"]
+    assert ends == ["loss or gradient not finite 4 times in a row"] * 2
     assert caplog.text.count("to go back to step 6") == 1
     assert run(*flags, "--lr", "1e-3", "--from-step", "6") == 0
     assert lives(folder) == dict.fromkeys(range(1, 7), 1) | dict.fromkeys(range(7, 31), 4)
@@ -112,9 +113,11 @@ def test_a_state_in_memory_is_left_too(run, folder):
 def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
     """For its launchers; it is again, when the branch has come to its end."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)
-    assert not is_finished(asked)
+    assert not recorded.why_finished(asked)
     assert run(*BACK, "--steps", "8") == 0
-    assert is_finished(asked) and not is_finished(Config(run_dir=str(folder), steps=8, from_step=2))
+    assert recorded.why_finished(asked) and not recorded.why_finished(
+        Config(run_dir=str(folder), steps=8, from_step=2)
+    )
 
 
 def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
