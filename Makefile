@@ -87,12 +87,16 @@ cluster:  ## a kind cluster with the operator and our image; SOURCE=registry|mod
 cluster-down:  ## remove that cluster; its shared folder and the cache stay
 	tests/cluster/down
 
-# KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident. Their
-# figures become a section of docs/faults.md, but in .ci/run.
+# KUBECONFIG counts only on make's command line: tests are not to run on a cluster by accident. The
+# drills freeze and kill nodes, and measure: they run first, and alone. Their figures become a section
+# of docs/faults.md, but in .ci/run.
+ON_CLUSTER = --timeout 1800 $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
+
 test-cluster: venv  ## the tests on that cluster, started if need be; KUBECONFIG=... for another one
 	@mkdir -p .faults && rm -f .faults/cluster.jsonl
-	FAULTS_OUT=.faults $(BIN)/python -m pytest tests/cluster --timeout 1800 -s \
-	  $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig "$(KUBECONFIG)")
+	FAULTS_OUT=.faults $(BIN)/python -m pytest tests/cluster/test_drills.py -s $(ON_CLUSTER)
+	$(BIN)/python -m pytest tests/cluster --ignore tests/cluster/test_drills.py $(ON_CLUSTER) \
+	  --numprocesses 2 --dist loadfile
 	$(if $(GPTDDP_CI),,$(BIN)/python tests/faults/table.py .faults/cluster.jsonl)
 
 # A Prometheus that discovers pods, built from its Go module into the cache of the cluster: five

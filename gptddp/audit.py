@@ -25,7 +25,7 @@ from gptddp.run import audited
 from gptddp.run.audited import Recorded
 from gptddp.run.code import made_by
 from gptddp.run.directory import CHECKPOINTS, LEDGER
-from gptddp.train import live
+from gptddp.train import train
 from gptddp.training.first_state import first_state
 from gptddp.training.opening import check_data
 from gptddp.training.quarantine import check
@@ -131,10 +131,10 @@ class _Audit:
 
     def _lived(self, span: Span) -> After:
         """Live the steps of a span again, up to its end or the first that is wrong."""
-        replay = Replay(span, self.world, self.stop, self.run_id)
         dataset, step = self._dataset(span.config.on_bad), span.begin.step
+        replay = Replay(span, dataset, self.world, self.stop, self.run_id)
         try:
-            live(replay, dataset, dataset.tokenizer(), self.stop)
+            train(replay)
         except CheckpointError as error:  # its tensors are not those of the model
             raise Difference(step, f"{span.begin.name} cannot be read: {error}") from error
         if replay.cause == "stopped":

@@ -87,8 +87,11 @@ for command in (prepare, repack, sample, evaluate):
     "out",
     type=click.Path(path_type=Path),
     metavar="OUT",
-    help="Write the newest valid one's model as a GPT-2 of Hugging Face's transformers to the new "
-    "folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
+    "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+)
+@click.option(
+    "--step", type=int, metavar="N", help="With --export: its step. [default: the newest valid]"
 )
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 @click.pass_context
@@ -99,6 +102,7 @@ def checkpoints(
     prune: bool,
     keep: int | None,
     out: Path | None,
+    step: int | None,
     data: str | None,
 ) -> None:
     """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
@@ -113,10 +117,13 @@ def checkpoints(
 
     if keep and not prune:
         raise ConfigError("--keep says how many stay with --prune: give both")
+    if step is not None and not out:
+        raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
         from gptddp.inference.export import export
 
-        click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
+        step = export(_run_dir(run), out, data, step)
+        click.echo(f"step {step} is exported to {out}", err=True)
         return
     if prune:
         _prune(_run_dir(run), keep)

@@ -9,6 +9,7 @@ from faults import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli
+from gptddp.config import Config
 from gptddp.k8s.cli.main import cli as k8s_cli
 from gptddp.training.metrics import Metrics
 
@@ -136,7 +137,7 @@ def test_a_version_of_the_changelog_has_each_heading_once_and_in_order():
 
 def test_every_metric_is_documented():
     """What a scrape shows of ours has a row in docs/train.md."""
-    families = Metrics(peak=1.0, run_id="r").registry.collect()
+    families = Metrics(Config(), None, peak=1.0, run_id="r").registry.collect()
     ours = {family.name for family in families if family.name.startswith("gptddp_")}
     page = (ROOT / "docs/train.md").read_text().split("## Metrics")[1]
     named = {re.sub("_(total|info)$", "", name) for name in re.findall(r"gptddp_\w+", page)}

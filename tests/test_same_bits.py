@@ -60,37 +60,16 @@ def test_a_run_from_before_there_was_a_choice_of_optimizers(
     check_same_bits(here(run), undisturbed)
 
 
-def test_one_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
-    """The last one too, behind which no loss is."""
-    for number in (3, 6):
-        step, calls = torch.optim.AdamW.step, []
+def test_the_last_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
+    """No loss is behind it: the state alone differs."""
+    step, calls = torch.optim.AdamW.step, []
 
-        def skipping(self, step=step, calls=calls, number=number):
-            calls.append(1)
-            return None if len(calls) == number else step(self)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.optim.AdamW, "step", skipping)
-            run = here(tmp_path / str(number))
-        with pytest.raises(AssertionError):
-            check_same_bits(run, undisturbed)
-
-
-def test_one_slot_is_added_twice(here, undisturbed, tmp_path, monkeypatch):
-    """In one step, of eight slots."""
-    close, calls = ExactSums.close, []
-
-    def twice(self, slot):
+    def skipping(self):
         calls.append(1)
-        if len(calls) == 30:
-            kept = [p.grad.clone() for p in self._params]
-            close(self, slot)
-            for p, grad in zip(self._params, kept, strict=True):
-                p.grad.copy_(grad)
-        close(self, slot)
+        return None if len(calls) == 6 else step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ExactSums, "close", twice)
+        patch.setattr(torch.optim.AdamW, "step", skipping)
         run = here(tmp_path / "run")
     with pytest.raises(AssertionError):
         check_same_bits(run, undisturbed)
@@ -114,21 +93,6 @@ def test_a_step_that_is_skipped_leaves_the_state_as_it_was(here, tmp_path, monke
     states = [line["state_fp"] for line in lines]
     assert 1 < skipped < 6 and states[skipped - 1] == states[skipped - 2]
     assert len(set(states)) == len(states) - 1
-
-
-def test_a_state_one_step_behind_is_handed_on(here, undisturbed, tmp_path):
-    """The tensors of step 3 with the position of step 4. With those of step 4 all is well."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    before, after = (here(tmp_path / n, "--steps", n) for n in ("3", "4"))
-    shutil.copytree(after, run)
-    check_same_bits(here(Path(shutil.copytree(after, whole))), undisturbed)
-    old, new = load_newest(before), load_newest(run)
-    shutil.rmtree(new.path)
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
-    meta = {key: value for key, value in new.meta.items() if key != "state_fp"}
-    assert Writer(run, 1, keep=9, run_id=run_id).save(4, old.tensors, meta).error is None
-    with pytest.raises(AssertionError):
-        check_same_bits(here(run), undisturbed)
 
 
 def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(

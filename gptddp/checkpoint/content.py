@@ -90,6 +90,13 @@ def is_foreign(manifest: Mapping[str, Any], run_id: str | None) -> bool:
     return run_id is not None and manifest.get("run_id") not in (None, run_id)
 
 
+def skipped(manifest: Mapping[str, Any]) -> int:
+    """How many steps in a row were not finite when it was saved; foreign ones say nothing: 0."""
+    meta = manifest.get("meta")
+    found = meta.get("skipped") if isinstance(meta, dict) else 0
+    return found if type(found) is int else 0
+
+
 def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
     """Why a run cannot go on from it, with the rule and the fix; None where it can."""
     if run_id is None:

@@ -34,6 +34,7 @@ class Status:
     nbytes: int  # of all shards; 0 where unknown
     time: float  # unix seconds of the save; 0 where unknown
     read_back: bool  # was every byte read when it was written?
+    skipped: int  # steps that were not finite, the last of which is its own
 
     @property
     def ok(self) -> bool:
@@ -47,14 +48,14 @@ def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) ->
     """
     path = Path(path)
     generation, step = store.order(path.name) or (0, 0)
-    state, reason, nbytes, time, read_back = "invalid", "", 0, 0.0, False
+    state, reason, nbytes, time, read_back, skipped = "invalid", "", 0, 0.0, False, 0
     if not store.is_candidate(path.name):
         state = "quarantined"
     else:
         try:
             manifest = store.read_manifest(path)
             nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
-            read_back = bool(manifest.get("verified"))
+            read_back, skipped = bool(manifest.get("verified")), content.skipped(manifest)
             if reason := content.refused(manifest, run_id) or "":
                 state = "foreign" if content.is_foreign(manifest, run_id) else "invalid"
             else:
@@ -65,7 +66,7 @@ def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) ->
             reason = error.reason
         except CheckpointError as error:
             reason = str(error)
-    return Status(path.name, step, generation, state, reason, nbytes, time, read_back)
+    return Status(path.name, step, generation, state, reason, nbytes, time, read_back, skipped)
 
 
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
@@ -105,23 +106,33 @@ def prune(
     so that one stays that can be loaded whatever has happened since; with `full` all are. What was
     never read back is read now too. None of these is deleted, nothing newer than the oldest of
     them, the first one of each `keep_every` steps (0: none), and the names in `spare`. What is not
-    of the run `run_id` (None: that is not asked) counts for none of that, and is not deleted. Safe
-    beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a half
-    deleted checkpoint is never seen as one; a deletion that fails is tried again. Raises OSError.
+    of the run `run_id` (None: that is not asked) counts for none of that, and is not deleted.
+
+    Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
+    It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
+
+    Safe beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a
+    half deleted checkpoint is never seen as one; a deletion that fails is tried again. Raises
+    OSError.
     """
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))
     stay = {*spare, *_milestones(names, keep_every)}
     # what cannot be told now stays, and the next call sees
     ours = functools.cache(lambda it: not owner.is_foreign(root / it, run_id, unknown=True))
-    verified, deleted = 0, []
+    sound = functools.cache(lambda it: ours(it) and not _skipped(root / it))
+    verified, newer, deleted = 0, False, []
     for i, name in enumerate(names):
         if verified < keep:
             if stay.issuperset(names[i + keep - verified :]):
                 break  # nothing to delete: nothing to read
-            verified += _counts(root / name, full or verified == keep - 1, run_id)
-            continue
-        if name in spare or not ours(name) or _is_milestone(name, names, keep_every, ours):
+            status = _read(root / name, full or verified == keep - 1, run_id)
+            spoilt = status.ok and status.skipped > 0 and newer
+            verified += status.ok and not status.skipped
+            newer |= status.ok
+            if not spoilt:
+                continue
+        if name in spare or not ours(name) or _is_milestone(name, names, keep_every, sound):
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -137,11 +148,13 @@ def _milestones(names: Iterable[str], every: int) -> set[str]:
     return {name for number, name in first.items() if number}
 
 
-def _is_milestone(name: str, names: Sequence[str], every: int, ours: Callable[[str], bool]) -> bool:
-    """The same of one, where some may not be ours: no more of those are asked for than it takes."""
+def _is_milestone(
+    name: str, names: Sequence[str], every: int, counts: Callable[[str], bool]
+) -> bool:
+    """The same of one, where some may not count: no more of those are asked for than it takes."""
     number = _period(name, every)
     alike = (it for it in reversed(names) if _period(it, every) == number)
-    return number > 0 and name == next(filter(ours, alike), None)
+    return number > 0 and name == next(filter(counts, alike), None)
 
 
 def _period(name: str, every: int) -> int:
@@ -150,14 +163,21 @@ def _period(name: str, every: int) -> int:
     return step // every if every else 0
 
 
-def _counts(path: Path, full: bool, run_id: str | None) -> bool:
+def _skipped(path: Path) -> int:
+    """How many steps before it, with its own, were not finite; 0 where that cannot be told."""
+    with contextlib.suppress(Unusable):
+        return content.skipped(store.unsealed(path))
+    return 0
+
+
+def _read(path: Path, full: bool, run_id: str | None) -> Status:
     """Is it good? Reads every byte with `full`, and where that was never done."""
     status = verify(path, full=full, run_id=run_id)
     if status.state == "complete" and not status.read_back:
         status, full = verify(path, run_id=run_id), True
     if full and status.state == "invalid":
         log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
-    return status.ok
+    return status
 
 
 def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:

@@ -163,7 +163,7 @@ class World:
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
         pulse.allow(max(TIMEOUT_S, seconds))
-        torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
+        td.set_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
     def names(self) -> list[str]:
@@ -225,7 +225,7 @@ def connect(device: str | None) -> Iterator[World]:
     try:
         yield dataclasses.replace(world, life=life, follows=follows, pods=pods, came=came)
     finally:
-        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
+        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.15). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _left[:] = [td.group.WORLD]
         td.destroy_process_group()

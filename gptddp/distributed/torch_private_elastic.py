@@ -1,6 +1,6 @@
 """The second half of `torch_private.py`: the parts of torchrun, for the launcher alone.
 
-Read in torch 2.13. Each class gives private members of a class of torch's public names, which a
+Read in torch 2.15. Each class gives private members of a class of torch's public names, which a
 subclass may use and override. The names are listed, and checked, in `torch_private.LAUNCHER`.
 """
 

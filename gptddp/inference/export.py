@@ -1,4 +1,4 @@
-"""A run's model as Hugging Face's transformers reads it: as the kind that it is there.
+"""A run's model as Hugging Face's transformers reads it: as a GPT-2, a Llama or a Qwen 3.
 
 OUT/model.safetensors       weights in fp32; its metadata has configuration, step and tokenizer
 OUT/config.json
@@ -21,7 +21,7 @@ from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
-from gptddp.files import fsync, read_json, write_json_atomic, write_new
+from gptddp.files import fsync, read_json, write_json_atomic
 from gptddp.inference.load import configuration, load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
@@ -30,15 +30,18 @@ from gptddp.pretrained.kinds import kind_for
 from gptddp.run.directory import saved_config
 
 
-def export(run: Path, out: Path, data: str | None = None) -> int:
-    """Write the newest valid checkpoint's model to the new folder `out`; returns its step.
+def export(run: Path, out: Path, data: str | None = None, step: int | None = None) -> int:
+    """Write the model of a checkpoint to the new folder `out`; returns the checkpoint's step.
+
+    `step`: of that checkpoint; None: the newest valid one.
 
     A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
     run is left alone. Raises GptddpError for what cannot be exported or is there already.
     """
     _check_new(out)
-    c, kind = configuration(run), kind_for(configuration(run))
-    net, tokenizer, step = load(run, data)
+    c = configuration(run)
+    kind = kind_for(c)
+    net, tokenizer, step = load(run, data, step)
     metadata = {
         "format": "pt",
         "step": str(step),
@@ -49,6 +52,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
     try:
         work.mkdir(parents=True)
         save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
+        (work / WEIGHTS).chmod(work.stat().st_mode & 0o666)  # as the umask has it; it was 0600
         fsync(work / WEIGHTS)
         if out.suffix == ".safetensors":
             _check_new(out)  # it may have been made meanwhile, and a rename would replace it
@@ -57,9 +61,7 @@ def export(run: Path, out: Path, data: str | None = None) -> int:
             write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
             dataset = open_dataset(data or c.data, "quarantine")
             if file := dataset.manifest["tokenizer"]["file"]:
-                write_new(work / "tokenizer.json", (dataset.dir / file).read_bytes())
-                about = _tokenizer_config(read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
-                write_json_atomic(work / "tokenizer_config.json", about)
+                _write_tokenizer(work, read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
             _check_new(out)
             os.rename(work, out)
         fsync(out.parent)
@@ -102,11 +104,25 @@ def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(definition: Any, bos: int, seq_len: int | None) -> dict[str, Any]:
+def _write_tokenizer(folder: Path, definition: Any, bos: int, seq_len: int | None) -> None:
+    """Both files. A text begins with BOS, as in training, unless a given file says otherwise."""
     token = next(t["content"] for t in definition["added_tokens"] if t["id"] == bos)
-    return {
+    if definition.get("post_processor") is None:
+        first, a, b = (
+            {kind: {"id": name, "type_id": 0}}
+            for kind, name in (("SpecialToken", token), ("Sequence", "A"), ("Sequence", "B"))
+        )
+        definition["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, a],
+            "pair": [first, a, first, b],
+            "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+        }
+    write_json_atomic(folder / "tokenizer.json", definition)
+    about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token,
         "eos_token": token,
         "model_max_length": seq_len,
     }
+    write_json_atomic(folder / "tokenizer_config.json", about)

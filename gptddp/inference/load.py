@@ -1,4 +1,4 @@
-"""A trained model for who only reads it: of a run, or in a folder of Hugging Face's."""
+"""A trained model for a reader: of a run, or of a folder of Hugging Face's transformers."""
 
 import dataclasses
 import re
@@ -24,6 +24,14 @@ from gptddp.training.first_state import first_state, with_fields_of_folder
 CPU = torch.device("cpu")
 
 
+class Trained(NamedTuple):
+    """A model, what it was trained with, and at which step; None: of a folder."""
+
+    net: GPT
+    config: Config
+    step: int | None
+
+
 def configuration(run: Path) -> Config:
     """What the run was last started with. Raises ConfigError where there is no run."""
     if (config := config_of(run)) is None:
@@ -31,19 +39,56 @@ def configuration(run: Path) -> Config:
     return config
 
 
-def load(run: Path, data: str | None = None) -> tuple[GPT, Tokenizer, int]:
-    """The model of the newest valid checkpoint, its tokenizer and its step.
+def load(run: Path, data: str | None = None, step: int | None = None) -> tuple[GPT, Tokenizer, int]:
+    """The model of a run on the CPU, its tokenizer and its step. The run is left as it is.
 
-    The run is left as it is. `data` names the dataset directory where it is not the one that the
-    run was trained on. Raises GptddpError where there is no run, no valid checkpoint or no such
-    dataset, and where that has another tokenizer.
+    `data` names the dataset directory where it is not the one that the run was trained on; `step`:
+    of a checkpoint, None: the newest valid one. Raises GptddpError where there is no run, no such
+    checkpoint or dataset, and where the dataset has another tokenizer.
     """
     config = configuration(run)
     dataset = open_dataset(data or config.data, "quarantine")
-    loaded = checkpoint(run)
-    _check_tokenizer(run, loaded, dataset, "name with --data a dataset that has that of the run")
-    tokenizer = dataset.tokenizer()
-    return _net(config, tokenizer.vocab_size, loaded.tensors, CPU), tokenizer, loaded.step
+    fix = "name with --data a dataset that has that of the run"
+    net, _, found = _of_run(run, config, dataset, step, CPU, fix)
+    return net, dataset.tokenizer(), found or 0
+
+
+def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.device) -> Trained:
+    """The model of a run, or of a folder, for texts that have been prepared with its tokenizer.
+
+    Raises GptddpError, also where the dataset has another tokenizer.
+    """
+    if is_folder(path):
+        if step is not None:
+            raise ConfigError(f"{path} is no run, and has no checkpoint of step {step}")
+        return _of_folder(path, dataset, device)
+    if not exists(path / "config.json"):
+        raise ConfigError(f"{path} is neither a run directory nor a model: it has no config.json")
+    config = configuration(path)
+    file = Path(config.data) / "tokenizer.json"
+    tokenizer = file if exists(file) else "bytes"
+    fix = (
+        "prepare the texts with that of the run, by "
+        f"`gptddp prepare SOURCE --tokenizer {tokenizer} --out DIR`"
+    )
+    return _of_run(path, config, dataset, step, device, fix)
+
+
+def _of_run(
+    run: Path, config: Config, dataset: Dataset, step: int | None, device: torch.device, fix: str
+) -> Trained:
+    """The model of a checkpoint. Refuses another tokenizer, also one of as many tokens, with `fix`:
+    no id would mean the same.
+    """
+    config, loaded = with_preset(config, accelerator=device.type != "cpu"), checkpoint(run, step)
+    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
+    given = dataset.tokenizer().sha256
+    if not there or not given.startswith(there):
+        raise ConfigError(
+            f"run {run} has another tokenizer (sha256 {there[:12] or 'unknown'}...) than "
+            f"{dataset.dir} ({given[:12]}...): {fix}"
+        )
+    return Trained(_net(config, dataset, loaded.tensors, device), config, loaded.step)
 
 
 def checkpoint(run: Path, step: int | None = None) -> Loaded:
@@ -66,69 +111,21 @@ def checkpoint(run: Path, step: int | None = None) -> Loaded:
         raise CheckpointError(f"{run}: {unusable}: use another --step") from unusable
 
 
-def _net(
-    config: Config, vocab_size: int, tensors: dict[str, torch.Tensor], device: torch.device
-) -> GPT:
-    net = build(config, vocab_size, device)
-    live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
-    copy_into(live, {k: t for k, t in tensors.items() if k.startswith("model.")})
-    return net.eval()
-
-
-# -- for a dataset that the model need not have seen -----------------------------------------------
-
-
-class Trained(NamedTuple):
-    """A model, what it was trained with, and at which step; None: of a folder."""
-
-    net: GPT
-    config: Config
-    step: int | None
-
-
-def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.device) -> Trained:
-    """The model of a run, or of a folder, for texts that have been prepared with its tokenizer.
-
-    Raises GptddpError, also where the dataset has another tokenizer.
-    """
-    if is_folder(path):
-        if step is not None:
-            raise ConfigError(f"{path} is no run, and has no checkpoint of step {step}")
-        return _of_folder(path, dataset, device)
-    if not exists(path / "config.json"):
-        raise ConfigError(f"{path} is neither a run directory nor a model: it has no config.json")
-    config = with_preset(configuration(path), accelerator=device.type != "cpu")
-    loaded = checkpoint(path, step)
-    fix = f"by `gptddp prepare SOURCE --tokenizer {_tokenizer_of(config)} --out DIR`"
-    _check_tokenizer(path, loaded, dataset, f"prepare the texts with that of the run, {fix}")
-    net = _net(config, dataset.tokenizer().vocab_size, loaded.tensors, device)
-    return Trained(net, config, loaded.step)
-
-
-def _check_tokenizer(run: Path, loaded: Loaded, dataset: Dataset, fix: str) -> None:
-    """Refuse one that the model was not trained with, also of as many tokens: no id is the same."""
-    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
-    given = dataset.tokenizer().sha256
-    if not there or not given.startswith(there):
-        raise ConfigError(
-            f"run {run} has another tokenizer (sha256 {there[:12] or 'unknown'}...) than "
-            f"{dataset.dir} ({given[:12]}...): {fix}"
-        )
-
-
-def _tokenizer_of(config: Config) -> str:
-    """As `--tokenizer` takes it."""
-    file = Path(config.data) / "tokenizer.json"
-    return str(file) if exists(file) else "bytes"
-
-
 def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
     try:
         config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
         config = with_preset(config, accelerator=device.type != "cpu")
         first = first_state(config, dataset)
-    except ConfigError as error:  # of the same words, for another flag
+    except ConfigError as error:  # the same words, for another flag
         raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
     config = dataclasses.replace(config, init_sha256=first.sha256)
-    net = _net(config, dataset.tokenizer().vocab_size, first.tensors, device)
-    return Trained(net, config, None)
+    return Trained(_net(config, dataset, first.tensors, device), config, None)
+
+
+def _net(
+    config: Config, dataset: Dataset, tensors: dict[str, torch.Tensor], device: torch.device
+) -> GPT:
+    net = build(config, dataset.tokenizer().vocab_size, device)
+    live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
+    copy_into(live, {k: t for k, t in tensors.items() if k.startswith("model.")})
+    return net.eval()

@@ -49,7 +49,7 @@ ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
 VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
-# Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
+# Without the first, torch 2.15 cannot replace an agent; the second spares a round trip at each
 # rendezvous, as all pods have the same number of workers; the third keeps CUDA out of this process
 # when it only asks whether there is a GPU.
 ENVIRONMENT = {

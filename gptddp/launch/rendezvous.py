@@ -1,6 +1,6 @@
 """torchrun's c10d rendezvous as pods need it: `--rdzv-backend gptddp`.
 
-The protocol is torch's own (`DynamicRendezvousHandler` of torch 2.13); its state is our own signed
+The protocol is torch's own (`DynamicRendezvousHandler` of torch 2.15); its state is our own signed
 JSON, so agents of torch's c10d backend cannot take part. What differs in how one agent behaves:
 
 - Its identity is its address, not (address, pid): a restarted agent replaces its predecessor at

@@ -8,7 +8,7 @@ A step has two halves. `prepare`, with the one collective, changes nothing but b
 a peer that is lost in the middle of it leaves the step before, whole. `step` then takes the
 updates, on each rank by itself.
 
-torch.optim.Muon (torch 2.13) is not used: each rank would make all updates, and a matrix is changed
+torch.optim.Muon (torch 2.15) is not used: each rank would make all updates, and a matrix is changed
 before the update of the next is known; always in bf16, with one triple of coefficients for all
 iterations, and without the variance reduction and the cautious decay of `autoresearch`.
 """

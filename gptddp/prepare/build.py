@@ -64,7 +64,7 @@ def prepare(
     definition = recipe.given_tokenizer(settings.tokenizer)
     found = listing.find(given, settings.include, settings.exclude, skip=out, val=val)
     if not found.files:
-        raise refusals.no_files([*given, *val], settings, found.left_out)
+        raise refusals.no_files([*given, *val], settings, found)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
         return _existing(out, made_from, bar)

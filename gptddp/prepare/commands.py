@@ -14,7 +14,7 @@ import click
     default="text",
     show_default=True,
     metavar="NAME",
-    help="Field of JSONL and column of parquet that holds the text.",
+    help="Field of JSON, column of parquet, that holds the text; doc.text: text within doc.",
 )
 @click.option(
     "--tokens-field",

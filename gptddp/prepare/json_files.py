@@ -39,11 +39,11 @@ def text_of(record: Any, field: str) -> bytes:
             f"{field!r}",
             "mend or remove it",
         )
-    name_it = "name the field that holds the text with --text-field"
-    if field not in record:
-        has = f"but the fields {', '.join(map(repr, record))}" if record else "and no other"
-        raise BadValue(f"no field {field!r}, {has}", name_it)
-    text = record[field]
+    name_it = "name the field that holds the text with --text-field, as in text or doc.text"
+    try:
+        text = at(record, field)
+    except KeyError as missing:
+        raise BadValue(missing.args[0], name_it) from None
     if text is None:
         return b""
     if not isinstance(text, str):
@@ -54,6 +54,22 @@ def text_of(record: Any, field: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def at(record: Any, field: str) -> Any:
+    """The value of a field, or of `a.b` the field b of the object a; None where a is null.
+
+    A field whose own name has a dot goes first. Raises KeyError with what is there instead.
+    """
+    if isinstance(record, dict) and field in record:
+        return record[field]
+    outer, dot, inner = field.partition(".")
+    if dot and isinstance(record, dict) and outer in record:
+        return None if record[outer] is None else at(record[outer], inner)
+    if not isinstance(record, dict):
+        raise KeyError(f"JSON of type {type(record).__name__} in place of an object with {field!r}")
+    has = f"but the fields {', '.join(map(repr, record))}" if record else "and no other"
+    raise KeyError(f"no field {field!r}, {has}")
 
 
 def lines(

@@ -7,6 +7,20 @@ from typing import Literal
 KINDS = ("text", "jsonl", "json", "parquet")
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
+_BY_SUFFIX |= {".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
+# Tables that are not read: what they are, and the program that makes parquet of one.
+TABLES = {
+    "csv": (
+        "a CSV table",
+        "from pyarrow import csv, parquet as pq; pq.write_table(csv.read_csv('FILE', "
+        "parse_options=csv.ParseOptions(newlines_in_values=True)), 'FILE.parquet')",
+    ),
+    "arrow": (
+        "an Arrow file, as of save_to_disk of Hugging Face's datasets",
+        "from pyarrow import ipc, parquet as pq; "
+        "pq.write_table(ipc.open_stream('FILE').read_all(), 'FILE.parquet')",
+    ),
+}
 # Of text, only these have splits: `test.py` and `train.py` are source code like any other.
 _SPLIT_TEXT = (".txt", ".text", ".raw", ".tokens")
 _ABOUT = re.compile(r"(readme|licen[cs]e|copying)([-._].*)?")
@@ -22,7 +36,7 @@ _MAY_NAME_SPLIT = re.compile("|".join(_SPLITS))
 
 
 def kind_of(name: str) -> tuple[str, str | None]:
-    """One of KINDS, and the compression in pyarrow's words; None where there is none."""
+    """One of KINDS or TABLES, and the compression in pyarrow's words; None where there is none."""
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSION.get(suffix)
     if compression:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gptddp.errors import DataError
-from gptddp.prepare.kinds import kind_of, split_of
+from gptddp.prepare.kinds import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]
@@ -39,6 +39,24 @@ class Listing:
         """Note a path that is not read."""
         self.left_out.setdefault(reason, {})[show(path)] = None
 
+    def is_table(self, root: str, name: str) -> bool:
+        """Is the file one that has to be converted first? It is left out of a folder.
+
+        Raises DataError, with the program that converts it, where it is given by name.
+        """
+        kind, _ = kind_of(name or root)
+        if kind in TABLES and not name:
+            raise DataError(
+                f"{show(root)} is {TABLES[kind][0]}, which is not read: {convert(kind)}"
+            )
+        if kind in TABLES:
+            self.leave_out(TABLES[kind][0], os.path.join(root, name))
+        return kind in TABLES
+
+    def conversions(self) -> list[str]:
+        """How the tables that were left out become files that can be read."""
+        return [convert(kind) for kind, (what, _) in TABLES.items() if what in self.left_out]
+
     def counts(self) -> dict[str, int]:
         """How many were left out, by reason."""
         return {reason: len(paths) for reason, paths in self.left_out.items()}
@@ -46,6 +64,7 @@ class Listing:
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
         lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
+        lines += [f"to have the tables read too, {how}" for how in self.conversions()]
         if self.other_splits:
             lines.append(
                 f"trained on, though named as another split: {some(self.other_splits)}; name them "
@@ -84,7 +103,9 @@ def find(
             files = list(walk(root, include, exclude, skip, found.leave_out))
         else:
             files = [("", os.path.realpath(root), status)]
-        files = [file for file in files if file[1] not in seen]
+        files = [
+            file for file in files if file[1] not in seen and not found.is_table(root, file[0])
+        ]
         side_of = _sides([name for name, *_ in files], root, label[0] == "v", bool(val), found)
         for name, real_path, file_status in files:
             side = side_of[name]
@@ -108,6 +129,14 @@ def sha256(files: Sequence[SourceFile]) -> str:
     """Hex hash of the names, sizes and times of change of all files."""
     lines = sorted(file.identity for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def convert(kind: str) -> str:
+    """How a table of that kind becomes a file that can be read."""
+    return (
+        f'convert it to parquet, as with `python -c "{TABLES[kind][1]}"`, and name the column of '
+        "the text with --text-field"
+    )
 
 
 def name_in(identity: str) -> str:

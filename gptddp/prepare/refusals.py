@@ -1,11 +1,12 @@
 """Sources that no dataset can be made of: the messages, with the fix."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
+from gptddp.prepare import listing
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.shuffle import Totals
 from gptddp.prepare.sources import DOCUMENT_BYTES
@@ -30,14 +31,16 @@ def check_no_dataset(given: Sequence[str | os.PathLike[str]]) -> None:
 def no_files(
     given: Sequence[str | os.PathLike[str]],
     settings: Settings,
-    left_out: Mapping[str, Collection[str]],
+    found: listing.Listing,
 ) -> DataError:
-    """The sources have no file to read; `left_out`: paths by reason."""
+    """The sources have no file to read."""
     names = ", ".join(show(os.fspath(source)) for source in given)
     fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
     if settings.include or settings.exclude:
         fix = "check --include and --exclude, which are compared with names"
-    lost = ", ".join(f"{len(paths)} {why}" for why, paths in left_out.items())
+    if conversions := found.conversions():
+        fix = "; ".join(conversions)
+    lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
     return DataError(f"{names}: no files to read{f' (left out: {lost})' if lost else ''}; {fix}")
 
 

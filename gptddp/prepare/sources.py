@@ -13,12 +13,13 @@ from functools import partial
 from typing import IO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gptddp.data.parquet import open_parquet
 from gptddp.errors import DataError
 from gptddp.files import parse_json
 from gptddp.prepare.bad_records import BadRecords
-from gptddp.prepare.json_files import any_json, lines
+from gptddp.prepare.json_files import any_json, at, lines
 from gptddp.prepare.kinds import is_plain_text
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.walk import show, unreadable
@@ -96,10 +97,9 @@ def _is_record(file: SourceFile, head: bytes, text_field: str) -> bool:
     if not line.startswith(b"{") or is_plain_text(file.path):
         return False
     try:
-        record = parse_json(line)
-    except ValueError:
+        return isinstance(at(parse_json(line), text_field), str)
+    except (ValueError, KeyError):
         return False
-    return isinstance(record, dict) and isinstance(record.get(text_field), str)
 
 
 def refuse_pointer(file: SourceFile) -> None:
@@ -203,9 +203,9 @@ def _parquet(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[byt
     row = 0
     try:
         with open_parquet(file.path) as reader:
-            _check_column(reader.schema_arrow, text_field, show(file.path))
+            path = _check_column(reader.schema_arrow, text_field, show(file.path))
             for records in reader.iter_batches(1024, columns=[text_field], use_threads=False):
-                column = records.column(0).cast(pa.large_binary())
+                column = values_at(records, path).cast(pa.large_binary())
                 column.validate(full=True)
                 for text in column.to_pylist():
                     row += 1
@@ -228,26 +228,43 @@ def _why_not_utf8(text: bytes) -> str | None:
     return None
 
 
-def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
-    if text_field not in schema.names:
-        raise DataError(
-            f"{where}: no column {text_field!r}, but {', '.join(map(repr, schema.names))}; "
-            "name the column that holds the text with --text-field"
-        )
-    check_unique(schema, text_field, where)
-    kind = schema.field(text_field).type
+def _check_column(schema: pa.Schema, text_field: str, where: str) -> list[str]:
+    """The names that lead to the column of the text; raises DataError where it has none."""
+    fix = "name the column that holds the text with --text-field, as in text or doc.text"
+    path, kind = find_column(schema, text_field, where, fix)
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
         raise DataError(
-            f"{where}: column {text_field!r} is of type {kind}: it must be a string; "
-            "name the column that holds the text with --text-field"
+            f"{where}: column {text_field!r} is of type {kind}: it must be a string; {fix}"
         )
+    return path
 
 
-def check_unique(schema: pa.Schema, column: str, where: str) -> None:
-    """Raise DataError where several columns have this name."""
-    if (count := schema.names.count(column)) > 1:
-        raise DataError(f"{where}: {count} columns are called {column!r}: rename all but one")
+def find_column(
+    within: pa.Schema | pa.StructType, column: str, where: str, fix: str
+) -> tuple[list[str], pa.DataType]:
+    """The names that lead to a column, and its type: itself, or of `a.b` the field b of struct a.
+
+    A column whose own name has a dot goes first. Raises DataError where there is none, or several.
+    """
+    names = [field.name for field in within]
+    outer, dot, inner = column.partition(".")
+    name = column if column in names else outer
+    if (count := names.count(name)) > 1:
+        raise DataError(f"{where}: {count} columns are called {name!r}: rename all but one")
+    kind = within.field(name).type if count else None
+    if name == column and count:
+        return [name], kind
+    if dot and isinstance(kind, pa.StructType):
+        path, kind = find_column(kind, inner, where, fix)
+        return [name, *path], kind
+    raise DataError(f"{where}: no column {column!r}, but {', '.join(map(repr, names))}; {fix}")
+
+
+def values_at(records: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """The values of the column that `find_column` found; null where a struct is."""
+    column = records.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
 def damaged(file: SourceFile, place: str, number: int, error: Exception, bad: BadRecords) -> None:

@@ -14,7 +14,7 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.listing import SourceFile
-from gptddp.prepare.sources import check_unique, damaged, refuse_pointer
+from gptddp.prepare.sources import damaged, find_column, refuse_pointer, values_at
 from gptddp.prepare.walk import show
 
 
@@ -34,9 +34,9 @@ def documents(
         )
     try:
         with open_parquet(file.path) as reader:
-            _check_column(reader.schema_arrow, field, where)
+            path = _check_column(reader.schema_arrow, field, where)
             for records in reader.iter_batches(1024, columns=[field], use_threads=False):
-                for ids in records.column(0):
+                for ids in values_at(records, path):
                     row += 1
                     if wrong := _wrong(ids.values, tokenizer):
                         bad.add(file.path, "row", row, *wrong)
@@ -46,19 +46,17 @@ def documents(
         damaged(file, "row", row + 1, error, bad)
 
 
-def _check_column(schema: pa.Schema, field: str, where: str) -> None:
+def _check_column(schema: pa.Schema, field: str, where: str) -> list[str]:
+    """The names that lead to the column of the ids; raises DataError where it has none."""
     fix = "name the column that holds the token ids with --tokens-field"
-    if field not in schema.names:
-        names = ", ".join(map(repr, schema.names))
-        raise DataError(f"{where}: no column {field!r}, but {names}; {fix}")
-    check_unique(schema, field, where)
-    kind = schema.field(field).type
+    path, kind = find_column(schema, field, where, fix)
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):
         raise DataError(
             f"{where}: column {field!r} is of type {kind}: it must be a list of whole numbers, as "
             f"list<uint16>; {fix}"
         )
+    return path
 
 
 def _wrong(values: pa.Array | None, tokenizer: Tokenizer) -> tuple[str, str] | None:

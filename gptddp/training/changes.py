@@ -21,9 +21,9 @@ from gptddp.files import explain
 from gptddp.flags import changed, differences
 from gptddp.model.schedule import lr_at
 from gptddp.run.directory import CONFIG, save_config, unknown_fields
-from gptddp.run.history import Ledger
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
+from gptddp.training.events import Events
 
 log = logging.getLogger(__name__)
 
@@ -108,13 +108,11 @@ class Changes:
         self._origin = origin
         self._unsaved = bool(origin.changes)
 
-    def record(self, ledger: Ledger) -> None:
+    def record(self, events: Events) -> None:
         """Before the first step: say them, and have them written as soon as the disk allows."""
         origin = self._origin
         for it in origin.changes:
-            ledger.event("changed", origin.generation, step=origin.step, **it)
-            what = it["field"], it["old"], it["new"]
-            log.info("changed after step %d: %s: %s -> %s", origin.step, *what)
+            events.emit("changed", step=origin.step, **it)
         before = {it["field"]: it["old"] for it in origin.changes}
         progress = Progress.from_meta(origin.meta)
         _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, progress)

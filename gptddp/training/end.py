@@ -57,7 +57,8 @@ def save_last(
             why = f"the storage has not taken step {progress.step}, the last of its life"
             live.leave_snapshot(why)
             if waits and recorder:
-                recorder.console.waiting(progress.step, WAIT_S, stopped)
+                about = {"limit_s": WAIT_S, "stopped": stopped}
+                recorder.events.emit("waiting", step=progress.step, **about)
         if not waits and stopped:
             return False
         if not waits:
@@ -129,12 +130,11 @@ class Ending(threading.Thread):
         if error is None or self._cause == "stopped":
             known = recorder.of_step(self._progress)
             since_s = round(recorder.spent.since_s, 3)
-            recorder.event("stop", step=step, cause=self._cause, **known, since_s=since_s)
+            about = {"cause": self._cause, **known, "since_s": since_s}
+            recorder.events.emit("stop", step=step, **about)
             error = self._insist(self._finish) or error
             recorder.lease.release()
-            recorder.console.ended(step, self._cause, where)
-            if self._cause != "stopped":
-                recorder.results(self._progress)
+            recorder.ended(self._progress, self._cause, where)
         self.done = error is None
 
     def _save(self) -> None:

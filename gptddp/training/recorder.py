@@ -1,4 +1,4 @@
-"""Rank 0's books of one life: the log and the ledger, and with them metrics, saves and console."""
+"""Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
 import json
 import logging
@@ -16,14 +16,12 @@ from gptddp.data import lanes
 from gptddp.distributed import environment, lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
-from gptddp.errors import Diverged
 from gptddp.files import patiently
 from gptddp.run import crash_loop, log_check, summary
-from gptddp.run.code import named
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.owners import Owners, goodput
+from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
@@ -34,7 +32,9 @@ from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
+from gptddp.training.events import Events, to_ledger, to_log
 from gptddp.training.metrics import Metrics
+from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.stalls import Stall
@@ -56,7 +56,8 @@ class Recorder:
         on_gpu = world.device.type == "cuda"
         self._peak = peak_flops(torch.cuda.get_device_name(world.device), c) if on_gpu else None
         self.metrics = Metrics(
-            spent.memory.kinds,
+            c,
+            spent,
             self._peak and self._peak * world.world_size,
             run_id=run.name,
             version=__version__,
@@ -64,23 +65,28 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
-        self.console = Console(origin)
-        self.tidier = Tidier(run, lease.elsewhere)
-        self.saves = Saves(origin, lease, self.log, self.ledger, self.metrics, self.console)
-        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._owners = Owners()  # of the run's rank-seconds
+        records = to_ledger(self.ledger), to_log(self.log)
+        views = self._count_seconds, self.metrics, Console(origin), to_samples(run)
+        self.events = Events(origin.generation, records, views)
+        self.tidier = Tidier(run, lease.elsewhere)
+        self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
+        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
         self._stragglers = Stragglers([len(it) for it in slots])
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
-        self._goodput: float | None = None  # of the run, as far as it is known
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
+
+    def _count_seconds(self, event: Mapping[str, Any]) -> None:
+        """A sink: what the ledger will say of the run's rank-seconds."""
+        self._owners.add(event)
 
     def begin(
         self,
@@ -94,7 +100,7 @@ class Recorder:
 
         What memory has kept of log and ledger (`state`) is added to them where it is missing.
         """
-        origin, world = self.origin, self.world
+        origin = self.origin
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
         self._owners = ledger.owners
@@ -106,15 +112,16 @@ class Recorder:
                 ledger.add(event)
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
-        self.metrics.began(origin, progress, world, self._run_began, self._flops)
-        self.saves.begin(tensors, ledger)
-        self.saves.changes.record(self.ledger)
-        self._tell_of_code(ledger)
+        self.saves.changes.record(self.events)
+        if ledger.life and ledger.code != (code := environment.code()):
+            about = {"field": "code", "old": ledger.code, "new": code}
+            self.events.emit("changed", step=origin.step, **about)
         self._start(ledger, progress, machines)
+        self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         if origin.source not in ("scratch", "memory"):
-            self.metrics.loaded(state.read_s + self.clock.seconds["restore"], origin.step)
-        self.console.began(params, world.device.type, world.world_size)
+            read_s = state.read_s + self.clock.seconds["restore"]
+            self.events.emit("loaded", step=origin.step, seconds=read_s)
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
         self.saves.changes.try_to_save(trouble)
@@ -124,9 +131,8 @@ class Recorder:
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
-        self._event(
+        self.events.emit(
             "start",
-            origin.generation,
             step=origin.step,
             source=origin.source,
             redo=origin.redo,
@@ -136,10 +142,16 @@ class Recorder:
             goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
             device=world.device.type,
             seconds=int(self.clock.micros().sum()) / 1e6,
+            tokens=progress.tokens,
+            train_s=progress.train_s,
+            quarantined=len(progress.data.get("quarantined", ())),
             chain_fp=f"{progress.chain_fp:016x}",
             state_fp=f"{progress.state_fp:016x}",
+            params=self._params,
+            flops_per_token=self._flops,
             machines=machines,
             run_id=origin.run_id,
+            run_began=self._run_began,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
             **self._new_config(ledger),
@@ -151,14 +163,6 @@ class Recorder:
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
                 "; ".join(machines),
             )
-
-    def _tell_of_code(self, ledger: Summary) -> None:
-        """Say, and record, that the life before this one has run other code."""
-        old, new = ledger.code, environment.code()
-        if ledger.life and old != new:
-            self.event("changed", step=self.origin.step, field="code", old=old, new=new)
-            what = self.origin.step, named(old), named(new)
-            log.info("changed after step %d: code: %s -> %s", *what)
 
     def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
         """Say so where it is not the log of the state that this life goes on from."""
@@ -188,9 +192,8 @@ class Recorder:
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
-            end = {"step": last.step, "cause": cause, "at": at, **last.spent}
-            self._event("end", last.generation, **end)
-            self.console.fault(last.generation, last.step, cause)
+            about = {"generation": last.generation, "step": last.step, "cause": cause, "at": at}
+            self.events.emit("end", **about, **last.spent)
 
     def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
         """Its cause with the rank that was lost, where a survivor knew of a connection only."""
@@ -202,79 +205,67 @@ class Recorder:
                 return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
 
+    # -- a step ------------------------------------------------------------------------------------
+
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
-        """Log one finished step and bring the metrics up to it."""
-        self.log.append(line)
+        """One finished step, and what it shows."""
         self._line, self._batch_fp = line, line["batch_fp"]
-        if self._last:  # this was the first step of a life that is not the first
-            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
-            self.event("recovered", step=line["step"], world_size=line["world_size"], **parts)
-            self._last = None
-        self.metrics.stepped(line, progress, step_s)
-        self.metrics.expect(self.config, progress)
-        self.metrics.spent(self.spent)
+        owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
             self._owners.phases = line.get("phases") or self.spent.told()
             owned = self._owners.so_far()
-            self.metrics.owned(owned)
-            self._goodput = goodput(owned)
+        self._end_stall(line["step"])
         self._judge_pace(line, step_s)
+        slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
+        about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
+        self.events.emit("step", line=line, **about)
+        if self._last:  # this was the first step of a life that is not the first
+            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
+            world_size = line["world_size"]
+            self.events.emit("recovered", step=line["step"], world_size=world_size, **parts)
+            self._last = None
         self._stepped_at = time.monotonic()
-        slow = [(self.world.names[it.rank], it.ratio) for it in self._stragglers.shown]
-        trouble = self.saves.trouble is not None
-        self.console.step(line, progress, step_s, self._goodput, slow, trouble)
         self.saves.watch()
 
-    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
-        """Who is slow, and that a step has moved after all, into ledger, metrics and console."""
-        step, names = line["step"], self.world.names
+    def _end_stall(self, step: int) -> None:
+        """A step that was told to stall has moved after all."""
         if stall := self._stall:
             self._stall = None
-            self.metrics.moves()
             # not by the pulse, which counts less where its listener could not run either
-            seconds = round(max(stall.seconds, time.monotonic() - self._stepped_at), 1)
-            self.event("stall_end", step=step, seconds=seconds)
-            self.console.moves(step, seconds)
+            seconds = max(stall.seconds, time.monotonic() - self._stepped_at)
+            self.events.emit("stall_end", step=step, seconds=round(seconds, 1))
+
+    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
+        """Which ranks are slow from now on, and which are so no longer."""
+        step, names = line["step"], self.world.names
         if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
             return
-        busy_s = self.spent.busy_s
-        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], busy_s)
+        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], self.spent.busy_s)
         for it in new:
-            self.event("slow", step=step, rank=it.rank, name=names[it.rank], ratio=it.ratio)
-            self.console.slow(step, names[it.rank], it.ratio)
+            about = {"rank": it.rank, "name": names[it.rank]}
+            self.events.emit("slow", step=step, **about, ratio=it.ratio)
         for it in over:
-            about = {"rank": it.rank, "name": names[it.rank], "seconds": round(it.seconds, 1)}
-            self.event("slow_end", step=step, **about)
-            self.console.fast(step, names[it.rank])
-        self.metrics.slow({names[it.rank]: it.ratio for it in self._stragglers.shown})
+            about = {"rank": it.rank, "name": names[it.rank]}
+            self.events.emit("slow_end", step=step, **about, seconds=round(it.seconds, 1))
 
     def stalled(self, stall: Stall) -> None:
-        """In a thread: a step does not move. It may be told again while it lasts."""
+        """In a thread: a step does not move. The ledger has it once, however long it lasts."""
         names = [self.world.names[rank] for rank in stall.missing]
-        if self._stall is None:
-            where = {"ranks": stall.missing, "names": names, "where": stall.text}
-            self.event("stall", step=stall.step, seconds=round(stall.seconds, 1), **where)
-        self._stall = stall
-        self.metrics.stalled(stall.seconds, names)
-        self.console.stalled(stall)
+        where = {"ranks": stall.missing, "names": names, "where": stall.text}
+        kind, self._stall = "still" if self._stall else "stall", stall
+        self.events.emit(kind, step=stall.step, seconds=round(stall.seconds, 1), **where)
+
+    # -- beside the steps --------------------------------------------------------------------------
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
-        """Log the last step again, with what its line lacked; `evaluated`: that was the losses."""
-        self.log.append(line)
+        """The last step has what its line lacked; `evaluated`: that was the losses."""
         self._line = line
-        if evaluated:
-            self.metrics.evaluated(line)
-            self.console.evaluated(line)
+        self.events.emit("completed", line=line, evaluated=evaluated)
 
     def quarantine(self, decision: Decision, progress: Progress) -> None:
         """Record, before any rank acts on it, which row groups are skipped from now on."""
-        self.event("quarantine", step=progress.step, **vars(decision))
-        self.metrics.quarantined.set(len(progress.data["quarantined"]))
-        self.console.quarantined(progress.step, decision.names)
-
-    def diverged(self, error: Diverged, progress: Progress) -> None:
-        """Record that no memory of this generation, or an older one, may ever be gone on from."""
-        self.event("diverged", step=progress.step, ranks=error.ranks, names=error.names)
+        known = len(progress.data["quarantined"])
+        self.events.emit("quarantine", step=progress.step, **vars(decision), quarantined=known)
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
@@ -297,49 +288,45 @@ class Recorder:
         prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
         return {**prints, "phases": self.spent.told()}
 
-    def results(self, progress: Progress) -> None:
-        """Say what has come out of the run; the MFU is that of this life, as is its world."""
-        c, world, device = self.config, self.world, self.world.device
+    # -- the end -----------------------------------------------------------------------------------
+
+    def ended(self, progress: Progress, cause: str, where: str) -> None:
+        """The life is over; `where` its last state is. A run that is finished has results."""
+        found = None if cause == "stopped" else self._results(progress)
+        self.events.emit("ended", step=progress.step, cause=cause, where=where, results=found)
+
+    def _results(self, progress: Progress) -> dict[str, float | None]:
+        """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
         ended = time.time() if done[0] else self._line.get("time", time.time())
-        self.console.results(
-            results.lines(
-                c,
-                self._line,
-                progress,
-                params=self._params,
-                total_s=ended - self._run_began,
-                peak_vram_bytes=self.spent.memory.most if device.type == "cuda" else 0,
-                mfu=results.mfu(self._flops, *done, world.world_size, self._peak),
-            )
-        )
+        mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
+        on_gpu = self.world.device.type == "cuda"
+        return {
+            "val_bpb": self._line.get("val_bpb"),
+            "training_seconds": progress.train_s,
+            "total_seconds": ended - self._run_began,
+            "peak_vram_mb": self.spent.memory.most / 2**20 if on_gpu else 0.0,
+            "mfu_percent": mfu and 100 * mfu,
+            "total_tokens_M": progress.tokens / 1e6,
+            "num_steps": progress.step,
+            "num_params_M": self._params / 1e6,
+            "depth": self.config.n_layer,
+        }
 
     def last_numbers(self, finished: bool = False) -> None:
         """Bring the metrics up to the end of this life, or of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.metrics.spent(self.spent)
-        self.metrics.owned(self._owners.so_far())
-        if finished:
-            self.metrics.state = lambda: "finished"
+        self.events.emit("last", owned=self._owners.so_far(), finished=finished)
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """Until Prometheus has the last numbers, or a stop is `asked` for."""
         if self._scrapes:
             self._scrapes.wait_for_last(asked)
 
-    def _event(self, event: str, generation: int, **fields: Any) -> None:
-        """Append an event to the ledger, and count its seconds."""
-        self.ledger.event(event, generation, **fields)
-        about = {"event": event, "time": time.time(), "generation": generation}
-        self._owners.add({**about, **fields})
-
-    def event(self, event: str, **fields: Any) -> None:
-        """Append an event of this life to the ledger."""
-        self._event(event, self.origin.generation, **fields)
-
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
+        self.events.emit("closed")
         self.log.close()
         self.ledger.close()
         self.lease.close()

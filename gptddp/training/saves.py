@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.changes import Changes
-from gptddp.training.console import Console
-from gptddp.training.metrics import Metrics
+from gptddp.training.events import Events
 
 BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
 
@@ -36,8 +35,7 @@ class Saves:
         lease: Lease,
         log: RunLog,
         ledger: Ledger,
-        metrics: Metrics,
-        console: Console,
+        events: Events,
     ) -> None:
         c = origin.config
         self.changes = Changes(origin)
@@ -54,7 +52,7 @@ class Saves:
             fence=lease.check,
         )
         self._origin, self._lease, self._ledger = origin, lease, ledger
-        self._metrics, self._console = metrics, console
+        self._events = events
         self._log = log
         self._books = (self.writer, ledger, log)
         self._every_s = c.checkpoint_every
@@ -72,7 +70,7 @@ class Saves:
         # it begins.
         if self._origin.source == "memory":
             if not self._tell_newest(ledger) and ledger.began_time is not None:
-                self._metrics.unsaved(ledger.began_time)
+                self._events.emit("newest", step=None, since=ledger.began_time)
             most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
             self._saved_at -= min(unsaved_s(ledger), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
@@ -82,7 +80,7 @@ class Saves:
         orders = [order for name in ledger.commits if (order := store.order(name))]
         if not orders or ledger.saved_time is None:
             return False
-        self._metrics.saved_late(max(orders)[1], ledger.saved_time)
+        self._events.emit("newest", step=max(orders)[1], since=ledger.saved_time)
         return True
 
     def _before_commit(self) -> None:
@@ -159,19 +157,16 @@ class Saves:
             trouble = next(filter(None, troubles), None)
             passed = [error for it in (self._ledger, self._log) if (error := it.passed())]
             if passed and not trouble and not self.trouble:  # none has been told
-                self._console.mended(passed[0])
-            self._metrics.storage_trouble.set(trouble is not None)
+                self._events.emit("mended", error=passed[0])
             if bool(trouble) != bool(self.trouble):
-                self._console.storage(trouble)
+                self._events.emit("storage", fails=bool(trouble), trouble=trouble)
             self.trouble = trouble
         if self._lease.lost or isinstance(self.writer.failure, Superseded):
             raise Superseded(self._lease.lost or str(self.writer.failure))
 
     def _record(self, saved: Saved) -> None:
         known = self._saving.pop(saved.step, {})
-        self._metrics.saved(saved)
-        event: Callable[..., None] = self._ledger.event
         if saved.error:
-            event("checkpoint", self._origin.generation, step=saved.step, error=saved.error)
-            return
-        event("checkpoint", self._origin.generation, **saved.committed(), **known)
+            self._events.emit("checkpoint", step=saved.step, error=saved.error)
+        else:
+            self._events.emit("checkpoint", **saved.committed(), **known)

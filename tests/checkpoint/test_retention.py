@@ -126,6 +126,25 @@ def test_the_first_of_each_so_many_steps_stays(tmp_path):
     assert [step for _, step in steps(tmp_path)] == [330, 310, 210, 130]
 
 
+def save_skipped(tmp_path, *skipped, keep, keep_every=0):
+    """One checkpoint for each of these: after how many steps that were not finite; steps 1, 2, 3"""
+    for step, number in enumerate(skipped, 1):
+        writer = Writer(tmp_path, 1, keep=keep, keep_every=keep_every)
+        saved = writer.save(step, {"x": torch.ones(100)}, {"step": step, "skipped": number})
+        assert saved.error is None
+    return [step for _, step in steps(tmp_path)]
+
+
+def test_what_was_saved_before_a_blow_up_stays_until_it_is_over(tmp_path):
+    """A checkpoint of a streak of skipped steps is not counted, and goes when a newer one is there,
+    also as the first of each so many steps; when the streak is over all is as ever."""
+    assert save_skipped(tmp_path / "1", 0, 0, 0, *range(1, 30), keep=2) == [32, 3, 2]
+    assert save_skipped(tmp_path / "2", 0, 1, 2, keep=1) == [3, 1]
+    assert save_skipped(tmp_path / "3", 0, 1, 2, 0, keep=1) == [4]
+    assert save_skipped(tmp_path / "4", 0, 1, 2, 0, 0, keep=2) == [5, 4]
+    assert save_skipped(tmp_path / "5", 0, 0, 1, 2, 0, 0, 0, keep=1, keep_every=3) == [7, 6, 5]
+
+
 def test_bad_ones_are_never_deleted(tmp_path):
     """What was set aside stays for inspection."""
     root = save(tmp_path, 1)

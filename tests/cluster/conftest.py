@@ -200,7 +200,7 @@ def prepared(cluster) -> Iterator[Namespace]:
         source.mkdir()
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
             (source / path.name).write_bytes(path.read_bytes())
-        options = ["--source=data/source", "--data=data/corpus", "--cpu=900m", "--wait"]
+        options = ["--source=data/source", "--data=data/corpus", "--cpu=400m", "--wait"]
         cluster_jobs.cli(made, "prepare", *options, "--", "--vocab-size=1024")
         yield made
     finally:

@@ -54,7 +54,9 @@ def job(prepared, recoveries):
     Its checkpoints are an hour apart: what a fault leaves is in the memory of the survivors.
     """
     it, at = Job(prepared, "drill"), time.time()
-    it.submit(*PODS, "--replicas=4", "--", *FLAGS, "--steps=100000", "--checkpoint-every=3600")
+    # Two such pods fill a node of two CPUs, beside what its own pods ask for.
+    pods = (*PODS, "--cpu=900m", "--replicas=4")
+    it.submit(*pods, "--", *FLAGS, "--steps=100000", "--checkpoint-every=3600")
     recoveries["submit to the first step"].append(it.reach(0, timeout_s=LONG_S)["time"] - at)
     it.reach(10)
     yield it

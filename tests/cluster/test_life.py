@@ -1,6 +1,6 @@
 """The first half of a job's life on a real cluster: doctor, dry run, list, logs, replace.
 
-The container of the job is a shell that fails at once.
+The container of the job is a shell that fails after five seconds, in which it can be watched.
 """
 
 import json
@@ -22,7 +22,7 @@ def namespace(new_namespace):
 def pod(tmp_path_factory) -> list[str]:
     """Options of a job whose container says a word and fails."""
     file = tmp_path_factory.mktemp("patch") / "patch.yaml"
-    container = {"name": "pytorch", "command": ["sh", "-c", "echo no dataset; exit 2"]}
+    container = {"name": "pytorch", "command": ["sh", "-c", "echo no dataset; sleep 5; exit 2"]}
     template = {"spec": {"containers": [container]}}
     worker = {"pytorchReplicaSpecs": {"Worker": {"template": template}}}
     file.write_text(json.dumps({"spec": worker}))

@@ -78,7 +78,7 @@ def texts(k8s, namespace):
     copy = "cd /opt/gptddp && find gptddp -name '*.py' -exec cp --parents {} /data/raw/ ';'"
     container["command"] = ["sh", "-c", f"mkdir /data/raw && {copy}"]
     namespace.kubectl("create", "-f", "-", stdin=job)
-    namespace.kubectl("wait", "--for=condition=complete", "job/texts", "--timeout=60s")
+    namespace.kubectl("wait", "--for=condition=complete", "job/texts", "--timeout=120s")
     namespace.kubectl("delete", "job", "texts")
 
 

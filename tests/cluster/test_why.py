@@ -4,7 +4,6 @@ All broken jobs are made together in one namespace, so that they break at the sa
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -221,44 +220,30 @@ def test_a_node_that_rejects_its_pods(asked):
     asked.becomes("rejected", "suspended")
 
 
-def test_an_image_that_comes_slowly(asked):
-    """From a registry that accepts, and then says nothing: a pull, and no failure yet."""
-    if not asked.namespace.kind:
-        pytest.skip("the registry is a socket of this machine, which the nodes of kind reach")
-    command = [
-        "docker",
-        "network",
-        "inspect",
-        "kind",
-        "-f",
-        "{{range .IPAM.Config}}{{.Gateway}} {{end}}",
-    ]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    address = next(word for word in told if "." in word)
-    with socket.create_server((address, 0)) as registry:
-        image = f"{address}:{registry.getsockname()[1]}/slow:1"
-        asked.namespace.kubectl("create", "-f", "-", stdin=job("slow", SLEEP, image=image))
-        asked.becomes("slow", "starting", f'Pulling image "{image}"', "slow-worker-0")
-
-
 REGISTRY = """
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-class Denies(BaseHTTPRequestHandler):
+class Registry(BaseHTTPRequestHandler):
     def do_HEAD(self):
+        if self.path.startswith("/v2/slow/"):
+            time.sleep(600)
         self.send_response(401)
         self.send_header("WWW-Authenticate", 'Basic realm="none"')
         self.end_headers()
 
     do_GET = do_HEAD
 
-HTTPServer(("127.0.0.1", 5999), Denies).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", 5999), Registry).serve_forever()
 """
 
 
-@pytest.fixture
-def closed_registry(asked) -> Iterator[str]:
-    """The node with a registry that lets nobody in: at its own address, where no TLS is asked."""
+@pytest.fixture(scope="module")
+def registry(asked) -> Iterator[str]:
+    """A node with a registry at its own address, where no TLS is asked.
+
+    It denies every image but `slow`, for which it accepts the request and then says nothing.
+    """
     namespace, node = asked.namespace, asked.namespace.workers()[0]
     name = f"{namespace.namespace}-registry"
     image = f"gptddp:{__version__}"
@@ -274,10 +259,22 @@ def closed_registry(asked) -> Iterator[str]:
     namespace.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def test_an_image_that_the_registry_denies(asked, closed_registry):
+def pulls(asked: Asked, name: str, image: str, node: str) -> str:
+    """Create a job whose pod asks the registry of this node for an image; the image's full name."""
+    where = {"nodeSelector": {"kubernetes.io/hostname": node}}
+    image = f"127.0.0.1:5999/{image}"
+    asked.namespace.kubectl("create", "-f", "-", stdin=job(name, SLEEP, image=image, pod=where))
+    return image
+
+
+def test_an_image_that_the_registry_denies(asked, registry):
     """With the options that name another image, and a Secret with a right to it."""
-    spec = {"nodeSelector": {"kubernetes.io/hostname": closed_registry}}
-    made = job("denied", SLEEP, image="127.0.0.1:5999/private:1", pod=spec)
-    asked.namespace.kubectl("create", "-f", "-", stdin=made)
-    words = ("127.0.0.1:5999/private:1", "--image-pull-secret", "denied-worker-0")
+    image = pulls(asked, "denied", "private:1", registry)
+    words = (image, "--image-pull-secret", "denied-worker-0")
     asked.shell(asked.becomes("denied", "image-denied", *words).command)
+
+
+def test_an_image_that_comes_slowly(asked, registry):
+    """From a registry that accepts, and then says nothing: a pull, and no failure yet."""
+    image = pulls(asked, "slow", "slow:1", registry)
+    asked.becomes("slow", "starting", f'Pulling image "{image}"', "slow-worker-0")

@@ -24,13 +24,18 @@ def test_the_newest_lives_are_kept(folder):
     assert lives.noted() == [str(i) for i in range(12, 20)]
 
 
-@pytest.mark.parametrize("text", ["", "{", "7", "null", "\0"])
+@pytest.mark.parametrize("text", ["", "{", "7", "null", "\0", "[1]", "[[1]]", '[["a", "0"]]'])
 def test_a_damaged_note_is_no_note(folder, text):
-    """The next life may have to wait for the lease, and that is all."""
-    (folder / "lives.json").write_text(text)
+    """The next life may have to wait for the lease, a death is not told, and that is all."""
+    if not text.startswith("["):
+        (folder / "lives.json").write_text(text)
+    (folder / "deaths.json").write_text(text)
     assert lives.noted() == []
     lives.note("a")
     assert lives.noted() == ["a"]
+    assert lives.lost("a", ["x"], [lives.Came("x", ["a"], lives.deaths())]) == ""
+    lives.note_death(0, "died of SIGSEGV")
+    assert lives.deaths()[-1] == ["a", "0", "died of SIGSEGV"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(folder, caplog):
@@ -40,20 +45,17 @@ def test_a_folder_that_cannot_be_written_is_told(folder, caplog):
     assert "not noted" in caplog.text and lives.noted() == []
 
 
-def test_each_life_follows_those_that_its_pod_was_in(folder, train_here):
-    """Each has an id of its own; without a launcher nothing is known of the lives before."""
+def test_each_life_follows_those_that_its_pod_was_in(folder, train_here, monkeypatch):
+    """Each has an id of its own. Without a launcher, as under plain torchrun, nothing is known of
+    the lives before: what is over is known by the death of the process."""
     with connect("cpu") as first:
         pass
     with connect("cpu") as second:
         assert second.follows == {first.life, second.life}
     assert json.loads((folder / "lives.json").read_text()) == [first.life, second.life]
-
-
-def test_without_a_launcher_a_life_follows_none(train_here, tmp_path, monkeypatch):
-    """Plain torchrun, or one process: what is over is known by the death of the process."""
-    monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
-    with connect("cpu") as world:
-        assert world.follows == {world.life} and world.job is None
+    monkeypatch.delenv("GPTDDP_VERDICT")
+    with connect("cpu") as alone:
+        assert alone.follows == {alone.life} and alone.job is None
 
 
 def test_who_was_lost_is_known_from_what_all_pods_have_noted(folder):
@@ -74,13 +76,3 @@ def test_who_was_lost_is_known_from_what_all_pods_have_noted(folder):
     assert lives.lost("newest", ["x"] * 9, came).endswith(
         "rank 3 (x), whose process died of SIGBUS; 5 more"
     )
-
-
-@pytest.mark.parametrize("text", ["", "{", "7", "null", "[1]", "[[1]]", '[["a", "0"]]'])
-def test_a_damaged_note_of_a_death_is_none(folder, text):
-    """It tells nothing, and hinders nothing."""
-    (folder / "deaths.json").write_text(text)
-    lives.note("a")
-    assert lives.lost("a", ["x"], [lives.Came("x", ["a"], lives.deaths())]) == ""
-    lives.note_death(0, "died of SIGSEGV")
-    assert lives.deaths()[-1] == ["a", "0", "died of SIGSEGV"]

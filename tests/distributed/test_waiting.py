@@ -98,6 +98,16 @@ def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
     assert "until the run is free" in caplog.text and "other ranks" not in caplog.text
 
 
+def test_a_start_says_how_far_it_has_read(run, monkeypatch, caplog):
+    """So that the other ranks see that a large checkpoint on a slow volume comes further."""
+    assert run("--steps", "2") == 0
+    monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(storage, "NEXT_LINE_S", 0.0)
+    caplog.set_level("INFO")
+    assert run("--steps", "4") == 0
+    assert "reading step-000000000002.1, 0.00 of " in caplog.text
+
+
 def test_a_read_that_hangs_is_noticed_by_all(world):
     """After the limit without any change. The line of a peer is shown without its controls."""
     for it in world("hang")[1:]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launchers import PATIENCE_S, PORT, Job, alive, launch, until
+from support.launchers import PATIENCE_S, PORT, Job, launch, until
+from support.processes import alive, children
 from torch.distributed import TCPStore
 
 
@@ -45,10 +46,10 @@ def test_a_killed_worker_is_replaced(job):
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
     """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
     (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
-    (server,) = [child for child in children(pod) if str(worker) in children(child, 1)]
-    os.kill(int(server), signal.SIGTERM)
+    (server,) = [child for child in children(pod) if worker in children(child)]
+    os.kill(server, signal.SIGTERM)
     job.goes_on(3)
-    assert alive(int(server)) and job.worker(1) == worker and job.log(1) == before
+    assert alive(server) and job.worker(1) == worker and job.log(1) == before
     survivors(job)
 
 
@@ -223,7 +224,8 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
     try:
         for job in (stopped, ended):
             pid = job.pods[slot % 2].pid
-            until("the server", lambda pid=pid: children(pid))
+            # the resource tracker and the warm server
+            until("both", lambda pid=pid: len(children(pid)) > 1)
         time.sleep(1.0)
         stopped.pods[slot % 2].send_signal(number)
         (ended.folder / "finished.json").write_text('{"step": 1000000, "steps": 1000000}')
@@ -232,9 +234,3 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
     finally:
         stopped.close()
         ended.close()
-
-
-def children(pid: int | str, least: int = 2) -> list[str]:
-    """Of a launcher two at least: the resource tracker and the warm server."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return found if len(found) >= least else []

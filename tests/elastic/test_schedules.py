@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support import forked
 from support.prepared import flip
+from support.processes import workers as workers_of
 from support.same_bits import check_same_bits
 from support.toy import SMALL
 
@@ -84,14 +85,6 @@ class World:
             assert self.pod.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.02)
 
-    def workers(self) -> list[int]:
-        """The training processes: the children of the launcher's warm server."""
-        return [it for child in children_of(self.pod.pid) for it in children_of(child)]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
 
 @pytest.mark.parametrize(
     ("sizes", "in_memory"), [((4, 3, 4), True), ((2, 5, 7, 1), False), ((1, 4), False)]
@@ -116,7 +109,7 @@ def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
             if memory:
                 for left in memory.iterdir():  # by the life before
                     left.unlink()
-                os.kill(rng.choice(world.workers()), signal.SIGKILL)
+                os.kill(rng.choice(workers_of(world.pod.pid)), signal.SIGKILL)
                 world.until(lambda: any(not it.suffix for it in memory.iterdir()))
         done = last_step(run)
         assert done < STEPS, "the run ended before the kill"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.faulty_jobs import SHORT
-from support.launchers import Training, alive, undisturbed, until
+from support.launchers import Training, undisturbed, until
+from support.processes import alive
 from support.same_bits import check_same_lines
 
 from gptddp.run.history import read_ledger

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from support.launchers import Training, alive, undisturbed, until
+from support.launchers import Training, undisturbed, until
+from support.processes import alive
 from support.same_bits import check_same_lines
 
 

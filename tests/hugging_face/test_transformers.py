@@ -62,7 +62,9 @@ def test_an_exported_run_has_the_same_logits_there(run, dataset, tmp_path):
     net, tokenizer, _ = load(run)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = tokenizer.encoder()(TEXT).tolist()
-    assert theirs(TEXT)["input_ids"] == ids and theirs.bos_token_id == tokenizer.bos
+    assert theirs(TEXT)["input_ids"] == [tokenizer.bos, *ids]
+    assert theirs.bos_token_id == tokenizer.bos
+    assert theirs.decode([tokenizer.bos, *ids], skip_special_tokens=True) == TEXT
     rows = torch.tensor([[tokenizer.bos, *ids]])[:, : net.seq_len]
     with torch.no_grad():
         close(net(rows)[0, :, : tokenizer.vocab_size], logits_of(tmp_path / "out", rows))

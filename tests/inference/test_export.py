@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
+from gptddp.data.tokenizer import load_tokenizer, same_ids
 from gptddp.errors import ConfigError
 from gptddp.inference import export
 from gptddp.inference.load import load
@@ -85,11 +86,9 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert metadata["tokenizer_sha256"] == tokenizer.sha256
     assert json.loads(metadata["gptddp_config"])["n_embd"] == 32
     text = "import os\n"
-    ids = [
-        tokenizer.bos,
-        *Tokenizer.from_file(str(tmp_path / "model/tokenizer.json")).encode(text).ids,
-    ]
-    assert ids[1:] == tokenizer.encoder()(text).tolist()
+    ids = Tokenizer.from_file(str(tmp_path / "model/tokenizer.json")).encode(text).ids
+    assert ids == [tokenizer.bos, *tokenizer.encoder()(text).tolist()]
+    assert same_ids(load_tokenizer(tmp_path / "model/tokenizer.json"), tokenizer)
     assert config["vocab_size"] == tokenizer.vocab_size == len(tensors["transformer.wte.weight"])
     with torch.no_grad():
         own = net(torch.tensor([ids]))[0, :, : tokenizer.vocab_size]
@@ -100,10 +99,33 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert about["bos_token"] == "<|bos|>" and about["model_max_length"] == config["n_positions"]
 
 
-def test_the_weights_alone(run, tmp_path):
-    """A name that ends in .safetensors is one file, with nothing beside it."""
-    assert invoke(run, "--export", tmp_path / "new/m.safetensors").exit_code == 0
-    assert os.listdir(tmp_path / "new") == ["m.safetensors"]
+@pytest.fixture
+def loaded(run, monkeypatch):
+    """The model is read once: what is counted are the system calls that write."""
+    monkeypatch.setattr(export, "load", lambda *_: found)
+    found = load(run)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_weights_alone(run, loaded, tmp_path, umask):
+    """A name that ends in .safetensors is one file, with nothing beside it; its mode is that of
+    any new file."""
+    before = os.umask(umask)
+    try:
+        export.export(run, tmp_path / "new/m.safetensors")
+    finally:
+        os.umask(before)
+    (made,) = (tmp_path / "new").iterdir()
+    assert made.name == "m.safetensors" and made.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_given_tokenizer_keeps_what_it_puts_around_a_text(run, tmp_path):
+    """One with a post_processor is exported as it is."""
+    about = {"added_tokens": [{"content": "<s>", "id": 3}], "post_processor": {"type": "ByteLevel"}}
+    export._write_tokenizer(tmp_path, about, 3, 32)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] == {
+        "type": "ByteLevel"
+    }
 
 
 def test_nothing_is_overwritten_or_half_written(run, tmp_path, monkeypatch):
@@ -119,13 +141,6 @@ def test_nothing_is_overwritten_or_half_written(run, tmp_path, monkeypatch):
     result = invoke(run, "--export", tmp_path / "other")
     assert result.exit_code == 2 and "No space left" in result.stderr
     assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == []
-
-
-@pytest.fixture
-def loaded(run, monkeypatch):
-    """The model is read once: what is counted are the system calls that write."""
-    monkeypatch.setattr(export, "load", lambda *_: found)
-    found = load(run)
 
 
 def files_of(folder):

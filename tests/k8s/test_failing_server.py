@@ -8,6 +8,7 @@ import base64
 import copy
 import os
 import time
+from pathlib import Path
 
 import pytest
 from support.manifests import render_job
@@ -15,6 +16,7 @@ from support.writable_api_server import (
     LOST_ANSWER,
     NO_ANSWER,
     WriteAPI,
+    end,
     job,
     put_claims,
     submit,
@@ -34,6 +36,7 @@ FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no fail
 @pytest.fixture
 def api(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
+    monkeypatch.chdir(tmp_path)
     server = WriteAPI(tmp_path)
     put_claims(server)
     yield server
@@ -53,6 +56,16 @@ def suspended_job(api, k8s):
     assert k8s("suspend", "demo").exit_code == 0
 
 
+def failed_job(api, k8s):
+    submitted(api, k8s)
+    end(api, "Failed")
+
+
+def own_code(api, k8s):
+    Path("own").mkdir(exist_ok=True)
+    Path("own/mine.py").write_text("x = 1\n")
+
+
 def failed_prepare(api, k8s):
     assert k8s("prepare", "--source", "runs/texts").exit_code == 0
     failed = {"type": "Failed", "status": "True", "message": "it failed"}
@@ -62,6 +75,11 @@ def failed_prepare(api, k8s):
 COMMANDS = {  # what is there before, the command
     "submit": (nothing, ["submit", "--name", "demo"]),
     "submit of a job that exists": (submitted, ["submit", "--name", "demo", "--replicas", "4"]),
+    "submit of own code": (own_code, ["submit", "--name", "demo", "--code", "own"]),
+    "submit that replaces": (
+        failed_job,
+        ["submit", "--name", "demo", "--replicas", "4", "--replace"],
+    ),
     "delete": (submitted, ["delete", "demo"]),
     "scale": (submitted, ["scale", "demo", "--replicas", "2"]),
     "suspend": (submitted, ["suspend", "demo"]),
@@ -72,6 +90,9 @@ SAYINGS = {  # how the error's second line begins: is it true, of the state befo
     "nothing was ": lambda before, after: before == after,
     "the job was not changed": lambda before, after: before == after,
     "the job was not created": lambda before, after: not has_job(after),
+    "the old job was deleted, and the new one is not created": (
+        lambda before, after: has_job(before) and not has_job(after)
+    ),
     "the job was created": lambda before, after: has_job(after),
     "the job exists": lambda before, after: has_job(before) and has_job(after),
     "no new Job was created": lambda before, after: True,
@@ -122,6 +143,8 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
                 assert result.exit_code == 0, (case, result.stderr)  # another was faster
             if result.exit_code == 0:
                 assert "warning" in result.stderr or after == wanted, (case, result.stderr)
+            elif result.exit_code == 100:  # the job that was to be replaced is still there
+                assert after == before, (case, result.stderr)
             else:
                 second = [line[2:] for line in result.stderr.splitlines() if line[:2] == "  "]
                 told = [say for say in SAYINGS if "".join(second).startswith(say)]

@@ -8,17 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from support.manifests import worker
-from support.writable_api_server import job, submit
+from support.writable_api_server import end, job, submit
 
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cluster import connect
 from gptddp.k8s.render import manifest
 
 OURS = manifest.labels("demo") | {"training.kubeflow.org/job-name": "demo"}
-
-
-def end(api, kind):
-    job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
 
 def disown(api):
@@ -199,28 +195,18 @@ COMMANDS = {  # what kubectl does instead to a job that is not ours
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_job_of_others_is_left_alone(api, k8s, command):
-    """Whether it commits a checkpoint is not known: exit code 2, with kubectl's command."""
+    """Whether it commits a checkpoint is not known: exit code 2, with kubectl's command for the
+    cluster that was asked: pasted, it must not do to a job of kubectl's own context."""
     submit(k8s)
     job(api)["metadata"]["labels"] = {}
     before = copy.deepcopy(api.objects)
     verb, *options = command.split()
-    result = k8s(verb, "demo", *options)
+    result = k8s(verb, "demo", *options, "--context", "x")
     assert result.exit_code == 2 and "was not made by gptddp-k8s" in result.stderr
     kubectl = result.stderr.split("`")[1]
-    there = f" -n default --kubeconfig {api.kubeconfig}"
+    there = f" -n default --context x --kubeconfig {api.kubeconfig}"
     assert kubectl == f"kubectl {COMMANDS[command]}{there}" and shlex.split(kubectl)
     assert "checkpoint" not in result.stderr and api.objects == before
-
-
-def test_kubectls_command_is_for_the_cluster_that_was_asked(api, k8s):
-    """Pasted, it must not do to a job of kubectl's own context what was meant for another's."""
-    submit(k8s)
-    job(api)["metadata"]["labels"] = {}
-    for options in (["--context", "x"], ["-n", "default", "--context", "x"]):
-        result = k8s("delete", "demo", *options)
-        there = f"-n default --context x --kubeconfig {api.kubeconfig}"
-        kubectl = f"kubectl delete pytorchjob demo {there}"
-        assert result.exit_code == 2 and result.stderr.split("`")[1] == kubectl
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "wait", "suspend"])

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.local_jobs import alive, job, kinds, pod_file, status, until
+from support.local_jobs import job, kinds, pod_file, status, until
 from support.manifests import container
+from support.processes import alive
 
 from gptddp.k8s.local import locks, reaper
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import alive, job, pod_file, status, until
+from support.local_jobs import job, pod_file, status, until
+from support.processes import alive
 from support.rank_0_lines import of_a_life
 
 from gptddp.k8s.cli.main import cli

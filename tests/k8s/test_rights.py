@@ -20,13 +20,16 @@ POD = {
 @pytest.mark.parametrize("plural", COMPANIONS)
 @pytest.mark.parametrize("verb", ["GET", "POST", "PATCH"])
 def test_what_may_not_be_made_beside_a_job_can_be_left_out(api, k8s, verb, plural):
-    """Nothing is created, and the error names the option that does without."""
+    """Nothing is created, and the error names the option that does without, in delete too."""
     api.forbidden = {f"{verb} {plural}"}
     result = submit(k8s)
     option = f"--without {COMPANIONS[plural]}"
     assert result.exit_code == 1 and option in result.stderr and api.all() == []
     assert "nothing was created" in result.stderr
     assert submit(k8s, *option.split()).exit_code == 0
+    assert submit(k8s, *option.split()).stdout.endswith("unchanged\n")
+    assert len(api.all()) == 4 and (plural, "demo") not in api.objects
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
 
 
 @pytest.mark.parametrize("refusal", [(422, "policy 'p' denied request"), (409, "it exists")])

@@ -149,14 +149,18 @@ def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(sampled):
     """But --data, which is a claim here: what is given, and else the same default as there."""
     names = {it.name for it in sample.params} - {"run", "data"}
     for args, given in (
-        (("--top-p", "0.9", "--top-k", "7", "--prompt", "a b"), {"top_p": 0.9, "top_k": 7}),
+        (
+            ("--top-p", "0.9", "--top-k", "7", "--prompt", "a b", "--step", "9"),
+            {"top_p": 0.9, "top_k": 7, "step": 9},
+        ),
         ((), {}),
     ):
         command = pod_of(sampled(None, *args))["containers"][0]["command"]
         options = command[command.index("/runs/demo") :]
         context = sample.make_context("sample", list(options))
         told = {it.partition("=")[0] for it in options[1:]}
-        assert told == {"--" + name.replace("_", "-") for name in names}
+        left_out = set() if given else {"step"}  # by default the newest valid checkpoint
+        assert told == {"--" + name.replace("_", "-") for name in names - left_out}
         prompt = {"prompt": "a b"} if given else {}
         wanted = sample.make_context("sample", ["/runs/demo"]).params | given | prompt
         assert context.params == wanted

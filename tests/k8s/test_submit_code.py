@@ -33,14 +33,9 @@ def config_maps(api):
     return {it["metadata"]["name"]: it for it in api.objects.values() if it["kind"] == "ConfigMap"}
 
 
-@pytest.mark.parametrize("cut_at", range(11))
-def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, own, cut_at):
-    """After any number of writes: all objects, the code first, none twice, and owned by the job."""
-    api.cut_at = cut_at
-    code = own(a="x = 1\n")
-    assert submit(k8s, *code).exit_code == 1 and len(api.writes) == cut_at
-    api.cut_at = None
-    assert submit(k8s, *code).exit_code == 0
+def test_the_code_is_created_first_and_owned_by_the_job(api, k8s, own):
+    """It cannot be changed any more, and goes with the job."""
+    assert submit(k8s, *own(a="x = 1\n")).exit_code == 0
     created = [f"create {kind}" for kind in [*BESIDE, "PyTorchJob"]]
     assert api.writes == created + [f"patch {kind}" for kind in BESIDE]
     (config_map,) = config_maps(api).values()

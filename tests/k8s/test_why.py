@@ -109,7 +109,9 @@ def test_a_pod_that_starts_slowly_is_told():
     assert sentence(job("Restarting"), [new], now=seconds(at(10))) == ""
     assert sentence(job("Restarting"), [new], now=seconds(at(12))) == told
     pull = event(new, "Pulling", 'Pulling image "big"', kind="Normal")
-    shown = sentence(job("Restarting"), [new], [pull])
+    bound = {**pull, "reason": "Scheduled", "lastTimestamp": None}  # in the same second
+    bound["eventTime"] = pull["lastTimestamp"].replace("Z", ".295800Z")
+    shown = sentence(job("Restarting"), [new], [pull, bound])
     assert shown == told + ': Pulling image "big"'
 
 

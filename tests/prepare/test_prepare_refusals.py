@@ -53,6 +53,15 @@ def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
         (tmp_path / "x.jsonl").write_text(good + "\n" + line + "\n")
         result = run(tmp_path / "x.jsonl", "--out", tmp_path / "out")
         refused(result, "x.jsonl:3: ", *words)
+    nested = {
+        '{"doc": {"body": "x"}}': "no field 'text', but the fields 'body'",
+        '{"doc": 5}': "JSON of type int in place of an object with 'text'",
+        '{"n": 5}': "no field 'doc.text', but the fields 'n'",
+    }
+    for line, words in nested.items():
+        (tmp_path / "x.jsonl").write_text(line)
+        result = run(tmp_path / "x.jsonl", "--text-field", "doc.text", "--out", tmp_path / "out")
+        refused(result, "x.jsonl:1: ", words, "--text-field, as in text or doc.text")
     (tmp_path / "x.jsonl").write_bytes(good.encode() + b'{"text": "\xff"}')
     refused(run(tmp_path / "x.jsonl", "--out", tmp_path / "out"), "x.jsonl:2: ", "UTF-8")
     pq.write_table(pa.table({"body": ["a"], "text": [1]}), tmp_path / "x.parquet")
@@ -60,6 +69,10 @@ def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
     refused(result, "column 'text' is of type int64", "--text-field")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", "words")
     refused(result, "no column 'words', but 'body', 'text'")
+    pq.write_table(pa.table({"doc": [{"body": "a"}], "n": [{"text": 1}]}), tmp_path / "x.parquet")
+    for field, words in (("doc.text", "no column 'text', but 'body'"), ("n.text", "type int64")):
+        result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", field)
+        refused(result, words, "doc.text")
     twice = pa.table([["a", "b"], ["c", "d"]], names=["text", "text"])
     pq.write_table(twice, tmp_path / "x.parquet")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")

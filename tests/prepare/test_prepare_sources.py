@@ -6,14 +6,18 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.prepared import BYTES, CJK, all_texts, run
+import pytest
+from support.prepared import BYTES, CJK, all_texts, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare.build import prepare
+from gptddp.prepare.kinds import TABLES
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.sources import DOCUMENT_BYTES
 
@@ -54,6 +58,60 @@ def test_text_field_names_field_and_column(tmp_path: Path) -> None:
     result = run(*sources, "--text-field", "body", "--tokenizer", "bytes", "--out", tmp_path / "o")
     assert result.exit_code == 0, result.output
     assert all_texts(open_dataset(tmp_path / "o")) == ["one", "three", "two"]
+
+
+def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
+    """Of objects and structs; a null on the way is an empty document, an own name goes first."""
+    nested = [{"doc": {"text": "one"}}, {"doc": None}, {"doc": {"text": None}}]
+    own = [{"doc.text": "two", "doc": {"text": "no"}}, {"doc": {"text": "three"}}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(it) + "\n" for it in nested + own))
+    (tmp_path / "b.json").write_text(json.dumps([{"doc": {"text": "four"}}]))
+    table = pa.table({"doc": [{"text": "five", "n": 1}, None, {"text": None, "n": 1}]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    table = pa.table({"doc.text": ["six", "seven"], "doc": [{"text": "no"}, {"text": "no"}]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    args = ["--text-field", "doc.text", "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    result = run(*sorted(tmp_path.iterdir()), *args)
+    assert result.exit_code == 0, result.output
+    dataset = open_dataset(tmp_path / "out")
+    assert all_texts(dataset) == sorted(["one", "two", "three", "four", "five", "six", "seven"])
+    assert dataset.manifest["dropped"]["empty"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [("x.csv", "csv"), ("x.TSV", "csv"), ("x.csv.gz", "csv"), ("x.arrow", "ipc")],
+)
+def test_tables_are_named_for_what_they_are(
+    books: Path, tmp_path: Path, name: str, program: str
+) -> None:
+    """CSV is no text and Arrow no unknown binary: refused by name, left out of a folder and told,
+    each time with the program that makes parquet of it."""
+    (tmp_path / name).write_text('text,n\n"a, b",1\n')
+    given = run(tmp_path / name, books, "--out", tmp_path / "out")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).rename(tmp_path / "folder" / name)
+    alone = run(tmp_path / "folder", "--out", tmp_path / "out")
+    for result in (given, alone):
+        refused(result, f"from pyarrow import {program}", "--text-field", "to parquet")
+    assert "(left out: 1 a" in alone.stderr
+    both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert both.exit_code == 0 and f"from pyarrow import {program}" in both.stderr
+    assert f"({tmp_path / 'folder' / name})" in both.stderr
+    assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
+
+
+def test_the_program_that_converts_a_table_works(tmp_path: Path) -> None:
+    """Also for a text of several lines; prepare reads what it has made."""
+    (tmp_path / "x.csv").write_text('text,n\n"a,\nb",1\nc,2\n')
+    table = pa.table({"text": ["d", "e"]})
+    with pa.ipc.new_stream(tmp_path / "y.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for kind, name in (("csv", "x.csv"), ("arrow", "y.arrow")):
+        program = TABLES[kind][1].replace("FILE", str(tmp_path / name))
+        subprocess.run([sys.executable, "-c", program], check=True)
+    dataset = prepare([tmp_path], tmp_path / "out", BYTES)
+    assert all_texts(dataset) == ["a,\nb", "c", "d", "e"]
 
 
 def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from slurm.one_node import OneNode
 from support.paths import ROOT
+from support.processes import workers
 from support.toy import SMALL
 
 from gptddp.cli import cli as gptddp
@@ -112,10 +113,6 @@ class Job:
         return min(found)
 
 
-def children(pid: int) -> list[int]:
-    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.fixture
 def submit(node, corpus, tmp_path):
     """submit(example, ranks, *options of sbatch): a job of so many ranks on the one node."""
@@ -183,8 +180,7 @@ def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit
     job.until(lambda: stops(job.run))
     job.reach(last_step(job.run) + MID)
     launcher = job.process("SLURM_PROCID", "0", "gptddp.launch")
-    worker = [child for server in children(launcher) for child in children(server)][-1]
-    os.kill(worker, signal.SIGKILL)
+    os.kill(workers(launcher)[-1], signal.SIGKILL)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
     assert_same_bits(job.run, undisturbed)

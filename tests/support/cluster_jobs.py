@@ -16,8 +16,8 @@ TINY = ["--preset=tiny", "--seq-len=64", "--precision=fp32", "--eval-tokens=512"
 TINY += ["--eval-every=100000", "--log-every=10"]
 TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than this machine
 
-# Two such pods fill a node of two CPUs, beside what its own pods ask for.
-PODS = ["--data=data/corpus", "--cpu=900m", "--memory=1500Mi"]
+# Eight such pods fit on two nodes of two CPUs, beside what the nodes' own pods ask for.
+PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
 def until(true: Callable[[], Any], what: str, timeout_s: float, poll_s: float = 0.1) -> Any:

@@ -18,7 +18,7 @@ def overdue(run_dir):
 
 
 class Saver(threading.Thread):
-    """A launcher's process: it saves until the life has begun, and then wants a newer state."""
+    """A launcher's process: it saves until the life has begun, then wants two newer states."""
 
     def __init__(self, pod, memory, run_dir):
         super().__init__(daemon=True)
@@ -31,5 +31,5 @@ class Saver(threading.Thread):
             note.write(NAME)
             self.began.set()
             assert self.ends.wait(60)
-            self.got = late.newer_state(self.pod)
+            self.got = all(late.newer_state(self.pod) for _ in range(2))
             self.left = snapshot.read(self.path)

@@ -40,15 +40,10 @@ def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S
     return value
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 class Job:
     """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
+
+    grace_s = 20
 
     def __init__(
         self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
@@ -68,7 +63,7 @@ class Job:
                 "PET_NPROC_PER_NODE": "1",
                 **self.operator_env(i),
                 "GPTDDP_RENDEZVOUS_KEY": KEY,
-                "GPTDDP_GRACE_S": "20",
+                "GPTDDP_GRACE_S": str(self.grace_s),
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)

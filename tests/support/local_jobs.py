@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from pathlib import Path
 
 from support.manifests import container, pod_spec, render_job
 
@@ -62,14 +61,6 @@ def until(true, timeout_s=20.0):
                 return value
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
-
-
-def alive(pid):
-    """Is the process there, and no zombie?"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def pod_file(folder, name):

@@ -203,6 +203,11 @@ def job(api):
     return api.objects["pytorchjobs", "demo"]
 
 
+def end(api, kind):
+    """The job `demo` has this condition alone, as when it has ended."""
+    job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+
 def put_claims(api):
     """The claims that a job needs."""
     for claim in ("data", "runs"):

@@ -11,19 +11,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gptddp.checkpoint.writer import Saved
 from gptddp.config import Config
 from gptddp.run.owners import OWNERS
-from gptddp.run.progress import Progress
 from gptddp.run.summary import Summary
 from gptddp.training import metrics as m
 from gptddp.training import scrapes
 from gptddp.training.clock import PHASES, STATES, PhaseClock, RankSeconds
+from gptddp.training.events import Events
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.stragglers import Stragglers
 
-LINE = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "data_wait_s": 0.1, "tok_s": 100.0}
+LINE = {"step": 1, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "data_wait_s": 0.1, "tok_s": 100.0}
+LINE |= {"tokens": 100, "time": 5.0}
+STEP = {"event": "step", "line": LINE, "train_s": 9.0, "step_s": 1.0, "slow": {}, "owned": None}
+START = {"event": "start", "time": 5.0, "generation": 1, "step": 0, "tokens": 0, "train_s": 0.0}
+START |= {"world_size": 2, "nodes": 2, "restarts": 0, "quarantined": 0, "flops_per_token": 6}
+CONFIG = Config(steps=400, checkpoint_every=60.0)
 
 
 @pytest.fixture
@@ -49,13 +53,11 @@ def scrape(port: int, timeout_s: float = 15.0) -> str:
 
 def test_a_scrape_shows_what_was_recorded(port):
     """Counters, gauges and phases reach the wire; what is not known yet is NaN, not 0."""
-    metrics = m.Metrics(run_id="r")
     spent = RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2))
+    metrics = m.Metrics(CONFIG, spent, run_id="r")
     time.sleep(0.02)
     spent.take(spent.mine())
-    metrics.steps.inc()
-    metrics.step.set(41)
-    metrics.spent(spent)
+    metrics(STEP | {"line": LINE | {"step": 41}})
     Scrapes(metrics.registry, port, "127.0.0.1")
     lines = dict(
         line.rsplit(" ", 1) for line in scrape(port).splitlines() if not line.startswith("#")
@@ -81,7 +83,7 @@ def series(metrics: m.Metrics) -> set[tuple[str, ...]]:
 
 def test_the_state_is_that_of_the_phase_and_of_the_end():
     """One of them is 1 at any time: what rank 0 does as it is asked."""
-    metrics, clock, stop = m.Metrics(), PhaseClock(), []
+    metrics, clock, stop = m.Metrics(CONFIG, None), PhaseClock(), []
     metrics.state = lambda: clock.state(bool(stop))
     seen = []
     for phase in PHASES:
@@ -98,26 +100,24 @@ def test_the_state_is_that_of_the_phase_and_of_the_end():
 def test_the_peak_of_memory_is_of_the_rank_that_holds_most():
     """As the table of all ranks has it, in bytes; NaN before the first step."""
     spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=2))
-    metrics = m.Metrics(spent.memory.kinds)
+    metrics = m.Metrics(CONFIG, spent)
     assert math.isnan(values(metrics, "peak_memory_bytes")["resident"])
     rows = spent.mine()
     mine = int(rows[0, -1])
     assert 10 << 20 < mine < 100 << 30
     rows[1, -1] = 3 * mine
     spent.take(rows)
-    metrics.spent(spent)
+    metrics(STEP)
     assert values(metrics, "peak_memory_bytes") == {"resident": 3 * mine}
 
 
 def test_mfu_is_there_where_the_peak_is_known():
     """FLOPs of a token times tokens a second, of what the devices can do; NaN before a step."""
-    assert not [name for name, *_ in series(m.Metrics()) if "mfu" in name]
-    metrics, progress = m.Metrics(peak=2000.0), Progress(1, 100)
-    origin = SimpleNamespace(generation=1, step=0, config=Config(steps=9, checkpoint_every=60.0))
-    world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
-    metrics.began(origin, progress, world, 0.0, flops=6)
+    assert not [name for name, *_ in series(m.Metrics(CONFIG, None)) if "mfu" in name]
+    metrics = m.Metrics(CONFIG, None, peak=2000.0)
+    metrics(START)
     assert math.isnan(values(metrics, "mfu_ratio")[""])
-    metrics.stepped(LINE, progress, 1.0)
+    metrics(STEP)
     assert values(metrics, "mfu_ratio")[""] == 6 * 100 / 2000
 
 
@@ -138,18 +138,19 @@ def test_a_life_knows_the_newest_checkpoint_from_its_first_scrape_on(
     After a checkpoint was read, nothing older than this life can be lost.
     """
     now = time.time()
-    metrics, config = m.Metrics(), Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
+    config = Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
+    metrics = m.Metrics(config, None)
+    events = Events(3, [], [metrics])
     origin = {"generation": 3, "step": 9, "config": config, "source": source, "late": None}
     origin = SimpleNamespace(**origin, run_id="r", parent=None, changes={})
-    world = SimpleNamespace(world_size=2, nodes=2, restarts=0)
-    metrics.began(origin, Progress(9, 900), world, now - 9000, flops=6)
+    events.emit(**{"kind": "start", **START, "time": now})
     saved_time = now - 5000 if commits else None
     ledger = Summary(commits=commits, saved_time=saved_time, began_time=now - 9000)
     lease = SimpleNamespace(check=lambda: None)
-    saves = Saves(origin, lease, None, None, metrics, None)
+    saves = Saves(origin, lease, None, None, events)
     saves.begin({"w": torch.zeros(2)}, ledger)
     if source.startswith("step-"):
-        metrics.loaded(1.0, origin.step)
+        events.emit("loaded", step=origin.step, seconds=1.0)
     assert values(metrics, "checkpoint_every_seconds")[""] == 90
     assert values(metrics, "last_checkpoint_step")[""] == pytest.approx(step, nan_ok=True)
     when = values(metrics, "last_checkpoint_timestamp_seconds")[""]
@@ -159,42 +160,43 @@ def test_a_life_knows_the_newest_checkpoint_from_its_first_scrape_on(
 def test_every_series_is_there_before_anything_has_happened():
     """With 0 for what is counted and NaN for what is not known: a scrape adds none later."""
     spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=2))
-    metrics = m.Metrics(spent.memory.kinds, peak=1.0)
+    metrics = m.Metrics(CONFIG, spent, peak=1.0)
     before = series(metrics)
     spent.take(spent.mine())
-    metrics.spent(spent)
-    metrics.stepped({**LINE, "val_loss": 1.0}, Progress(1, 100), 1.0)
-    metrics.saved(Saved(1, "step-1", 9, 0.1, 0.1, None))
-    metrics.owned(dict.fromkeys(OWNERS, 1.0))
-    metrics.loaded(1.0, 1)
+    saved = {"step": 1, "name": "step-1", "nbytes": 9, "stall_s": 0.1, "write_s": 0.1, "time": 5.0}
+    owned = dict.fromkeys(OWNERS, 1.0)
+    for event in (
+        START,
+        {"event": "loaded", "step": 1, "seconds": 1.0},
+        STEP | {"line": LINE | {"val_loss": 1.0}, "owned": owned},
+        {"event": "checkpoint"} | saved,
+        {"event": "storage", "fails": True},
+        {"event": "last", "owned": owned, "finished": True},
+    ):
+        metrics(event)
     assert series(metrics) == before
 
 
 def test_all_of_it_costs_a_step_next_to_nothing():
     """The calls of one step of rank 0 of four: 0.07 ms measured, of a step of over a second."""
     spent = RankSeconds(PhaseClock(), SimpleNamespace(rank=0, world_size=4))
-    metrics, config, progress = m.Metrics(spent.memory.kinds), Config(steps=400), Progress(1, 100)
-    spent_s, judge = [], Stragglers([1] * 4)
+    metrics, spent_s, judge = m.Metrics(CONFIG, spent), [], Stragglers([1] * 4)
     for _ in range(100):
         began = time.thread_time()
         for phase in PHASES:
             spent.clock.enter(phase)
         spent.take(spent.mine())
-        metrics.stepped(LINE, progress, 1.0)
-        metrics.expect(config, progress)
-        metrics.spent(spent)
+        metrics(STEP)
         judge.add(1, 1.0, spent.busy_s)
-        metrics.slow({f"rank {it.rank} (p)": it.ratio for it in judge.shown})
         spent_s.append(time.thread_time() - began)
     assert statistics.median(spent_s) < 0.5e-3
 
 
 def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():
     """An estimate, which follows the run, where that is not the budget of steps."""
-    metrics, config = m.Metrics(run_id="r"), Config(steps=400, max_tokens=1000, max_time=0.0)
-    found = []
+    metrics, found = m.Metrics(Config(steps=400, max_tokens=1000, max_time=0.0), None), []
     for step, tokens in ((0, 0), (12, 140), (20, 200), (30, 1010)):
-        metrics.expect(config, Progress(step, tokens, train_s=9.0))
+        metrics(STEP | {"line": LINE | {"step": step, "tokens": tokens}})
         found.append(metrics.registry.get_sample_value("gptddp_max_steps"))
     assert found == [400, 86, 100, 30]
 
@@ -218,7 +220,7 @@ def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(port, caplog, 
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        Scrapes(m.Metrics().registry, port, "127.0.0.1")
+        Scrapes(m.Metrics(CONFIG, None).registry, port, "127.0.0.1")
         time.sleep(0.5)
         assert [r for r in caplog.records if "training goes on" in r.message]
         assert len(caplog.records) == 1  # said once, not at every retry
@@ -228,7 +230,7 @@ def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(port, caplog, 
 @pytest.mark.alone
 def test_the_last_scrape_is_waited_for_where_somebody_scrapes(port):
     """One that begins after the wait has; no longer than the scrapes are apart; not without any."""
-    found = Scrapes(m.Metrics().registry, port, "127.0.0.1")
+    found = Scrapes(m.Metrics(CONFIG, None).registry, port, "127.0.0.1")
     began = time.monotonic()
     assert not found.wait_for_last(lambda: False)
     assert time.monotonic() - began < 0.5

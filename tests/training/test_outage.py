@@ -136,15 +136,15 @@ def test_no_step_is_logged_before_the_start_of_its_life(run, tmp_path, monkeypat
     """Nor one that memory has kept: a ledger that lacks the start of a life has lost its end."""
     lose_a_peer(run, "--steps", "12", at=3)
     (tmp_path / "run/log.1.jsonl").unlink()
-    event = Ledger.event
+    append = Ledger.append
 
-    def killed(ledger, kind, *args, **fields):
-        if kind == "start":
+    def killed(ledger, event):
+        if event["event"] == "start":
             raise KeyboardInterrupt
-        event(ledger, kind, *args, **fields)
+        append(ledger, event)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Ledger, "event", killed)
+        patch.setattr(Ledger, "append", killed)
         run("--steps", "12")
     assert not (tmp_path / "run/log.2.jsonl").exists()
     assert run("--steps", "12") == 0

@@ -14,6 +14,7 @@ from support.local_jobs import until
 from support.owned import owned
 from support.toy import SMALL
 
+from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.run.history import read_ledger
 from gptddp.training import end, scrapes
@@ -42,7 +43,7 @@ class Server:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.scrapes = Scrapes(m.Metrics(run_id="r").registry, self.port)
+        self.scrapes = Scrapes(m.Metrics(Config(), None, run_id="r").registry, self.port)
         until(self.connect).close()
 
     def connect(self, client: str = "127.0.0.1") -> socket.socket:

@@ -153,7 +153,8 @@ def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
         begins = not waiting or any(it.get("reason") in BEGINNING for it in waiting)
         if not begins or has_ended(pod) or not (pending or age_s(pod, facts.now) > START_S):
             continue
-        last = max(facts.about(pod), key=event_time, default={})
+        # The scheduler's times have fractions of a second, the kubelet's none: no newest of both.
+        last = max(facts.about(pod, "Pulling", "Pulled"), key=event_time, default={})
         pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
         where = f"on its way on node {spec.get('nodeName')}{pulls}"
         if not spec.get("nodeName"):

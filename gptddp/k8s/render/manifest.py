@@ -243,7 +243,7 @@ def own_env(spec: JobSpec) -> list[Object]:
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
         "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
-        # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.
+        # Without it no new agent can join a live rendezvous on torch 2.15: both sides hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **restricted.scratch_env(),
     }
