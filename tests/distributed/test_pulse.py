@@ -7,6 +7,7 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -126,30 +127,11 @@ def impatient(monkeypatch):
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
 
 
-STOPS = ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"]
-
-
-@pytest.mark.parametrize("how", STOPS)
-def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, impatient, how):
-    """A call that holds the GIL, and a stopped process: by pid, with the step, after the limit."""
-    pulses = Pulses(tmp_path)
-    it = process("beats(0.1)", how)
-    assert it.stdout.readline() == b"here\n"
-    begin, found = time.monotonic(), []
-    while not found:
-        assert time.monotonic() < begin + 30 and it.poll() is None
-        assert pulses.hanging([it.pid + 1]) == []  # another worker, which has no pulse yet
-        time.sleep(0.02)
-        found = pulses.hanging([it.pid])
-    assert pulses.hanging([it.pid]) == []  # it is told once, while it is being killed
-    assert time.monotonic() - begin >= LIMIT_S
-    assert [(h.local_rank, h.pid, h.step) for h in found] == [(0, it.pid, 7)]
-    assert hung.is_stopped(it.pid) == ("19" in how)
-
-
-@pytest.mark.parametrize("how", STOPS)
-def test_the_launcher_kills_it_and_says_where_it_was(process, tmp_path, impatient, how):
-    """As its own error, with rank and step; but a stop comes from outside, and is not counted."""
+@pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
+def test_the_launcher_kills_what_stops_every_thread(process, tmp_path, impatient, how):
+    """A call that holds the GIL, and a stopped process: once, after the limit, and it says where.
+    The first is its own error, with rank and step; a stop comes from outside, and is not counted.
+    """
     said, counted = [], []
     rendezvous = types.SimpleNamespace(say=said.append)
     workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
@@ -160,12 +142,37 @@ def test_the_launcher_kills_it_and_says_where_it_was(process, tmp_path, impatien
         assert time.monotonic() < begin + 30
         workers.end_hanging([it.pid], first_rank=3)
         time.sleep(0.02)
-    assert it.returncode == -signal.SIGKILL
+    assert it.returncode == -signal.SIGKILL and time.monotonic() - begin >= LIMIT_S
     stopped = "19" in how
     what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
     assert len(said) == 1 and said[0].startswith("no progress for ") and what in said[0]
     assert [(rank, step) for rank, _, step in counted] == ([] if stopped else [(3, 7)])
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][1])
+
+
+def test_a_stopped_worker_is_told_once_when_its_next_beat_is_late(spawn, tmp_path):
+    """With its step; not before it is late, not twice, and not where it is not stopped."""
+    worker = spawn([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    told: list[tuple[int, int]] = []
+    pulses = Pulses(tmp_path, lambda rank, step, seconds: told.append((rank, step)))
+
+    def listen(beats: float, seconds: float) -> None:
+        cells = struct.pack("5d", worker.pid, beats, 600.0, 7.0, 0.6)
+        pulse.path_of(tmp_path, 0).write_bytes(cells)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert pulses.hanging([worker.pid]) == []
+            time.sleep(0.05)
+
+    listen(1, 1.0)
+    assert told == []  # late, and not stopped
+    os.kill(worker.pid, signal.SIGSTOP)
+    listen(2, 0.4)
+    assert told == []
+    listen(2, 1.0)
+    assert told == [(0, 7)]
+    listen(3, 1.0)  # it went on, and is stopped once more
+    assert told == [(0, 7), (0, 7)]
 
 
 def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.forked import LAUNCH, fork
+from support.forked import LAUNCH, ended, fork
 from support.toy import SMALL
 
 from gptddp.checkpoint import store
@@ -20,10 +20,8 @@ def launch(corpus: Path, run: Path, steps: int) -> tuple[int, str]:
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
     flags += ["--steps", str(steps), "--checkpoint-every", "0.05"]
     process = fork(LAUNCH, *flags, env=os.environ | {"PET_NPROC_PER_NODE": "3"})
-    try:
-        return process.wait(120), process.stderr.read()
-    finally:
-        process.kill()
+    (said,) = ended([process], 0, 4)
+    return process.returncode, said
 
 
 def damage(run: Path, name: str) -> None:

@@ -11,12 +11,11 @@ import pytest
 from support.late_saves import NAME, overdue
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, snapshot, store
+from gptddp.checkpoint import late, store
 from gptddp.distributed import pulse
 from gptddp.launch import rescue
 from gptddp.run import history
 from gptddp.run.history import Ledger, RunLog, log_path
-from gptddp.run.tidy import Tidier
 from gptddp.training import saves
 from gptddp.training.events import Events
 from gptddp.training.late_save import LateSave
@@ -61,13 +60,13 @@ def test_a_state_that_no_rank_has_left_with_a_word_has_its_steps_added(request, 
 # -- a life whose late save comes to nothing -------------------------------------------------------
 
 
-def newest(monkeypatch, got=None) -> list:
-    """The steps of the newest checkpoints that the life tells of, each behind `got()`."""
+def newest(monkeypatch) -> list:
+    """The steps of the newest checkpoints that the life tells of."""
     emit, known = Events.emit, []
 
     def noting(events, kind, **fields):
         if kind == "newest" and fields["step"]:
-            known.append((got(), fields["step"]) if got else fields["step"])
+            known.append(fields["step"])
         emit(events, kind, **fields)
 
     monkeypatch.setattr(Events, "emit", noting)
@@ -113,29 +112,6 @@ def test_a_ledger_that_is_read_late_makes_no_save_due(left):
     assert its._saved_at == 7.0
     its._look(7.0)
     assert its._saved_at < 7.0
-
-
-def test_a_long_life_hands_over_as_often_as_it_is_asked(
-    run, left, own, saver, tmp_path, monkeypatch
-):
-    """It tidies up meanwhile, and its metrics say what is saved, as if it had saved by itself."""
-    newer_state, handed, begun = late.newer_state, [], []
-    known = newest(monkeypatch, lambda: saver.got)
-    monkeypatch.setattr(Tidier, "begin", lambda self: begun.append(saver.got))
-
-    def twice(folder):
-        Ledger(left).event("checkpoint", 1, step=3, name=NAME, write_s=1.0)
-        for _ in range(2):
-            assert newer_state(folder)
-            handed.append(snapshot.read(saver.path).step)
-        time.sleep(0.3)
-        return True
-
-    monkeypatch.setattr(late, "newer_state", twice)
-    assert run("--steps", "25") == 0
-    saver.join(30)
-    assert 3 < handed[0] < handed[1] and own == [25]
-    assert known[0] == (None, 3) and begun.count(None) == 3
 
 
 def test_where_no_late_save_is_no_step_looks_for_one(run, left, pod, monkeypatch):
@@ -214,6 +190,8 @@ def test_a_save_that_comes_further_has_not_hung(pod, monkeypatch):
         assert late.in_progress(pod) == NAME
         time.sleep(0.3)
         assert late.in_progress(pod) is None
+        with pytest.raises(BlockingIOError), late.saving(pod):
+            pass  # another pod may try
     assert not any(it.name == "note" for it in threading.enumerate())
 
 

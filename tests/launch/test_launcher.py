@@ -14,7 +14,9 @@ from support.forked import LAUNCH as forked_launch
 from support.launchers import until
 from support.pod_env import ENV
 
+import gptddp
 from gptddp.config import Config
+from gptddp.launch import worker_script
 from gptddp.run.in_force import is_finished
 
 
@@ -69,25 +71,28 @@ LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 EARLY = "import sys; sys.modules['torch'] = None; " + LAUNCH
 
 
+LANES = '{"config": {"lanes": 3, "batch": 3}}'
+
+
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "files", "code", "words"),
     [
-        (["--step", "3"], "unknown option '--step'"),
-        (["--batch", "10", "--lanes", "4"], "batch 10 is not divisible by lanes 4"),
-        (["--lanes", "3", "--batch", "3"], "4 workers but only 3 lanes"),
+        (["--step", "3"], {}, 2, "unknown option '--step'"),
+        (["--batch", "10", "--lanes", "4"], {}, 2, "batch 10 is not divisible by lanes 4"),
+        (["--lanes", "3", "--batch", "3"], {}, 2, "4 workers but only 3 lanes"),
+        # those of the preset would be too many or too few
+        ([], {"config.json": LANES}, 2, "4 workers but only 3 lanes"),
+        (["--steps", "5"], {"finished.json": '{"step": 5, "steps": 5}'}, 0, "is finished"),
+        ([], {}, 200, "Traceback"),  # torch: what nobody expected may be retried
     ],
 )
-def test_a_mistake_ends_with_2_before_the_rendezvous(python, args, message):
-    """One line on stderr says what is wrong."""
-    code, out, err = ended(python(EARLY, *args, env=ENV))
-    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
-
-
-def test_the_lanes_of_a_run_that_is_continued_are_its_own(python, tmp_path):
-    """They are not given again, and those of the preset would be too many or too few."""
-    (tmp_path / "config.json").write_text('{"config": {"lanes": 3, "batch": 3}}')
-    code, _, err = ended(python(EARLY, "--run-dir", str(tmp_path), env=ENV))
-    assert code == 2 and "4 workers but only 3 lanes" in err
+def test_what_ends_a_pod_before_the_rendezvous(python, tmp_path, args, files, code, words):
+    """One line on stderr says what is wrong, or that the run is finished; without torch even."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), *args, env=ENV))
+    assert (found, out) == (code, "") and words in err
+    assert err.count("\n") == 1 or code == 200
 
 
 def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
@@ -98,13 +103,6 @@ def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
     assert is_finished(config) and is_finished(dataclasses.replace(config, seq_len=64, lr=0.2))
     assert not is_finished(dataclasses.replace(config, seed=8))
     assert not is_finished(dataclasses.replace(config, seq_len=128))
-
-
-def test_a_finished_run_ends_with_0_before_the_rendezvous(python, tmp_path):
-    """A pod that is started again at the end of the job leaves at once."""
-    (tmp_path / "finished.json").write_text('{"step": 5, "steps": 5}')
-    code, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), "--steps", "5", env=ENV))
-    assert (code, out) == (0, "") and "is finished" in err
 
 
 def test_help_is_printed(python):
@@ -120,12 +118,6 @@ def test_the_launcher_does_not_start_on_another_torch(python):
     )
     code, out, err = ended(python(hide + LAUNCH, env=ENV))
     assert (code, out) == (2, "") and "dynamic_rendezvous._delay" in err and err.count("\n") == 1
-
-
-def test_what_nobody_expected_may_be_retried(python):
-    """A failure of the launcher itself ends with a traceback and a code above 127."""
-    code, _, err = ended(python(EARLY, env=ENV))
-    assert code == 200 and "Traceback" in err
 
 
 def test_sigterm_ends_it_while_it_imports(python):
@@ -204,3 +196,23 @@ sys.exit(7)
 """
     found, out, err = ended(python(script))
     assert found == code and err.endswith(message) and ("late" in out) == (code == 7)
+
+
+def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
+    tmp_path, monkeypatch, capsys
+):
+    """Exit code 5 with the error, as for any other of own code; torchrun would try it for ever."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
+    monkeypatch.setenv("POD_NAME", "demo-worker-0")
+    monkeypatch.delattr(gptddp, "train", raising=False)
+    monkeypatch.setitem(sys.modules, "gptddp.train", None)
+    for life in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(life))
+        with pytest.raises(ImportError):  # which `run` prints
+            worker_script.main()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert worker_script.main() == 5
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["code"] == 5 and verdict["rank"] == 0
+    assert "failed in 3 lives" in verdict["message"] and "gptddp.train" in verdict["message"]
+    assert "Traceback" in capsys.readouterr().err

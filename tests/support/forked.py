@@ -167,15 +167,20 @@ def ranks(
     return found
 
 
-def train(world: int, *flags: str) -> None:
-    """A training of so many ranks, to its end; it must succeed."""
-    processes = ranks(world, *flags)
+def ended(processes: list[Forked], *codes: int) -> list[str]:
+    """What each has written to stderr. All end with one of these codes (0), or are killed."""
     try:
         for process in processes:
-            assert process.wait(120) == 0, process.stderr.read()
+            assert process.wait(120) in (codes or (0,)), process.stderr.read()
+        return [process.stderr.read() for process in processes]
     finally:
         for process in processes:
             process.kill()
+
+
+def train(world: int, *flags: str, code: str = TRAIN) -> list[str]:
+    """A training of so many ranks, to its end; it must succeed. What each rank has said."""
+    return ended(ranks(world, *flags, code=code))
 
 
 @dataclasses.dataclass

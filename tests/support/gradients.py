@@ -1,24 +1,14 @@
-"""The gradient of the third step in worlds of 1 to 7 processes, each world a set of new ones.
-
-gradients.py FOLDER imports torch once and forks the ranks, one world after the other. Rank 0 of
-each leaves FOLDER/<reduce>.<world size>.npy: the gradients of all parameters in one.
-"""
+"""The gradient of a run's third step, in one rank of a world of any size."""
 
 import dataclasses
-import os
-import signal
-import socket
-import sys
 
 import numpy as np
 import torch
-import torch._dynamo  # noqa: F401  # DDP imports it: once here, and not in every rank
 from support.loaders import LANES, SEED, SEQ_LEN, corpus, open_loader
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.process import run
 from gptddp.model import sums
 from gptddp.model.gpt import build
 from gptddp.train import forward_backward, warm_up
@@ -40,9 +30,7 @@ CONFIG = with_preset(
     ),
     accelerator=False,
 )
-WORLD_SIZES = 7
 EMPTY_LANE = 3  # its rows have no target
-PATIENCE_S = 60  # of a rank, which SIGALRM ends then
 
 
 def gradients(world: World, reduce: str) -> np.ndarray:
@@ -65,33 +53,13 @@ def gradients(world: World, reduce: str) -> np.ndarray:
 
 
 def rank_main(folder: str) -> None:
-    """One rank, from joining its world to leaving it, as the trainer does."""
-    signal.alarm(PATIENCE_S)
+    """One rank, from joining its world to leaving it, as the trainer does.
+
+    Rank 0 leaves FOLDER/<reduce>.<world size>.npy: the gradients of all parameters in one.
+    """
     with connect("cpu") as world:
         for reduce in ("exact", "fast"):
             found = gradients(world, reduce)
             if world.rank == 0:
                 np.save(f"{folder}/{reduce}.{world.world_size}.npy", found)
         world.leave_together()
-
-
-def main(folder: str) -> None:
-    for world_size in range(1, WORLD_SIZES + 1):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        ranks = []
-        for rank in range(world_size):
-            place = {"RANK": rank, "LOCAL_RANK": rank}
-            place |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-            os.environ |= {key: str(value) for key, value in place.items()}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            if not (pid := os.fork()):
-                run(lambda: rank_main(folder))
-                sys.exit()
-            ranks.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        assert not any(codes), f"{world_size} processes: exit codes {codes}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
