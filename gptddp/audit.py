@@ -25,7 +25,7 @@ from gptddp.run import books
 from gptddp.run.books import Books
 from gptddp.run.code import made_by
 from gptddp.run.directory import CHECKPOINTS, LEDGER
-from gptddp.train import live
+from gptddp.train import train
 from gptddp.training.first_state import first_state
 from gptddp.training.opening import check_data
 from gptddp.training.quarantine import check
@@ -111,10 +111,10 @@ class _Audit:
 
     def recompute(self, span: Span, world: World, stop: StopFlag) -> None:
         """Live the steps of a span again, up to its end or the first that is wrong."""
-        replay = Replay(span, world, stop, self.run_id)
         dataset = self._dataset(span.config.on_bad)
+        replay = Replay(span, dataset, world, stop, self.run_id)
         try:
-            live(replay, dataset, dataset.tokenizer(), stop)
+            train(replay)
         except CheckpointError as error:  # its tensors are not those of the model
             self.report.wrong = Wrong(span.step, "checkpoint", None, str(error), span.begin.name)
             return

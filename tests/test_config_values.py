@@ -18,6 +18,7 @@ from gptddp.flags import flag, from_args, from_saved
 from gptddp.k8s.render import rules, spec
 from gptddp.model.gpt import check_size
 from gptddp.run.directory import config_of
+from gptddp.training import entry
 
 LONG = "9" * 5000
 TEXTS = [
@@ -181,7 +182,7 @@ def test_a_job_is_told_before_it_is_submitted():
 def test_it_is_told_once_on_rank_0(corpus, tmp_path, train_here, caplog, monkeypatch):
     """By the trainer, at the beginning of a life."""
     asked = []
-    monkeypatch.setattr(train, "advice", lambda c, world: asked.append(world) or ["too many"])
+    monkeypatch.setattr(entry, "advice", lambda c, world: asked.append(world) or ["too many"])
     places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
     assert train.main([*SMALL, *places]) == 0
     assert asked == [1] and caplog.text.count("too many") == 1

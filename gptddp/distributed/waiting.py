@@ -105,8 +105,8 @@ def wait_for_end(
 
 
 def _doing(store: Store, key: str) -> str:
-    told = store.check([f"{key} doing"])
-    return _line(store.get(f"{key} doing").decode("utf-8", "replace")) if told else ""
+    has = store.check([f"{key} doing"])
+    return _line(store.get(f"{key} doing").decode("utf-8", "replace")) if has else ""
 
 
 def _line(text: str) -> str:

@@ -33,7 +33,7 @@ from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import KEY, as_elastic, forget_key, pod_from, torchrun_args
+from gptddp.launch.pod_facts import KEY, as_elastic, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
 from gptddp.run.in_force import config_in_force, is_finished, why_finished

@@ -94,8 +94,8 @@ class Rendezvous:
         """Sleep; raises as soon as `raise_if_over` does."""
         end = time.monotonic() + seconds
         self.raise_if_over(True)
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(POLL_S, left))
+        while (rest_s := end - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, rest_s))
             self.raise_if_over(True)
 
     def _report_waiting(self, what: str) -> None:

@@ -22,24 +22,11 @@ from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
 from gptddp.training.choose import NewestState, checked
-from gptddp.training.clock import PhaseClock
-from gptddp.training.life import Life
 from gptddp.training.opening import open_run
-from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
-
-
-def begin(
-    config: Config, dataset: Dataset, world: World, stop: StopFlag, clock: PhaseClock
-) -> Life:
-    """All ranks: a new life of the run, from the newest valid state on disk or in any memory.
-
-    Raises ConfigError, DataError and CheckpointError, on every rank, as `open_run` does.
-    """
-    return Life(newest_state(config, dataset, world), world, stop, clock)
 
 
 def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:

@@ -1,17 +1,18 @@
 """A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from gptddp.config import Config
+from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
-from gptddp.errors import AuditError, GptddpError
-from gptddp.model.evaluate import Evaluation
+from gptddp.errors import AuditError
+from gptddp.model.gpt import GPT
 from gptddp.run.directory import LEDGER
 from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
@@ -77,9 +78,12 @@ class Span:
 class Replay(Life):
     """A life that writes nothing: it compares its lines with those of the log."""
 
-    def __init__(self, span: Span, world: World, stop: StopFlag, run_id: str) -> None:
+    def __init__(
+        self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
+    ) -> None:
         state = NewestState(_origin(run_id, span), 0, span.begin.tensors, [], [], None, None, None)
-        super().__init__(state, world, stop, PhaseClock())
+        super().__init__(state, dataset, world, stop, PhaseClock())
+        self._guard.counts = False  # no life of the run has failed
         self._span = span
         self.wrong: Wrong | None = None
         if stop.asked:  # since the last step of the span before
@@ -111,7 +115,7 @@ class Replay(Life):
             )
         super().quarantine(batch)
 
-    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+    def complete_line(self) -> None:
         """No line is missing anything: see `record`."""
 
     @property
@@ -154,13 +158,9 @@ class Replay(Life):
     def end(self) -> None:
         """There is nothing to save."""
 
-    def _count_failure(self, error: Exception) -> GptddpError | None:
-        """No life of the run has failed."""
-        return None
-
-    def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
+    def restore(self, net: GPT, tensors: Mapping[str, Tensor]) -> None:
         """The state that the span begins with into these tensors; it is not held any longer."""
-        super().restore(tensors, n_params)
+        super().restore(net, tensors)
         self._span.begin = replace(self._span.begin, tensors=None)
         self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support.faulty_jobs import SHORT, Fault, check_same_run, long
 
-from gptddp.run.fold import MANY, NEWEST
 from gptddp.run.history import read_ledger
 
 STEPS = ("--steps", "400" if SHORT else "3000", "--eval-every", "5000", "--checkpoint-every", "30")
@@ -70,7 +69,7 @@ def test_a_rank_that_stays_silent_is_done_without(job, strike, whole_pod):
 @pytest.mark.fault(38)
 def test_a_hundred_lives_leave_nothing_behind(job, strike):
     """No descriptor, thread, shared memory or unfinished file more than after the first few; hardly
-    more memory, and few logs."""
+    more memory."""
     cycles = 10 if SHORT else 100
     job.steady()
     job.pause(0.05)
@@ -97,8 +96,6 @@ def test_a_hundred_lives_leave_nothing_behind(job, strike):
     assert all(now <= then + 2 for now, then in zip(left(), before, strict=True)), (before, left())
     now_mb = resident_mb()
     assert all(b <= a + 50 for a, b in zip(before_mb, now_mb, strict=True)), (before_mb, now_mb)
-    logs = len(list(job.run.glob("log.*")))
-    assert logs <= MANY + NEWEST + 2, f"{logs} logs"
 
 
 def test_the_run_is_the_undisturbed_one(job, undisturbed):

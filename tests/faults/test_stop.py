@@ -38,10 +38,12 @@ def warm_up(*args):
     _warm_up(*args)
 """
 EVALUATION = """
-_evaluate = evaluate
+from gptddp.training import life
+_evaluate = life.evaluate
 def evaluate(net, rows, tokenizer, c, world, stop):
     gate("evaluation-" + os.environ["POD_NAME"])
     return _evaluate(net, rows, tokenizer, c, world, stop)
+life.evaluate = evaluate
 """
 
 

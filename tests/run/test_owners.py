@@ -21,7 +21,7 @@ from gptddp.run.recovery import UNKNOWN, last_life
 DELAYED = """
 import os, sys, time
 from gptddp import train
-from gptddp.training import quarantine
+from gptddp.training import life, quarantine
 from gptddp.training.late_save import LateSave
 from gptddp.training.recorder import Recorder
 def late(work, calls, *ranks):
@@ -33,7 +33,7 @@ def late(work, calls, *ranks):
     return called
 quarantine.next_batch = late(quarantine.next_batch, [], "1")
 train.forward_backward = late(train.forward_backward, [], "0")
-train.evaluate = late(train.evaluate, [1, 1, 1], "0", "1")
+life.evaluate = late(life.evaluate, [1, 1, 1], "0", "1")
 LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
 Recorder.step = late(Recorder.step, [], "0")
 sys.exit(train.main(sys.argv[1:]))

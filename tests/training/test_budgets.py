@@ -136,8 +136,7 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
 ):
     """Killed after that was agreed on, in the evaluation or the check of the last step: the next
     life does no other step, and makes up for both."""
-    module = train if what == "evaluate" else life
-    working, over = getattr(module, what), []
+    working, over = getattr(life, what), []
     agree = life.agree
 
     def noting(*args):
@@ -152,7 +151,7 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
 
     with monkeypatch.context() as patch:
         patch.setattr(life, "agree", noting)
-        patch.setattr(module, what, lost)
+        patch.setattr(life, what, lost)
         assert run(*TIME) == LifeLost.exit_code
     assert not {"val_loss", "state_fp"} & log(tmp_path)[-1].keys()
     assert not (tmp_path / "run/finished.json").exists()
@@ -198,7 +197,7 @@ def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
 ):
     """The run is not finished then; what was trained is in a checkpoint, and no step is added."""
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", lambda *args: None)
+        patch.setattr(life, "evaluate", lambda *args: None)
         assert run(*TIME) == 143
     assert "val_loss" not in log(tmp_path)[-1]
     assert not (tmp_path / "run/finished.json").exists()

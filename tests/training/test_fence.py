@@ -71,11 +71,12 @@ IMPATIENT = """
 import sys
 from gptddp import train
 from gptddp.distributed import connect
-begin, connect.TIMEOUT_S = train.begin, 2.0
-def impatient(config, dataset, world, *rest):
+from gptddp.training import entry
+newest_state, connect.TIMEOUT_S = entry.newest_state, 2.0
+def impatient(config, dataset, world):
     world.set_timeout(0)  # from here on no rank waits longer than two seconds for another
-    return begin(config, dataset, world, *rest)
-train.begin = impatient
+    return newest_state(config, dataset, world)
+entry.newest_state = impatient
 sys.exit(train.main(sys.argv[1:]))
 """
 

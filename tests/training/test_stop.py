@@ -44,7 +44,8 @@ def forward_backward(ddp, batch, targets, step, *rest):
 """
 FORWARD = STEP.replace("gate", "stuck")
 EVALUATION = """
-_evaluate = evaluate
+from gptddp.training import life
+_evaluate = life.evaluate
 def evaluate(net, rows, tokenizer, c, world, stop):
     def slow():
         times("micro_batches", 1000)
@@ -52,6 +53,7 @@ def evaluate(net, rows, tokenizer, c, world, stop):
             gate("here")
         return stop()
     return _evaluate(net, rows, tokenizer, c, world, slow)
+life.evaluate = evaluate
 """
 
 
