@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.checkpoints import save
-from support.failing_reads import Reads, answer_as_python_3_14
+from support.failing_volume import Reads, answer_as_python_3_14
 from support.paths import ROOT
 from support.prepared import BYTES
 
