@@ -146,7 +146,6 @@ FORGIVING = {
     "gptddp/prepare/recipe.py": 1,  # an error
     "gptddp/prepare/walk.py": 1,  # a link, of what has just been seen
     "gptddp/run/directory.py": 1,  # which error
-    "gptddp/run/fold.py": 1,  # to tidy up
     "gptddp/run/lease_file.py": 1,  # which error
 }
 _ASKS = {"exists", "is_dir", "is_file", "is_symlink", "lexists", "isdir", "isfile", "islink"}

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptddp.data import inventory, pretokenized
-from gptddp.data.lanes import BLOCK_BYTES
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
@@ -41,7 +40,6 @@ MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
-_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
@@ -110,23 +108,7 @@ class Dataset:
 
     def warnings(self) -> list[str]:
         """One line for each thing that a user should know of a dataset that can be used."""
-        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
-        groups = [group for split in SPLITS for group in self.row_groups(split)]
-        huge = _largest(group for group in groups if group.rows > 1)
-        if huge.text_bytes > _HUGE_BYTES:
-            lines.append(
-                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
-                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
-            )
-        huge = _largest(group for group in groups if group.rows == 1)
-        if huge.text_bytes > BLOCK_BYTES:  # made before they were cut: a row group of its own
-            lines.append(
-                f"{self.dir}: {huge.path} has a document of {huge.text_bytes >> 20} MiB: one lane "
-                "gets all of it, and it is tokenised as a whole; prepare the data again with "
-                f"another --out, from its sources or from {self.dir}/train with --val "
-                f"{self.dir}/val: that cuts it into parts"
-            )
-        return lines
+        return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
         """Raise DataError, naming them, if training files are missing or of another size."""
@@ -184,11 +166,6 @@ class Dataset:
                 f"{row_group.rows}: the file has been replaced; put it back or prepare again"
             )
         return found
-
-
-def _largest(groups: Iterable[RowGroup]) -> RowGroup:
-    """The one with most text, one without any where there is none."""
-    return max(groups, key=lambda group: group.text_bytes, default=RowGroup("", 0, 0, 0))
 
 
 @lru_cache(maxsize=_FOOTERS)

@@ -86,8 +86,6 @@ def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset
         )
     tidy(out)
     bar.say(f"{out} is already prepared from these sources with these settings")
-    for warning in dataset.warnings():  # an older version may have made it
-        bar.say(warning)
     return dataset
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from gptddp.data.dataset import SPLITS, Dataset
+from gptddp.data.dataset import Dataset
 from gptddp.prepare.bad_records import LIST
 
 
@@ -46,19 +46,6 @@ def _cut(manifest: dict[str, Any]) -> str:
         return ""
     cut = manifest["cut"]
     return f"cut         {cut['documents']:,} huge documents, into {cut['parts']:,} parts\n"
-
-
-def repacked(dataset: Dataset) -> str:
-    """The summary of `gptddp repack`."""
-    groups = [group for split in SPLITS for group in dataset.row_groups(split)]
-    largest = max(group.text_bytes for group in groups)
-    documents = sum(dataset.manifest["splits"][split]["documents"] for split in SPLITS)
-    return f"""\
-documents   {documents:,}
-{_cut(dataset.manifest)}\
-row groups  {len(groups):,}, of up to {max(group.rows for group in groups):,} rows and \
-{largest / 1e6:,.1f} MB of text
-{_next(dataset)}"""
 
 
 def _next(dataset: Dataset) -> str:

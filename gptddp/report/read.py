@@ -30,8 +30,9 @@ from gptddp.run.directory import (
     LEDGER,
     SAMPLES,
     about,
+    log_generations,
 )
-from gptddp.run.history import is_step, log_generations, logged, read_ledger
+from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 

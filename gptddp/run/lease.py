@@ -66,17 +66,6 @@ class Lease:
         if self.lost:
             raise Superseded(self.lost)
 
-    def elsewhere(self) -> str:
-        """Why the run may be another's at this moment, by the file itself; "" while it is ours.
-
-        Nothing is written: it may be asked after `release`. Raises OSError.
-        """
-        seen = lease_file.read(self.path)
-        lease = lease_file.parse(seen[0]) if seen else None
-        if lease and lease["holder"] == self.me["holder"]:
-            return self.lost
-        return self.lost or f"{self.path} is not of this life"
-
     def release(self) -> None:
         """Remove the lease: nothing will be committed any more."""
         self.close()

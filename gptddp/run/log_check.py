@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.config import shown
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
+from gptddp.run.history import Line, is_step, last_step, read_ledger
 from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
@@ -93,13 +94,14 @@ def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, i
     """
     known: list[tuple[int, dict[str, int]]] = []
     in_order = sorted(events, key=lambda event: event["generation"])
+    ways = branches.of(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
         own: dict[int, dict[str, int]] = {}
         began = 0
         for event in group:
             if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
                 continue
-            if is_step(event):
+            if is_step(event) and branches.is_on(ways, event["generation"], event["step"]):
                 prints = {name: _print(event, name) for name in ("chain_fp", "state_fp")}
                 there = {name: value for name, value in prints.items() if value is not None}
                 own[event["step"]] = own.get(event["step"], {}) | there
@@ -127,20 +129,6 @@ def at_start(
         theirs = shown(line.get("chain_fp"))
         return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
     return None
-
-
-def holes(run_dir: str | Path) -> str | None:
-    """The steps that lie between the logs, and in none of them; None where there are none.
-
-    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
-    """
-    ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
-    gaps, done = [], 0
-    for first, last in sorted(it for it in ends if it[0]):
-        if first > done + 1:
-            gaps.append((done + 1, first - 1))
-        done = max(done, last)
-    return f"it lacks {gap_text(gaps)}" if gaps else None
 
 
 def _print(line: Line, name: str) -> int | None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last, wait_for_scrape
+from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
@@ -180,11 +182,12 @@ class Life:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
+        about = {"step": self.step, **vars(decision)}
         if self.recorder:  # before any rank acts on it
-            self.recorder.quarantine(decision, self.progress)
-        else:
-            fields = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
-            self.live.keep_event({"event": "quarantine", **fields, **vars(decision)}, self.step)
+            self.recorder.events.emit("quarantine", **about)
+        else:  # as rank 0 may be lost
+            about |= {"time": time.time(), "generation": self.origin.generation}
+            self.live.keep_event({"event": "quarantine", **about}, self.step)
         self._rows.reopen(self.progress.data)
 
     @contextmanager
@@ -282,10 +285,11 @@ class Life:
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:
+            run, finite = Path(self.config.run_dir), self.step - self.progress.skipped
             raise NonFiniteError(
-                f"step {self.step}: loss or gradient not finite {self.progress.skipped} times "
-                f"in a row (max_skipped is {self.config.max_skipped}): lower lr, or look at the "
-                "data"
+                f"step {self.step}: loss or gradient not finite {self.progress.skipped} times in a "
+                f"row (max_skipped is {self.config.max_skipped}): {way_back(run, finite)}, or look "
+                "at the data"
             )
 
     @property

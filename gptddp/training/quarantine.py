@@ -27,7 +27,6 @@ from gptddp.data.lanes import hosts
 from gptddp.data.loader import Batch, Loader, as_text, from_text, row_groups
 from gptddp.distributed.connect import World
 from gptddp.errors import BadRowGroup, ConfigError
-from gptddp.run.directory import SUMMARY
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 
@@ -56,7 +55,7 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
 def _refused(ledger: Path, decision: Mapping[str, Any], what: str, rule: str) -> ConfigError:
     return ConfigError(
         f"{ledger}, the event `quarantine` of step {decision['step']}: {what}: {rule}: put the "
-        f"ledger back from a backup, or take this line out of it and remove {SUMMARY} beside it"
+        "ledger back from a backup"
     )
 
 

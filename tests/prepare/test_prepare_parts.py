@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from support.prepared import BYTES, run, texts
 
-from gptddp.data import dataset as dataset_module
 from gptddp.data import pretokenized
 from gptddp.data.dataset import SPLITS, Dataset, Split, open_dataset
 from gptddp.data.loader import Loader
@@ -20,7 +19,6 @@ from gptddp.errors import DataError
 from gptddp.prepare import parts
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.repack import repack
 from gptddp.prepare.shuffle import Shuffle
 
 LIMIT = 1000
@@ -130,8 +128,8 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
     assert dataset.manifest["splits"]["val"]["documents"] == 1
 
 
-def test_it_is_said_and_repacked(tmp_path):
-    """The summary has documents as given and how many were cut; repack keeps parts and marks."""
+def test_it_is_said(tmp_path):
+    """The summary has documents as given and how many were cut."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
     result = run(given, "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -140,12 +138,6 @@ def test_it_is_said_and_repacked(tmp_path):
     assert "jsonl 1 files, 61 documents" in result.stdout
     assert "60 train, 1 validation" in result.stdout
     assert f"cut         1 huge documents, into {number} parts" in result.stdout
-    again = repack(dataset.dir, tmp_path / "again")
-    assert again.manifest["version"] == 2 and again.manifest["cut"] == dataset.manifest["cut"]
-    for split in SPLITS:
-        assert marked(again, split) == marked(dataset, split)
-        said = (d.manifest["splits"][split]["documents"] for d in (dataset, again))
-        assert len(set(said)) == 1
 
 
 def test_without_huge_documents_the_dataset_is_of_version_1(tmp_path):
@@ -203,20 +195,6 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
     assert rows.max() < 1.1 * rows.min()
     train = dataset.manifest["splits"]["train"]["documents"]
     assert sum(n for (_, target), n in found.items() if target == 256) == train
-
-
-def test_a_huge_document_of_an_older_dataset_is_warned_of(tmp_path, monkeypatch):
-    """One that is not cut: with its size, and what to do; parts are not mentioned. The command that
-    made it says it too, as it does nothing more."""
-    monkeypatch.setattr(dataset_module, "BLOCK_BYTES", 5 * LIMIT)
-    given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
-    assert prepare([given], tmp_path / "cut", BYTES).warnings() == []
-    monkeypatch.setattr(parts, "PART_BYTES", 1 << 20)
-    dataset = prepare([given], tmp_path / "whole", BYTES)
-    (warning,) = dataset.warnings()
-    assert "has a document of 0 MiB" in warning and f"--val {dataset.dir}/val" in warning
-    again = run(given, "--out", dataset.dir, "--tokenizer", "bytes")
-    assert "again with another --out" in warning and warning in again.stderr
 
 
 def test_a_shuffle_of_parts_that_is_taken_over_is_the_same(tmp_path):

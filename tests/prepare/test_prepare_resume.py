@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.prepared import child, contents, killing, refused, run
+from support.prepared import child, contents, killing, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
@@ -22,7 +22,6 @@ from gptddp.prepare.build import prepare
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.repack import repack
 from gptddp.prepare.shuffle import Shuffle
 
 FILES = 12
@@ -296,13 +295,3 @@ def test_too_little_text_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least 2"):
         prepare([tmp_path / "one.txt"], tmp_path / "out", Settings(tokenizer="bytes"))
     assert not (tmp_path / "out").exists()
-
-
-def test_repack_does_not_go_on_from_prepare(
-    killed, sources: Path, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    """What prepare has left in a folder is removed by another command."""
-    killed(READ, 7)
-    repack(sources.parent / "whole", tmp_path / "out")
-    assert ".prepare" not in os.listdir(tmp_path / "out")
-    refused(run(sources, "--out", tmp_path / "out"), "already holds a dataset made otherwise")
