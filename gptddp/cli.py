@@ -141,8 +141,8 @@ def checkpoints(
 
 def _prune(run: Path, keep: int | None) -> None:
     """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
-    from gptddp.checkpoint.recorded import configuration
     from gptddp.checkpoint.retention import prune_by_hand
+    from gptddp.checkpoint.run_state import configuration
     from gptddp.config import with_preset
 
     config = with_preset(configuration(run), accelerator=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import recorded
+from gptddp.checkpoint import run_state
 from gptddp.errors import DataError
 from gptddp.files import explain
 from gptddp.flags import differences
@@ -82,7 +82,7 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
 def _config(run: Path) -> dict[str, Any]:
     """As the ledger or a checkpoint has it; {} where none does: rows need none of it."""
     with contextlib.suppress(OSError):
-        return recorded.read(run).config or {}
+        return run_state.read(run).config or {}
     return {}
 
 

@@ -9,7 +9,7 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL, training_here
 
 from gptddp import train
-from gptddp.checkpoint import recorded
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
@@ -36,11 +36,6 @@ def here(corpus):
 @pytest.fixture(scope="module")
 def undisturbed(here, tmp_path_factory):
     return here(tmp_path_factory.mktemp("same_bits") / "run")
-
-
-def test_two_runs_are_the_same_bits(here, undisturbed, tmp_path):
-    """The same flags, twice."""
-    check_same_bits(here(tmp_path / "run"), undisturbed)
 
 
 def test_the_last_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
@@ -87,7 +82,7 @@ def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(
     shutil.rmtree(loaded.path)
     tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
     tensors["model.wte.weight"][3, 3] += 1
-    run_id = recorded.read(run).run_id
+    run_id = run_state.read(run).run_id
     assert Writer(run, 1, keep=9, run_id=run_id).save(4, tensors, loaded.meta).error is None
     fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
     assert train.main([*fixed, *FLAGS]) == 4

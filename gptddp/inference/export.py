@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gptddp.checkpoint.recorded import configuration
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from gptddp.checkpoint import recorded, store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.load import Loaded, copy_into, load_newest
 from gptddp.checkpoint.load import load as load_checkpoint
-from gptddp.checkpoint.recorded import configuration
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def _of_run(
 def checkpoint(run: Path, step: int | None = None) -> Loaded:
     """The newest valid checkpoint, or that of a step. Raises CheckpointError, OSError."""
     if step is None:
-        if loaded := load_newest(run, run_id=recorded.read(run).run_id, set_aside=False):
+        if loaded := load_newest(run, run_id=run_state.read(run).run_id, set_aside=False):
             return loaded
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
     orders = {name: store.order(name) for name in store.names(run) if store.is_candidate(name)}
@@ -98,7 +98,7 @@ def checkpoint(run: Path, step: int | None = None) -> Loaded:
         raise ConfigError(f"{run} has no checkpoint of step {step}: use one of these: {there}")
     name = max(found, key=lambda name: orders[name] or (0, 0))
     try:
-        return load_checkpoint(run / CHECKPOINTS / name, recorded.read(run).run_id)
+        return load_checkpoint(run / CHECKPOINTS / name, run_state.read(run).run_id)
     except Unusable as unusable:
         if unusable.transient:
             raise OSError(f"checkpoint {unusable}") from unusable

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, recorded, snapshot, store
+from gptddp.checkpoint import late, owner, run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import known_lives, pulse
@@ -72,7 +72,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     if (
-        found.run_id != patiently(lambda: recorded.read(run)).run_id
+        found.run_id != patiently(lambda: run_state.read(run)).run_id
         or (found.generation, found.step) <= newest
         or patiently(partial(_left, run, found))
     ):
@@ -86,7 +86,7 @@ def _left(run: Path, found: snapshot.Snapshot) -> str | None:
 
 def _closed(config: Config) -> Config:
     """As the run has it, every field closed."""
-    return with_preset(patiently(lambda: recorded.in_force(config)), accelerator=False)
+    return with_preset(patiently(lambda: run_state.in_force(config)), accelerator=False)
 
 
 def _commit(
@@ -134,7 +134,7 @@ def _commit(
 
 def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
     """What the run has now; the start of a life on a full disk is in its snapshot alone."""
-    ledger = recorded.read(run)
+    ledger = run_state.read(run)
     for event in found.events:
         with suppress(LookupError, TypeError, ValueError):  # a foreign one
             ledger.add(event)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import recorded, store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.load import Loaded
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
@@ -131,11 +131,11 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     run = Path(config.run_dir)
     tell("reading the ledger")
     patiently(lambda: _check_places(run))
-    ledger = patiently(lambda: recorded.read(run))
+    ledger = patiently(lambda: run_state.read(run))
     if ledger.left_out:
         what = "; ".join(ledger.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    recorded.check_version(run, ledger)
+    run_state.check_version(run, ledger)
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, ledger))
     lost = patiently(lambda: life_without_start(run, ledger))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, recorded
-from gptddp.checkpoint.recorded import why_finished
+from gptddp.checkpoint import known, run_state
+from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
 from gptddp.run.history import read_ledger
 
@@ -80,7 +80,7 @@ def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
     move_away(root)
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
-    assert "from_scratch" not in recorded.read(tmp_path / "run").config
+    assert "from_scratch" not in run_state.read(tmp_path / "run").config
     for file in (tmp_path / "memory").iterdir():
         file.unlink()
     assert run("--steps", "8") == 0

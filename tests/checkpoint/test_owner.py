@@ -10,7 +10,7 @@ from support import ledgers
 from support.checkpoints import loaded_step, meta, save
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, owner, recorded, retention, snapshot, store
+from gptddp.checkpoint import known, owner, retention, run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.flags import from_args
@@ -63,7 +63,7 @@ def test_each_checkpoint_says_whose_it_is(mine, others):
     said = [
         store.unsealed(path)["run_id"] for path in (mine / "checkpoints" / MINE, others / OTHERS)
     ]
-    wanted = [recorded.read(path).run_id for path in (mine, others.parent)]
+    wanted = [run_state.read(path).run_id for path in (mine, others.parent)]
     assert said == wanted and said[0] != said[1]
 
 
@@ -129,7 +129,7 @@ def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, c
         assert rescue(from_args(["--run-dir", str(mine)]), tmp_path / "memory") == MINE
     assert f"{MINE} is another run's: it is set aside" in caplog.text
     assert store.names(mine) == [LATER, OTHERS, f"{MINE}.bad.1", MINE]
-    assert owner.newest(mine, recorded.read(mine).run_id) == MINE
+    assert owner.newest(mine, run_state.read(mine).run_id) == MINE
     shutil.rmtree(mine)
     shutil.move(kept, mine)
     assert run("--steps", "4") == 0 and sources(mine) == ["scratch", "memory"]
@@ -139,10 +139,10 @@ def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, c
 
 def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_path):
     """They say its id and its configuration."""
-    wanted = recorded.read(mine)
+    wanted = run_state.read(mine)
     shutil.copytree(mine / "checkpoints", tmp_path / "copy/checkpoints")
     assert run("--steps", "3", "--run-dir", str(tmp_path / "copy")) == 0
-    assert recorded.read(tmp_path / "copy").run_id == wanted.run_id
+    assert run_state.read(tmp_path / "copy").run_id == wanted.run_id
     assert sources(tmp_path / "copy") == [MINE]
 
 

@@ -7,11 +7,11 @@ import shutil
 import pytest
 from support import ledgers
 from support.failing_disk import Disk
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
-from gptddp.checkpoint import recorded, snapshot, store
+from gptddp.checkpoint import run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
@@ -81,7 +81,7 @@ def test_a_run_that_is_taken_during_the_save_is_left_alone(
 
 def test_the_state_of_another_run_is_not_saved(left, rescued):
     """The run directory was removed and made again under the same name, or nothing says its id."""
-    ledgers.begun(left, recorded.read(left).config, run_id="other")
+    ledgers.begun(left, run_state.read(left).config, run_id="other")
     assert rescued() is None
     (left / "ledger.jsonl").unlink()
     assert rescued() is None
@@ -128,7 +128,7 @@ def test_a_change_that_the_disk_has_not_taken_is_not_lost(run, pod, tmp_path, mo
     disk = Disk(path, monkeypatch.setattr)
 
     def values():
-        config = recorded.configuration(path)
+        config = run_state.configuration(path)
         return config.lr, config.grad_clip
 
     lose_a_peer(run, "--steps", "9", "--lr", "0.003", at=3)

@@ -19,7 +19,7 @@ from support.paths import ROOT
 from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint import recorded
+from gptddp.checkpoint import run_state
 from gptddp.config import FIELDS, FIXED, KEPT, START, Config, with_preset
 from gptddp.errors import ConfigError
 from gptddp.flags import flag, from_args, from_saved, to_args
@@ -104,12 +104,12 @@ def test_fields_of_a_newer_version_are_refused():
 def test_the_launcher_knows_the_run_as_well(tmp_path):
     """It takes what is not given from the run; what cannot be is the trainer's to refuse."""
     config = Config(run_dir=str(tmp_path), lr=1.0)
-    assert recorded.in_force(config) == config
+    assert run_state.in_force(config) == config
     ledgers.begun(tmp_path, FIRST)
-    assert recorded.in_force(config) == dataclasses.replace(config, **FIRST | {"lr": 1.0})
+    assert run_state.in_force(config) == dataclasses.replace(config, **FIRST | {"lr": 1.0})
     ledgers.begun(tmp_path, {"preset": "tiny", "lanes": 12})
     other = Config(run_dir=str(tmp_path), batch=6)  # the lanes do not divide it
-    assert recorded.in_force(other) == other
+    assert run_state.in_force(other) == other
     with pytest.raises(ConfigError, match="another configuration .batch: 48 -> 6.: leave"):
         continued("--batch", "6", run={"preset": "tiny", "lanes": 12})
 
@@ -158,7 +158,7 @@ def test_config_json_shows_no_setting_that_no_step_has_used(life, tmp_path, monk
     """A life that ends before its first step has changed the run, as the ledger says and the
     launcher knows, and not the copy for people."""
     run, asked = tmp_path / "run", Config(run_dir=str(tmp_path / "run"))
-    assert life(**BEGUN) == 0 and recorded.why_finished(asked)
+    assert life(**BEGUN) == 0 and run_state.why_finished(asked)
 
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
@@ -171,8 +171,8 @@ def test_config_json_shows_no_setting_that_no_step_has_used(life, tmp_path, monk
         ("steps", 2),
         ("lr", 2),
     ]
-    in_force = recorded.in_force(asked)
-    assert (in_force.steps, in_force.lr) == (4, 0.5) and not recorded.why_finished(asked)
+    in_force = run_state.in_force(asked)
+    assert (in_force.steps, in_force.lr) == (4, 0.5) and not run_state.why_finished(asked)
     assert life() == 0
     assert saved(run) == JSON_BEGUN | {"lr": 0.5, "steps": 4} and len(changes(run)) == 2
 
@@ -191,7 +191,7 @@ def test_a_finished_run_with_another_setting_is_refused(life, tmp_path, capsys):
         assert life(lr=0.01, **more) == 2
         assert said in (error := capsys.readouterr().err) and "another --run-dir" in error
         with pytest.raises(ConfigError, match="no step is left for"):
-            recorded.why_finished(Config(run_dir=str(run), lr=0.01, **more))
+            run_state.why_finished(Config(run_dir=str(run), lr=0.01, **more))
     assert contents(run) == before
     assert life(lr=0.01, steps=4) == 0 and saved(run)["lr"] == 0.01
 

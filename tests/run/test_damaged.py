@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint import recorded, store
+from gptddp.checkpoint import run_state, store
 from gptddp.cli import cli
 from gptddp.config import Config
 from gptddp.flags import from_args
@@ -72,7 +72,7 @@ def test_nothing_goes_by_the_copies(run_dir, goes_on, caplog, name, text):
 
 
 def is_finished(run_dir: Path) -> bool:
-    return recorded.why_finished(from_args(["--run-dir", str(run_dir), "--steps", "2"])) != ""
+    return run_state.why_finished(from_args(["--run-dir", str(run_dir), "--steps", "2"])) != ""
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "lease.json"])
@@ -188,16 +188,16 @@ def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
     life, for the launcher too; a warning says what nobody knows any more."""
     old = (run_dir / "ledger.jsonl").read_bytes()
     assert goes_on("--lr", "0.05", "--keep", "9") == 0
-    before, run_id = config(run_dir), recorded.read(run_dir).run_id
+    before, run_id = config(run_dir), run_state.read(run_dir).run_id
     for lost, has in ((1, "ends with life 1"), (0, "has no start of a life")):
         (run_dir / "ledger.jsonl").write_bytes(old * lost)
         (run_dir / "config.json").unlink()
-        assert recorded.in_force(Config(run_dir=str(run_dir))).lr == 0.05
+        assert run_state.in_force(Config(run_dir=str(run_dir))).lr == 0.05
         caplog.clear()
         assert goes_on("--steps", str(5 - lost)) == 0
         assert config(run_dir) == before | {"steps": 5 - lost}
         assert f"{run_dir / 'ledger.jsonl'} {has}, and the run has had {3 - lost}" in caplog.text
-        assert recorded.read(run_dir).run_id == run_id
+        assert run_state.read(run_dir).run_id == run_id
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4, 5]
 
 
@@ -206,7 +206,7 @@ def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
 ):
     """By name, whatever is left; nothing is done. With --from-scratch it begins at step 0, as
     another run."""
-    run_id = recorded.read(run_dir).run_id
+    run_id = run_state.read(run_dir).run_id
     shutil.rmtree(run_dir / "checkpoints")
     kept = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     for left in (["config.json", "log.1.jsonl"], ["config.json"], ["dataset.json"]):
@@ -222,7 +222,7 @@ def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
     (run_dir / "ledger.jsonl").write_text('{"event": "sta\n')
     assert goes_on("--seed", "5") == 2
     assert goes_on("--seed", "5", "--from-scratch") == 0
-    assert recorded.read(run_dir).run_id != run_id and config(run_dir)["seed"] == 5
+    assert run_state.read(run_dir).run_id != run_id and config(run_dir)["seed"] == 5
     assert "as --from-scratch says" in caplog.text
 
 

@@ -7,7 +7,7 @@ import pytest
 from support import ledgers
 from support.field_values import BEGUN
 
-from gptddp.checkpoint import recorded
+from gptddp.checkpoint import run_state
 from gptddp.config import Config
 from gptddp.run.history import history, read_ledger
 from gptddp.training import life as training_life
@@ -27,12 +27,12 @@ def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
         ([stop | {"step": "x"}], False),
     ):
         ledgers.begun(tmp_path, BEGUN, *more)
-        assert bool(recorded.why_finished(asked)) == finished, more
+        assert bool(run_state.why_finished(asked)) == finished, more
     ledgers.begun(tmp_path, BEGUN, stop)
-    assert not recorded.why_finished(Config(run_dir=str(tmp_path), steps=4))
-    assert not recorded.why_finished(Config(run_dir=str(tmp_path), seed=8))  # the trainer refuses
-    assert not recorded.why_finished(Config(run_dir=str(tmp_path), from_scratch=True))
-    assert not recorded.why_finished(Config())
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), steps=4))
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), seed=8))  # the trainer refuses
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), from_scratch=True))
+    assert not run_state.why_finished(Config())
 
 
 def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
@@ -52,7 +52,7 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
     assert life(steps=1) == 0
     lines = list(history(tmp_path / "run"))
     assert len(lines) == 3 and {"val_loss", "state_fp"} <= lines[-1].keys()
-    assert recorded.why_finished(Config(run_dir=str(tmp_path / "run"))).startswith(
+    assert run_state.why_finished(Config(run_dir=str(tmp_path / "run"))).startswith(
         "steps is 1, but"
     )
 

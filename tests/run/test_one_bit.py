@@ -3,7 +3,7 @@
 import pytest
 from support.field_values import BEGUN
 
-from gptddp.checkpoint import recorded
+from gptddp.checkpoint import run_state
 from gptddp.config import Config
 from gptddp.flags import of_run
 from gptddp.run.history import read_ledger
@@ -18,7 +18,7 @@ def run(life, tmp_path):
 
 def at_a_start(run) -> dict:
     """The fields of the run, as the next life and its launcher have them."""
-    return of_run(recorded.in_force(Config(run_dir=str(run))))
+    return of_run(run_state.in_force(Config(run_dir=str(run))))
 
 
 def test_one_bit_changes_no_hyperparameter(run):
@@ -32,7 +32,7 @@ def test_one_bit_changes_no_hyperparameter(run):
             flipped[at] ^= 1 << bit
             path.write_bytes(flipped)
             assert at_a_start(run) == fields, bytes(flipped[max(0, at - 30) : at + 30])
-            left_out += len(recorded.read(run).left_out)
+            left_out += len(run_state.read(run).left_out)
     assert left_out > 20
 
 

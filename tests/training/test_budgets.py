@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gptddp import train
-from gptddp.checkpoint import recorded
-from gptddp.checkpoint.recorded import configuration
+from gptddp.checkpoint import run_state
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config
 from gptddp.errors import LifeLost
 from gptddp.model.schedule import lr_at
@@ -60,7 +60,7 @@ def check_ended(folder: Path, cause: str, step: int) -> None:
     assert (marker["cause"], marker["step"], marker["tokens"]) == (cause, step, lines[-1]["tokens"])
     (manifest,) = (folder / "run/checkpoints").glob(f"step-{step:012}.*/manifest.json")
     assert json.loads(manifest.read_text())["meta"]["state_fp"] == lines[-1]["state_fp"]
-    assert cause in recorded.why_finished(Config(run_dir=str(folder / "run")))
+    assert cause in run_state.why_finished(Config(run_dir=str(folder / "run")))
 
 
 def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):

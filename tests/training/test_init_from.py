@@ -13,7 +13,7 @@ from support.hf_folder import write_gpt2
 
 from gptddp import train
 from gptddp.audit import audit
-from gptddp.checkpoint.recorded import configuration
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import PRESETS, Config
 from gptddp.errors import AuditError
 from gptddp.inference.export import export

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
-from gptddp.checkpoint.recorded import why_finished
+from gptddp.checkpoint.run_state import why_finished
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed.connect import World, connect
