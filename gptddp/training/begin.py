@@ -60,6 +60,7 @@ def newest_state(
             check_same_data(data, world)
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
             check_given(given, origin.config, world)
+        clock.enter("init")
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.

@@ -161,11 +161,12 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
                 f"{run} is a model for transformers and no run: begin one with it in another "
                 f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
             )
-    left = [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
-    left += [LEDGER] * (ledger.bytes > 0) + [log_path(run, it).name for it in log_generations(run)]
+    left = [LEDGER] if ledger.bytes else []
+    left += [log_path(run, it).name for it in log_generations(run)[-1:]]
+    left += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
     if not left or store.names(run):
         return
-    what = f"{run} has {', '.join(left[:4])} of a run ({last_step(run)} steps logged)"
+    what = f"{run} has {', '.join(left)} of a run ({last_step(run)} steps logged)"
     what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
     if not from_scratch:
         raise CheckpointError(

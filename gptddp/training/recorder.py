@@ -136,6 +136,7 @@ class Recorder:
             if is_new:
                 return patiently(self.ledger.sync)
         except OSError as error:
+            self.lease.release()
             if may_pass(error):
                 raise
             raise ConfigError(
