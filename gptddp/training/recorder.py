@@ -208,13 +208,8 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-<<<<<<< HEAD
-            self._owners.phases = line.get("phases") or self.spent.by_phase()
-            owned = self._owners.so_far()
-=======
-            self._sums.owners.phases = line.get("phases") or self.spent.told()
+            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
             owned = self._sums.owners.so_far()
->>>>>>> main
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
