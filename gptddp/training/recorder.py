@@ -18,7 +18,7 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.files import patiently
 from gptddp.run import crash_loop, log_check, summary
-from gptddp.run.history import Ledger, RunLog, complete, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -34,7 +34,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
-from gptddp.training.spikes import Spikes
+from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -117,6 +117,10 @@ class Recorder:
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        if step := origin.step:  # what is usual is known from lives before this one
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = state.read_s + self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)

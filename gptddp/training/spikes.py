@@ -11,7 +11,7 @@ TIMES = 10.0
 
 
 class Spikes:
-    """Rank 0 only: judges each step by those before it in its life."""
+    """Rank 0 only: judges each step by those before it."""
 
     def __init__(self) -> None:
         self._recent = {name: deque[float](maxlen=WINDOW) for name in ("loss", "grad_norm")}

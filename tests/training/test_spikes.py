@@ -61,3 +61,12 @@ def test_a_spike_of_a_run_is_on_the_console_and_in_the_ledger(run, tmp_path, mon
     assert spike["value"] == lines[LEAST + 2]["loss"] and math.isclose(spike["usual"], 6, abs_tol=1)
     assert caplog.text.count(f"step {LEAST + 3}: loss is {spike['value']:.4g}, where ") == 1
     assert len(lines) == LEAST + 6
+
+
+def test_a_rate_that_is_too_large_for_a_run_is_told_when_it_goes_on(run, tmp_path):
+    """What is usual is known from the log of the lives before: the loss need not be NaN first."""
+    assert run("--steps", "20") == 0
+    assert run("--steps", "30", "--lr", "30") in (0, 3)
+    events = read_ledger(tmp_path / "run")
+    found = [(it["generation"], it["field"]) for it in events if it["event"] == "spike"]
+    assert (2, "loss") in found
