@@ -25,9 +25,10 @@ USUAL = [3.0] * LEAST
     [
         ([*USUAL, 5.2, 3.0], []),  # nine times the perplexity
         ([*USUAL, 5.4, 3.0], [LEAST + 1]),  # eleven times
-        ([*USUAL, 5.4, 9.0, 8.0, 3.0, 7.0], [LEAST + 1, LEAST + 5]),  # two streaks
+        ([*USUAL, 5.4, 9.0, 3.0, 8.0, *[3.0] * (WINDOW - 1), 7.0], [LEAST + 1]),  # one streak
+        ([*USUAL, 5.4, *[3.0] * WINDOW, 7.0], [LEAST + 1, LEAST + WINDOW + 2]),  # two of them
         ([*USUAL, 5.4, None, None, 9.0], [LEAST + 1]),  # steps that are skipped end none
-        ([*USUAL, *[9.0] * 2 * WINDOW, 3.0, 9.0], [LEAST + 1]),  # what lasts becomes usual
+        ([*USUAL, *[9.0] * 2 * WINDOW, 10.0], [LEAST + 1]),  # what lasts becomes usual
         ([3.0, 9.0], []),  # of two steps nobody knows what is usual
         ([9.0] * WINDOW + [3.0] * WINDOW, []),  # smaller is no harm
     ],
