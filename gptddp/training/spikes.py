@@ -5,7 +5,7 @@ its perplexity is, as a loss is a logarithm: 2.3 nats above. It is told once in 
 over after 64 steps without.
 
 Measured with steps of 8 rows of 32 tokens, where both vary most, in 29 runs of 12,300 steps in all:
-no loss was more than 0.5 nats above its median, and a norm was too large in single steps of six, by
+no loss was more than 0.5 nats above its median, and a norm was too large in five single steps, by
 11 to 25 times. At 3,000 times the best rate, where the loss jumps by 3 to 360 nats all the time,
 both were told.
 """
