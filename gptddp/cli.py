@@ -49,8 +49,8 @@ def cli() -> None:
 
 def _run_dir(run: Path) -> Path:
     """The run directory, or an error: an empty answer would look like an empty run."""
-    if not exists(run / "config.json"):
-        raise ConfigError(f"{run} is not a run directory: it has no config.json")
+    if not exists(run / "ledger.jsonl") and not exists(run / "config.json"):
+        raise ConfigError(f"{run} is not a run directory: it has no ledger.jsonl")
     return run
 
 

@@ -87,7 +87,7 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.worker_pids: Callable[[], list[int]] = list  # of those that live
         self.limit_s = self.last_worker_s = 0.0  # after the signal
-        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=True)
+        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
     def _pass_on(self) -> None:
         """Tell the workers: the main thread may wait for a rendezvous that does not answer."""

@@ -54,6 +54,7 @@ class Stalls:
         """`report`: on rank 0, what takes a stall, in a thread as well."""
         self.over = False  # no step follows: what does may take its time
         self._world, self._clock, self._report = world, clock, report
+        self.usual_s = 0.0  # that a step takes; 0: none is done
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._next_s = 0.0  # without progress, at which the stall is reported again
         self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process then
@@ -64,9 +65,9 @@ class Stalls:
     def stepped(self, step_s: float) -> float:
         """One more step, of so many seconds; the median of the last ones."""
         self._recent.append(step_s)
-        median = statistics.median(self._recent)
-        pulse.expect(max(LEAST_S, min(4 * median, median + MARGIN_S)))
-        return median
+        self.usual_s = statistics.median(self._recent)
+        pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
+        return self.usual_s
 
     def silent(self, seconds: float) -> None:
         """This rank has not come further for so long."""

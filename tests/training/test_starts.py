@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
 
