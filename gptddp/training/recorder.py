@@ -21,7 +21,7 @@ from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run import copies, crash_loop, log_check, summary
 from gptddp.run.copies import Copies
-from gptddp.run.history import Ledger, RunLog, complete, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -36,7 +36,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
-from gptddp.training.spikes import Spikes
+from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -123,6 +123,10 @@ class Recorder:
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        if step := origin.step:  # what is usual is known from lives before this one
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = state.read_s + self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
