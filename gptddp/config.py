@@ -15,22 +15,12 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, given_by
 
-# What becomes of a field when a run is continued.
+# What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
 KEPT = "kept"  # it stays as the run has it; another value that is given counts, and is recorded
-START = "start"  # of one start on one machine, and not of the run: each start brings its own
-
-# Why a field is not of the run.
-NOT_OF_THE_RUN = {
-    "data": "a path, which may change; the data itself is fixed, by its hash",
-    "run_dir": "a path, which may change; it is the run",
-    "cache_dir": "a folder of the machine; it changes no row",
-    "device": "what the machine has; what it computes with is fixed, as `precision`",
-    "init_from": "a path, which may change; the weights themselves are fixed, by their hash",
-    "from_scratch": "a word for one start",
-    "from_step": "a word for one start; the branch itself is on the ledger",
-    "metrics_port": "a port of the machine, or of the pod",
-}
+# A path, a port, a device or a word for one start: each start brings its own. What the paths lead
+# to is fixed by hashes, and what the device computes with as `precision`.
+START = "start"
 
 
 def _f(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.checkpoints import save
-from support.failing_reads import Reads, answer_as_python_3_14
+from support.failing_volume import Reads, answer_as_python_3_14
 from support.paths import ROOT
 from support.prepared import BYTES
 
@@ -18,8 +18,8 @@ from gptddp.data.dataset import MANIFEST, SCRATCH, is_dataset, open_dataset
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 from gptddp.prepare.output import building
+from gptddp.run import copies
 from gptddp.run.directory import DATASET
-from gptddp.training import opening
 
 CODES = [errno.EIO, errno.ESTALE]
 
@@ -60,7 +60,10 @@ def test_the_record_of_the_data_is_not_written_over(tmp_path, corpus, reads, cod
     """dataset.json of a run says what it began with: data that were exchanged are seen by it."""
     (tmp_path / DATASET).write_text("{}")
     with reads.failing(code, path=str(tmp_path / DATASET)):
-        opening._write_config(tmp_path, "id", None, open_dataset(corpus), 2)
+        made = copies.Copies(tmp_path, {}, {"sha256": "other"})
+        made.close = made._over.set  # after one try
+        made.close()
+        made.run()
     assert (tmp_path / DATASET).read_text() == "{}"
 
 

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, recorded, snapshot, store
+from gptddp.checkpoint import late, owner, run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import known_lives, pulse
@@ -27,14 +27,8 @@ from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
-from gptddp.run import summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    restore_config,
-    update_config,
-)
+from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
-from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 from gptddp.run.recovery import UNKNOWN
@@ -77,10 +71,8 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
     if found is None:
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
-    ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.life))
     if (
-        found.run_id != patiently(lambda: owner.run_id_of(run))
+        found.run_id != patiently(lambda: run_state.read(run)).run_id
         or (found.generation, found.step) <= newest
         or patiently(partial(_left, run, found))
     ):
@@ -94,7 +86,7 @@ def _left(run: Path, found: snapshot.Snapshot) -> str | None:
 
 def _closed(config: Config) -> Config:
     """As the run has it, every field closed."""
-    return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
+    return with_preset(patiently(lambda: run_state.in_force(config)), accelerator=False)
 
 
 def _commit(
@@ -118,7 +110,7 @@ def _commit(
             parent=patiently(lambda: owner.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
-            before_commit=lambda: _before_commit(run, lines),
+            before_commit=lines.sync,  # and the ledger before it
             fence=lambda: _check_lease(run),
             late=True,
         )
@@ -142,7 +134,7 @@ def _commit(
 
 def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
     """What the run has now; the start of a life on a full disk is in its snapshot alone."""
-    ledger = recorded.read(run)
+    ledger = run_state.read(run)
     for event in found.events:
         with suppress(LookupError, TypeError, ValueError):  # a foreign one
             ledger.add(event)
@@ -154,19 +146,6 @@ def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
     if "state_fp" in found.meta:
         return found.meta
     return found.meta | {"state_fp": f"{state_fp(found.tensors):016x}"}
-
-
-def _before_commit(run: Path, lines: RunLog) -> None:
-    """No checkpoint knows more steps than the log, or was made with what config.json lacks."""
-    lines.sync()  # and the ledger before it
-
-    def was_behind() -> bool:
-        ledger = summary.read(run)
-        config = ledger.config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config, ledger.life)
-
-    while patiently(was_behind):
-        pass  # again: the life that trains may have recorded a change meanwhile
 
 
 def _check_lease(run: Path) -> None:

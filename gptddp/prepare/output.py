@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp import __version__
-from gptddp.data.dataset import CUT_VERSION, FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
+from gptddp.data.dataset import FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
 from gptddp.files import FULL, exists, fsync, lock
 from gptddp.prepare.reading import BAD
@@ -78,12 +78,8 @@ def give_up(scratch: Path) -> None:
 
 
 def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
-    """Write `dataset.json`, by rename, when all other files of the dataset are there.
-
-    Its version is the lowest that has what is in the dataset, so that older readers read most.
-    """
-    version = CUT_VERSION if "cut" in manifest else VERSION
-    head = {"format": FORMAT, "version": version, "gptddp": __version__}
+    """Write `dataset.json`, by rename, when all other files of the dataset are there."""
+    head = {"format": FORMAT, "version": VERSION, "gptddp": __version__}
     path = scratch / MANIFEST
     text = json.dumps({**head, **manifest}, indent=1)
     text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a row group on a line

@@ -17,7 +17,7 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
 from gptddp.flags import of_run
-from gptddp.run.directory import CONFIG
+from gptddp.run.directory import LEDGER
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
@@ -119,7 +119,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
     """Rank 0 only: make the run directory, and take its lease for this life of the job."""
     run = Path(config.run_dir)
     try:
-        if not (begun := patiently(lambda: exists(run / CONFIG))):
+        if not (begun := patiently(lambda: exists(run / LEDGER))):
             patiently(lambda: make_folder(run))
         claim = Claim(run, world.job, world.life, world.follows, known=begun)
         began = time.monotonic()

@@ -21,12 +21,12 @@ from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import explain, may_pass, patiently
+from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another, is_on
-from gptddp.run.directory import CHECKPOINTS, FINISHED, log_generations, log_path
+from gptddp.run.directory import CHECKPOINTS, log_generations, log_path
 from gptddp.run.history import Ledger
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
-from gptddp.training.changes import fields_of
 from gptddp.training.choose import Snapshots
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ def go_back(
     try:
         if new:
             _record(config, generation, loaded, ledger)
-        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))  # launchers would end at once
         _commit(config, run_id, generation, loaded, tell)
     except OSError as error:
         if may_pass(error):
@@ -107,7 +106,7 @@ def _commit(config: Config, run_id: str, generation: int, loaded: Loaded, tell: 
         config.run_dir,
         generation,
         run_id=run_id,
-        config=fields_of(config),
+        config=to_saved(config),
         parent=loaded.name,
         keep=config.keep,
     )

@@ -60,7 +60,8 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
         self.spent = RankSeconds(clock, world, world.device)
-        self.recorder = Recorder(origin, state.lease, world, self.spent) if state.lease else None
+        lease = state.lease  # rank 0 only
+        self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
         self.live = LiveState(state.snapshot_path, origin, self.spent)
         self.live.of = {"life": world.life, "pods": world.pods}
         self.late = LateSave(self.live)
@@ -74,10 +75,12 @@ class Life:
         self._tensors: Mapping[str, Tensor]  # the live ones, likewise
         self._save_due = False  # on rank 0, by rank 0's own clock
         self._began_step = 0.0  # monotonic
+        self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
         self.stalls = Stalls(world, clock, self.recorder.stalled if self.recorder else None)
         self._guard = Guard(self.live, self.progress, self.recorder, world, stop, self.stalls)
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
+        stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
         if self.recorder:
             self.recorder.metrics.state = lambda: clock.state(stop.asked)
@@ -157,8 +160,19 @@ class Life:
         batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
-        self._began_step = time.monotonic()
+        self._began_step, self._beats = time.monotonic(), pulse.beats()
+        rows = self.config.batch // self.config.lanes  # of a slot
+        self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
         return batch
+
+    def _unfinished(self) -> str:
+        """In a thread: the step that a stop waits for; "" where there is none."""
+        if self.clock.phase not in ("warmup", "redo", "step") or environment.ranks().local_rank:
+            return ""
+        took_s, done = time.monotonic() - self._began_step, pulse.beats() - self._beats
+        left_s = (self.stalls.usual_s or took_s * self._parts / max(done, 1)) - took_s
+        more = f"about {left_s:.0f} s more" if left_s > 0 else "which takes longer than usual"
+        return f"finishing step {self.step + 1}, {more}"
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
@@ -234,7 +248,7 @@ class Life:
         if self.config.max_time:  # without it the rate is a function of step and tokens
             line["train_s"] = agreed.train_s
         if spent.is_due:
-            line |= {"phases": spent.told(), "since_s": round(spent.since_s, 3)}
+            line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
         return line
 
     # -- after a step ------------------------------------------------------------------------------

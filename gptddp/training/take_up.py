@@ -11,8 +11,7 @@ from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
-from gptddp.files import exists, patiently
-from gptddp.run.directory import FINISHED
+from gptddp.files import patiently
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.choose import Snapshots, newest_rank, trusted
@@ -72,11 +71,7 @@ def _load(
     run, commits = Path(config.run_dir), known.committed(ledger)
     patiently(lambda: retention.fence(run))
     anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-    loaded = known.load(run, run_id, commits, lost, anew, tell)
-    if loaded is None and patiently(lambda: exists(run / FINISHED)):
-        # of a run that was given up; its launchers would end at once
-        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
-    return loaded
+    return known.load(run, run_id, commits, lost, anew, tell)
 
 
 def _late_save(

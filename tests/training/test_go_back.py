@@ -6,12 +6,11 @@ import pytest
 from support.trainer_patches import lose_a_peer
 
 from gptddp.audit import audit
-from gptddp.checkpoint import store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.run import branches
 from gptddp.run.history import logged, read_ledger
-from gptddp.run.in_force import is_finished
 
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 
@@ -114,9 +113,11 @@ def test_a_state_in_memory_is_left_too(run, folder):
 def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
     """For its launchers; it is again, when the branch has come to its end."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)
-    assert not is_finished(asked)
+    assert not run_state.why_finished(asked)
     assert run(*BACK, "--steps", "8") == 0
-    assert is_finished(asked) and not is_finished(Config(run_dir=str(folder), steps=8, from_step=2))
+    assert run_state.why_finished(asked) and not run_state.why_finished(
+        Config(run_dir=str(folder), steps=8, from_step=2)
+    )
 
 
 def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
