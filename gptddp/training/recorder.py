@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment, known_lives
@@ -28,7 +29,6 @@ from gptddp.run.progress import Progress
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
 from gptddp.training import changes, results
-from gptddp.training.choose import NewestState
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import Events, to_ledger, to_log
@@ -97,7 +97,7 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: NewestState,
+        state: SavedState,
         machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
@@ -128,7 +128,7 @@ class Recorder:
                 with suppress(LookupError, TypeError):  # a foreign line
                     self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
-            read_s = state.read_s + self.clock.seconds["restore"]
+            read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
         if not self.ledger.settle(5.0):  # a late writer of an older life looks for it
             self._check_writable(is_new)
@@ -201,7 +201,7 @@ class Recorder:
         start = {"job": self.world.job, "life": self.world.life}
         return {"from_scratch": start} if self.config.from_scratch else {}
 
-    def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
+    def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
