@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ from support.prepared import BYTES, flip
 from support.toy import SMALL
 
 from gptddp import files, train
-from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger
-from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
@@ -157,26 +154,6 @@ def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
     err = capfd.readouterr().err
     assert f"run {tmp_path / 'run'}" in err and "cannot be used" in err and names in err
     assert "Traceback" not in err
-
-
-def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(
-    run, tmp_path, caplog, monkeypatch
-):
-    """Training goes on, says what is in the way, and saves when it is gone."""
-    agree, file = life.agree, tmp_path / "run/checkpoints/.tmp"
-
-    def in_the_way(*args):  # from the first step on
-        if not timer.is_alive():
-            file.parent.mkdir()
-            file.write_text("")
-            timer.start()
-        return agree(*args)
-
-    timer = threading.Timer(3, file.unlink)
-    monkeypatch.setattr(life, "agree", in_the_way)
-    assert run("--steps", "2") == 0
-    assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
-    assert load_newest(tmp_path / "run").step == 2
 
 
 def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, monkeypatch):
