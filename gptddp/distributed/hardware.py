@@ -148,8 +148,8 @@ def use(c: Config, device: torch.device) -> None:
             "and their number decides its bits: unset it, or begin a run with --threads 1"
         )
     torch.set_float32_matmul_precision(_MATMUL[c.matmul])
-    on_cpu = device.type != "cuda"
-    if on_cpu and c.matmul == "onednn" and c.precision != "bf16" and not _keeps_fp32():
+    on_cpu, mixed = device.type == "cpu", c.precision == "bf16"
+    if on_cpu and c.matmul == "onednn" and not mixed and not _keeps_fp32():
         raise ConfigError(
             "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
             "run with --matmul mkl, or go on with this one on the processor it was begun on"

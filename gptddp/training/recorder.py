@@ -20,13 +20,13 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, log_check, summary
+from gptddp.run import copies, crash_loop, log_check, recovery, summary
 from gptddp.run.copies import Copies
-from gptddp.run.history import Ledger, RunLog, complete, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.recovery import Last, last_life, seconds
+from gptddp.run.recovery import Last, last_life
 from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
@@ -36,7 +36,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
-from gptddp.training.spikes import Spikes
+from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -78,7 +78,7 @@ class Recorder:
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
-        self._stragglers = Stragglers([len(it) for it in slots])
+        self._stragglers = Stragglers(world.names, [len(it) for it in slots])
         self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
@@ -123,6 +123,10 @@ class Recorder:
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        if step := origin.step:  # what is usual is known from lives before this one
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
@@ -226,22 +230,28 @@ class Recorder:
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
+        emit, step, spent = self.events.emit, line["step"], self.spent
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
-        if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
+        if "phases" in line or step % self.config.log_every == 0:  # it will be said
+            self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
-        self._end_stall(line["step"])
-        self._judge_pace(line, step_s)
-        slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
-        about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
-        self.events.emit("step", line=line, **about)
-        for spike in self._spikes.add(line):
-            self.events.emit("spike", step=line["step"], **spike)
+        if stall := self._stall:  # it has moved after all
+            self._stall = None
+            # not by the pulse, which counts less where its listener could not run either
+            stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
+            emit("stall_end", step=step, seconds=round(stalled_s, 1))
+        if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
+            seconds = step_s + line["data_wait_s"]
+            for kind, about in self._stragglers.add(seconds, spent.busy_s):
+                emit(kind, step=step, **about)
+        slow = self._stragglers.shown
+        emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
+        for about in self._spikes.add(line):
+            emit("spike", step=step, **about)
         if self._last:  # this was the first step of a life that is not the first
-            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
-            world_size = line["world_size"]
-            self.events.emit("recovered", step=line["step"], world_size=world_size, **parts)
+            parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
+            emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
         self._stepped_at = time.monotonic()
         if self._copies is None:
@@ -257,27 +267,6 @@ class Recorder:
         made = Copies(Path(self.config.run_dir), config, files)
         made.start()
         return made
-
-    def _end_stall(self, step: int) -> None:
-        """A step that was told to stall has moved after all."""
-        if stall := self._stall:
-            self._stall = None
-            # not by the pulse, which counts less where its listener could not run either
-            seconds = max(stall.seconds, time.monotonic() - self._stepped_at)
-            self.events.emit("stall_end", step=step, seconds=round(seconds, 1))
-
-    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
-        """Which ranks are slow from now on, and which are so no longer."""
-        step, names = line["step"], self.world.names
-        if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
-            return
-        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], self.spent.busy_s)
-        for it in new:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow", step=step, **about, ratio=it.ratio)
-        for it in over:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow_end", step=step, **about, seconds=round(it.seconds, 1))
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
