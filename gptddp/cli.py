@@ -10,7 +10,7 @@ from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, exists, explain, may_pass
 from gptddp.inference.commands import evaluate, sample
-from gptddp.prepare.commands import prepare, repack
+from gptddp.prepare.commands import prepare
 
 
 class _Group(click.Group):
@@ -71,7 +71,7 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-for command in (prepare, repack, sample, evaluate):
+for command in (prepare, sample, evaluate):
     cli.add_command(command)
 
 

@@ -28,6 +28,7 @@ NOT_OF_THE_RUN = {
     "device": "what the machine has; what it computes with is fixed, as `precision`",
     "init_from": "a path, which may change; the weights themselves are fixed, by their hash",
     "from_scratch": "a word for one start",
+    "from_step": "a word for one start; the branch itself is on the ledger",
     "metrics_port": "a port of the machine, or of the pod",
 }
 
@@ -222,6 +223,12 @@ class Config:
     )
     from_scratch: bool = _f(
         False, START, "begin at step 0 again where all checkpoints of the run are gone"
+    )
+    from_step: int = _f(
+        0,
+        START,
+        "go back to the kept checkpoint of this step, and leave all steps beyond it; 0: no",
+        least=0,
     )
     metrics_port: int = _f(
         None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535

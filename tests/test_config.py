@@ -122,6 +122,7 @@ def test_lanes_and_batch_follow_each_other():
         (["--schedule", "step"], "use one of cosine, linear, wsd"),
         (["--warmdown", "1.5"], "it must be a part of the run, at most 1"),
         (["--cache-dir", ""], "cache_dir is empty: use a folder"),
+        (["--config", ""], "cannot read the configuration"),  # a variable that is not set
         (["--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
     ],
 )

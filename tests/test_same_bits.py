@@ -38,11 +38,6 @@ def undisturbed(here, tmp_path_factory):
     return here(tmp_path_factory.mktemp("same_bits") / "run")
 
 
-def test_two_runs_are_the_same_bits(here, undisturbed, tmp_path):
-    """The same flags, twice."""
-    check_same_bits(here(tmp_path / "run"), undisturbed)
-
-
 def test_a_run_from_before_there_was_a_choice_of_optimizers(
     here, undisturbed, tmp_path, monkeypatch
 ):

@@ -85,38 +85,27 @@ def test_gradients_are_clipped_unless_the_norm_is_0(corpus, tmp_path):
     assert states["0"] == states["1e9"] != states["0.1"]
 
 
-def test_an_extended_run_continues_where_it_ended(run, tmp_path):
-    """A finished run with more --steps goes on from its last checkpoint."""
+def test_an_extended_run_continues_where_it_ended(run, corpus, tmp_path):
+    """A finished run with more --steps goes on from its last checkpoint; its shape need not be
+    repeated on the command line."""
     assert run("--steps", "3") == 0
-    assert run("--steps", "5") == 0
+    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    assert train.main([*places, "--steps", "5"]) == 0
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4, 5]
     starts = [e for e in read_ledger(tmp_path / "run") if e["event"] == "start"]
     assert [start["step"] for start in starts] == [0, 3]
-
-
-def test_fields_left_open_are_those_of_the_run(corpus, tmp_path):
-    """A run is continued without repeating its shape on the command line."""
-    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
-    assert train.main([*SMALL, *places, "--steps", "2"]) == 0
-    assert train.main([*places, "--steps", "4"]) == 0
     saved = json.loads((tmp_path / "run/config.json").read_text())["config"]
-    assert (saved["n_embd"], saved["lanes"], saved["steps"]) == (32, 8, 4)
+    assert (saved["n_embd"], saved["lanes"], saved["steps"]) == (32, 8, 5)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seed", "1"], "seed: 1337 -> 1"),
-        (["--n-embd", "64"], "n_embd: 32 -> 64"),
-        (["--seed", "1"], "leave out --seed to continue it, or give another --run-dir"),
-    ],
-)
-def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys, flags, message):
+def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys):
     """Exit code 2, the fields that differ and the fix; the run is left as it was."""
     assert run("--steps", "2") == 0
     before = (tmp_path / "run/config.json").read_bytes()
-    assert run("--steps", "4", *flags) == 2
-    assert message in capsys.readouterr().err
+    assert run("--steps", "4", "--seed", "1", "--n-embd", "64") == 2
+    err = capsys.readouterr().err
+    assert "seed: 1337 -> 1" in err and "n_embd: 32 -> 64" in err
+    assert "to continue it, or give another --run-dir" in err
     assert (tmp_path / "run/config.json").read_bytes() == before
 
 
@@ -127,6 +116,9 @@ def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys, flags,
         (["--data", "d"], "--run-dir is missing"),
         (["--data", "nowhere", "--run-dir", "r"], "nowhere"),
         (["--data", "d", "--run-dir", "r", "--sted", "3"], "unknown option '--sted'"),
+        (["--lr", "inf"], "lr is inf: it must be a finite number"),
+        (["--steps", str(2**40)], f"steps is {2**40}: it must be at most {2**31 - 1}"),
+        (["--betas", "a,b"], "betas is 'a,b': it must be two numbers, as in 0.9,0.95"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, args, message):
@@ -150,19 +142,12 @@ def test_a_damaged_configuration_is_named(run, tmp_path, capfd):
     assert "config.json cannot be used" in err and "Traceback" not in err
 
 
-def test_a_run_directory_that_cannot_be_made_is_refused(corpus, tmp_path, capfd):
-    """A file in the way is named."""
-    (tmp_path / "file").write_text("")
-    args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "file/run")]
-    assert train.main(args) == 2
-    assert f"run {tmp_path / 'file/run'}: cannot be used" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("damage", "names"),
     [
         (lambda run: (run / "log.7.jsonl").mkdir(), "log.7.jsonl': move away the directory"),
         (lambda run: (run / "checkpoints").write_text(""), "checkpoints': move away the file"),
+        (lambda run: (run.rmdir(), run.touch()), "cannot be used"),
     ],
 )
 def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
@@ -171,7 +156,7 @@ def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
     damage(tmp_path / "run")
     assert run("--steps", "2") == 2
     err = capfd.readouterr().err
-    assert f"run {tmp_path / 'run'} cannot be used" in err and names in err
+    assert f"run {tmp_path / 'run'}" in err and "cannot be used" in err and names in err
     assert "Traceback" not in err
 
 
@@ -211,18 +196,6 @@ def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, m
         run("--steps", "4")
     assert run("--steps", "4") == 0
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
-
-
-def test_broken_checkpoints_never_start_the_run_over(run, tmp_path, capfd):
-    """When every checkpoint is damaged the exit code is 4, and nothing is trained."""
-    assert run("--steps", "2") == 0
-    for shard in (tmp_path / "run/checkpoints").glob("step-*/shard-*"):
-        data = bytearray(shard.read_bytes())
-        data[len(data) // 2] ^= 1
-        shard.write_bytes(data)
-    assert run("--steps", "4") == 4
-    assert "none is valid" in capfd.readouterr().err
-    assert len(list(history(tmp_path / "run"))) == 2
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(run, tmp_path):
@@ -270,7 +243,7 @@ def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatc
     """fail: exit code 2 and its name. quarantine: the same run goes on, in later lives too."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     dataset = prepare([books], tmp_path / "data", BYTES)
-    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    sizes = [group.text_bytes for group in dataset.row_groups("train")]
     number = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)[1].group
     bad = flip(dataset, number)
     args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]

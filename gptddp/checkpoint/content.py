@@ -62,6 +62,8 @@ def _wrong_manifest(manifest: Any) -> Iterator[str]:
     yield from _wrong_tensors(manifest["tensors"], sizes)
     if type(manifest.get("run_id")) not in (str, type(None)):
         yield f"run_id is {manifest['run_id']!r:.40}: it must be text"
+    if type(manifest.get("config")) not in (dict, type(None)):
+        yield f"config is {manifest['config']!r:.40}: it must be an object"
     if type(manifest.get("code")) not in (str, type(None)):
         yield f"code is {manifest['code']!r:.40}: it must be text"
 

@@ -58,7 +58,8 @@ class Writer:
     log is synced there, so that it has every step that is committed). `fence` runs after it, and
     raises Superseded where another process has taken over the run. A `late` writer (see late.py)
     commits the state of a life that is over, unless the run has left that state or has a newer
-    checkpoint. `run_id`: of the run, which each of its checkpoints says; see owner.py.
+    checkpoint. `run_id` and `config`: of the run, which each of its checkpoints says; see owner.py
+    and recorded.py.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Writer:
         generation: int,
         *,
         run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
         parent: str | None = None,
         keep: int = 3,
         keep_every: int = 0,
@@ -75,7 +77,7 @@ class Writer:
         late: bool = False,
     ) -> None:
         self.run_dir = Path(run_dir)
-        self.generation, self.run_id = generation, run_id
+        self.generation, self.run_id, self.config = generation, run_id, config
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
         self.read_back = True  # not where a grace period is running out
@@ -162,6 +164,7 @@ class Writer:
             "step": step,
             "generation": self.generation,
             "run_id": self.run_id,
+            **({"config": dict(self.config)} if self.config is not None else {}),
             "parent": self.parent,
             "time": time.time(),
             **({"code": code} if (code := environment.code()) else {}),

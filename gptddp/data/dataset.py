@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,19 +29,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptddp.data import inventory, pretokenized
-from gptddp.data.lanes import BLOCK_BYTES
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
 
-FORMAT, VERSION = "gptddp-dataset", 1
-CUT_VERSION = 2  # where documents are cut: who does not know `goes_on` would end each at its parts
+FORMAT, VERSION = "gptddp-dataset", 3  # 0.1.0 has made version 1
 MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
-_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
@@ -74,7 +71,7 @@ class Dataset:
     @property
     def is_cut(self) -> bool:
         """Are there documents in parts, so that a row may go on in another one?"""
-        return bool(self.manifest["version"] == CUT_VERSION)
+        return "cut" in self.manifest
 
     @cached_property
     def sha256(self) -> str:
@@ -109,24 +106,8 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """One line for each thing that a user should know of a dataset that can be used."""
-        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
-        groups = [group for split in SPLITS for group in self.row_groups(split)]
-        huge = _largest(group for group in groups if group.rows > 1)
-        if huge.text_bytes > _HUGE_BYTES:
-            lines.append(
-                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
-                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
-            )
-        huge = _largest(group for group in groups if group.rows == 1)
-        if huge.text_bytes > BLOCK_BYTES:  # made before they were cut: a row group of its own
-            lines.append(
-                f"{self.dir}: {huge.path} has a document of {huge.text_bytes >> 20} MiB: one lane "
-                "gets all of it, and it is tokenised as a whole; prepare the data again with "
-                f"another --out, from its sources or from {self.dir}/train with --val "
-                f"{self.dir}/val: that cuts it into parts"
-            )
-        return lines
+        """One line for each training file whose damage does not end the run."""
+        return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
         """Raise DataError, naming them, if training files are missing or of another size."""
@@ -186,11 +167,6 @@ class Dataset:
         return found
 
 
-def _largest(groups: Iterable[RowGroup]) -> RowGroup:
-    """The one with most text, one without any where there is none."""
-    return max(groups, key=lambda group: group.text_bytes, default=RowGroup("", 0, 0, 0))
-
-
 @lru_cache(maxsize=_FOOTERS)
 def _footer(path: Path, *version: int) -> pq.FileMetaData:
     """The parsed footer of a file; `version` is what changes when the file is replaced."""
@@ -233,11 +209,11 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
         known, version = False, None
     if not known:
         raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
-    if version not in (VERSION, CUT_VERSION):
+    if version != VERSION:
         raise DataError(
-            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION} and "
-            f"{CUT_VERSION}: prepare the data again, or use the gptddp that made it "
-            f"({manifest.get('gptddp')})"
+            f"{dir / MANIFEST} has format version {version}, made by gptddp "
+            f"{manifest.get('gptddp')}, and this gptddp reads {VERSION}: prepare the data again "
+            f"with {_PREPARE}"
         )
     if wrong := inventory.misplaced(manifest):
         raise DataError(

@@ -122,8 +122,8 @@ class PeakMemory:
         if self._cuda is None:  # KiB; there is no reset of it
             found: tuple[int, ...] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,)
         else:
-            of = torch.cuda
-            found = (of.max_memory_allocated(self._cuda), of.max_memory_reserved(self._cuda))
+            allocated = torch.cuda.max_memory_allocated(self._cuda)
+            found = (allocated, torch.cuda.max_memory_reserved(self._cuda))
         self.most = max(self.most, found[0])
         return found
 

@@ -33,7 +33,7 @@ from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import KEY, as_elastic, forget_key, pod_from, torchrun_args
+from gptddp.launch.pod_facts import KEY, as_elastic, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
 from gptddp.run.in_force import config_in_force, is_finished, why_finished
@@ -87,7 +87,7 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.worker_pids: Callable[[], list[int]] = list  # of those that live
         self.limit_s = self.last_worker_s = 0.0  # after the signal
-        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=True)
+        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
     def _pass_on(self) -> None:
         """Tell the workers: the main thread may wait for a rendezvous that does not answer."""

@@ -94,8 +94,8 @@ class Rendezvous:
         """Sleep; raises as soon as `raise_if_over` does."""
         end = time.monotonic() + seconds
         self.raise_if_over(True)
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(POLL_S, left))
+        while (rest_s := end - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, rest_s))
             self.raise_if_over(True)
 
     def _report_waiting(self, what: str) -> None:
@@ -206,7 +206,7 @@ class _Clock:
 
 
 class _Handler(torch_private_elastic.Handler):
-    """One agent's handler, which tells its Rendezvous what it finds."""
+    """One agent's handler; it reports to its Rendezvous."""
 
     def __init__(self, owner: Rendezvous, signer: Signer, *args: Any) -> None:
         super().__init__(*args)

@@ -18,10 +18,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, snapshot, store
+from gptddp.checkpoint import late, owner, recorded, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.distributed import lives, pulse
+from gptddp.distributed import known_lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
@@ -78,7 +78,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.life))
     if (
         found.run_id != patiently(lambda: owner.run_id_of(run))
         or (found.generation, found.step) <= newest
@@ -114,6 +114,7 @@ def _commit(
             run,
             found.generation,
             run_id=found.run_id,
+            config=patiently(lambda: _config_of(run, found)),
             parent=patiently(lambda: owner.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
@@ -139,6 +140,15 @@ def _commit(
     return saved.name
 
 
+def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
+    """What the run has now; the start of a life on a full disk is in its snapshot alone."""
+    ledger = recorded.read(run)
+    for event in found.events:
+        with suppress(LookupError, TypeError, ValueError):  # a foreign one
+            ledger.add(event)
+    return ledger.config
+
+
 def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
     """Its meta. A fault comes between two comparisons of the ranks: then no worker has made it."""
     if "state_fp" in found.meta:
@@ -153,14 +163,14 @@ def _before_commit(run: Path, lines: RunLog) -> None:
     def was_behind() -> bool:
         ledger = summary.read(run)
         config = ledger.config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config, ledger.config_life)
+        return config is not None and update_config(run, config, ledger.life)
 
     while patiently(was_behind):
         pass  # again: the life that trains may have recorded a change meanwhile
 
 
 def _check_lease(run: Path) -> None:
-    if not is_theirs(run, lives.noted()):
+    if not is_theirs(run, known_lives.noted()):
         raise Superseded(f"a life that this pod was not in has run {run}, or had it last")
 
 

@@ -1,4 +1,4 @@
-"""The commands that make datasets, prepare and repack; they import late, as `gptddp/cli.py`."""
+"""The command that makes datasets; it imports late, as `gptddp/cli.py`."""
 
 import sys
 from typing import Any
@@ -101,23 +101,3 @@ def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options:
     with ProgressBar(sys.stderr) as bar:
         dataset = run(sources, out, Settings(**options), bar, val)
     click.echo(summary.prepared(dataset))
-
-
-@click.command()
-@click.argument("dataset", metavar="DATASET")
-@click.option("--out", metavar="DIR", required=True, help="Folder to make the new dataset in.")
-def repack(dataset: str, out: str) -> None:
-    """Rewrite a dataset whose row groups are huge: the same documents in the same order.
-
-    The new dataset is whole or absent; a killed repack is started again by the same command.
-
-    \b
-    gptddp repack data --out data-small-groups
-    """
-    from gptddp.prepare import summary
-    from gptddp.prepare.progress_bar import ProgressBar
-    from gptddp.prepare.repack import repack as run
-
-    with ProgressBar(sys.stderr) as bar:
-        made = run(dataset, out, bar)
-    click.echo(summary.repacked(made))

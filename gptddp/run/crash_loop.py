@@ -18,8 +18,8 @@ from typing import Any
 from gptddp.distributed import environment
 from gptddp.errors import CrashLoopError, visible
 from gptddp.files import read_json, write_json_atomic
-from gptddp.run.directory import FAULTS
-from gptddp.run.history import logged
+from gptddp.run.directory import FAULTS, log_generations
+from gptddp.run.history import last_step
 
 LIVES = 3
 # A rank that fails after its peers have done the step fails at the next one in its next life.
@@ -45,14 +45,18 @@ def final(
     try:
         faults.mkdir(exist_ok=True)
         write_json_atomic(faults / f"{step}.{generation}.{rank}.json", mine)
+        _prune(faults)
         found = [match for path in faults.iterdir() if (match := _NAME.fullmatch(path.name))]
     except OSError:
         return None
     near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
     if len({life for _, life in near}) < LIVES:
         return None
-    for life, line in logged(folder, step + 1):
-        near = {(at, of) for at, of in near if life <= of or line["step"] <= at + SPAN}
+    oldest = min(of for _, of in near)
+    for life in log_generations(folder):
+        if life > oldest:
+            end = last_step(folder, life)
+            near = {(at, of) for at, of in near if life <= of or end <= at + SPAN}
     lives = len({life for _, life in near})
     if lives < LIVES:
         return None
@@ -93,23 +97,16 @@ def first(folder: Path, generation: int) -> str | None:
     return None
 
 
-def prune(folder: Path) -> None:
-    """Rank 0 only: remove the records of old lives, so that not each fault leaves a file for good.
+def _prune(faults: Path) -> None:
+    """Remove the records of old lives, so that not each fault leaves a file for good.
 
     How a life ended is in the ledger; only tracebacks go. Raises OSError.
     """
-    faults = folder / FAULTS
-    records = {path: _NAME.match(path.name.lstrip(".")) for path in _entries(faults)}
+    records = {path: _NAME.match(path.name.lstrip(".")) for path in faults.iterdir()}
     lives = sorted({int(m[2]) for m in records.values() if m})[:-KEPT_LIVES]
     for path, m in records.items():
         if m and int(m[2]) in lives:
             path.unlink(missing_ok=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError):
-        return list(folder.iterdir())
-    return []
 
 
 def _describe(record: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ config.json         the resolved configuration, and the run's id
 dataset.json        which files the run began with
 log.<n>.jsonl       a line a step, by the life of generation n; see history.py
 ledger.jsonl        a line an event, over all lives; see history.py
-ledger.summary.json its sum so far, which a start reads instead; see summary.py
 checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
 lease.json          which job has the run; see lease.py
@@ -18,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,14 +36,25 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 DATASET = "dataset.json"
 LEDGER = "ledger.jsonl"
-SUMMARY = "ledger.summary.json"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
 SAMPLES = "samples.jsonl"
 LEASE = "lease.json"
 FINISHED = "finished.json"
 
+_LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
+
 log = logging.getLogger(__name__)
+
+
+def log_path(run_dir: str | Path, generation: int) -> Path:
+    """The log of a generation."""
+    return Path(run_dir) / f"log.{generation}.jsonl"
+
+
+def log_generations(run_dir: str | Path) -> list[int]:
+    """The generations whose logs are there, in order. Raises OSError."""
+    return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
 
 
 def about(run: Path) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """The history of a run, in its directory: the logs of its lives and one ledger.
 
-`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. The ledger and the
-newest logs only grow. Logs of old lives are folded into few, see fold.py: there a line says in
-`log` which one it comes from, if that is another than the file's.
+`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow,
+and are read from their ends: the newest log first, and no more of them than is asked for.
 """
 
-import contextlib
-import errno
+import json
 import logging
 import re
 import time
@@ -15,16 +13,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import names_in, read_json
-from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER, id_of, life_of_config
-from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
-from gptddp.run.lines import Lines
+from gptddp.files import names_in
+from gptddp.run import branches, summary
+from gptddp.run.directory import (
+    CHECKPOINTS,
+    LEDGER,
+    life_of_config,
+    log_generations,
+    log_path,
+)
+from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
+from gptddp.run.lines import Lines, as_json
 from gptddp.run.summary import Summary
 
 Line = Mapping[str, Any]  # of the log
 Tell = Callable[[str], None]  # takes what is read now
-_LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
 
@@ -70,6 +73,13 @@ class Ledger(Lines):
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
 
+    def append(self, obj: Mapping[str, Any]) -> None:
+        """Have an event written, as Lines does; a start with its hash."""
+        if obj["event"] == "start":
+            start = json.loads(json.dumps({name: as_json(value) for name, value in obj.items()}))
+            obj = {**start, summary.HASH: summary.hash_of(start)}
+        super().append(obj)
+
     def event(self, event: str, generation: int, **fields: Any) -> None:
         """Append an event with the time in unix seconds, durable as soon as the disk allows."""
         self.append({"event": event, "time": time.time(), "generation": generation, **fields})
@@ -88,7 +98,7 @@ def complete(
     if not (lines := [line for line in lines if line["step"] <= step]):
         return
     first = lines[0]["step"]
-    known = {line["step"]: line for line in history(run_dir, first - 1)}
+    known = {line["step"]: line for line in history(run_dir, first - 1, step)}
     if first > 1 and first - 1 not in known:
         text = "the log of run %s lacks step %d, and maybe some before it: the disk was away for "
         text += "longer than memory keeps lines. The training itself has lost nothing"
@@ -112,7 +122,7 @@ def recover(
     if not events:
         return []
     first, known = min(event["generation"] for event in events), list[dict[str, Any]]()
-    for line in backwards_if_there(Path(run_dir) / LEDGER):
+    for line in backwards(Path(run_dir) / LEDGER):
         if found := parse_event(line):
             if found["event"] == "start" and found["generation"] < first:
                 break
@@ -131,34 +141,11 @@ def _untimed(event: Mapping[str, Any]) -> dict[str, Any]:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def log_path(run_dir: str | Path, generation: int) -> Path:
-    """The log of a generation."""
-    return Path(run_dir) / f"log.{generation}.jsonl"
-
-
-def log_generations(run_dir: str | Path) -> list[int]:
-    """The generations whose logs are there, in order."""
-    return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
-
-
-def _upwards(run_dir: str | Path, tell: Tell) -> Iterator[int]:
-    """The generations whose logs are there, from the lowest to the highest, to be read one by one.
-
-    Each is told: on a slow volume ten thousand of them take many minutes.
-
-    So no line is missed in a fold: what is folded meanwhile is found in a higher log, read later.
-    That may be one that was not there at the beginning: so they are listed again at the end.
-    """
-    highest = -1
-    while more := [it for it in log_generations(run_dir) if it > highest]:
-        for generation in more:
-            tell(f"reading the log, life {generation}")
-            yield generation
-        highest = more[-1]
-
-
 def history(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    last: int | None = None,
+    tell: Tell = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
@@ -166,56 +153,39 @@ def history(
     the older one's. They are valid: the rows of a step are the same in every generation, and so
     are the losses, but for rounding where the world size changed. When the newest gets there, its
     own lines take their place. Steps beyond the end of a finished run are left out: time has ended
-    it earlier than the life that logged them, and they are of a branch that the run has left.
+    it earlier than the life that logged them, and they are of a branch that the run has left. So
+    are those of lives before the run went back, see branches.py.
 
-    `first`: from this step on; then no more of the logs is read than that takes. `tell` is told
-    which log is read.
+    `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
+    told which log is read: on a slow volume ten thousand of them take many minutes.
     """
-    for _, line in logged(run_dir, first, tell):
+    for _, line in logged(run_dir, first, last, tell):
         yield line
 
 
 def logged(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    last: int | None = None,
+    tell: Tell = lambda _: None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
-    sizes: dict[int, int] = {}  # of the logs before they were read
-    for generation in _upwards(run_dir, tell):
-        sizes[generation] = _size(run_dir, generation)
-        own = lines_of(log_path(run_dir, generation), first)
-        lines |= own
-        logs |= dict.fromkeys(own, generation)
-    for generation in sorted(sizes)[:-1]:  # did a life go on meanwhile, and then another begin?
-        if _size(run_dir, generation) > sizes[generation]:
-            for step, text in lines_of(log_path(run_dir, generation), first).items():
-                if logs.get(step, -1) <= generation:
-                    lines[step], logs[step] = text, generation
-    finisher, end = _finished(Path(run_dir))
+    ledger = summary.read(run_dir)
+    for generation in reversed(log_generations(run_dir)):
+        tell(f"reading the log, life {generation}")
+        for step, line in lines_of(log_path(run_dir, generation), first).items():
+            if step in lines or (last is not None and step > last):
+                continue
+            if branches.is_on(ledger.branches, generation, step):
+                lines[step], logs[step] = line, generation
+        if last is not None and len(lines) > last - (first or 0):
+            break
+    finished = ledger.finished or {"generation": 0, "step": 0}
     for step in sorted(lines):
-        line = parse(lines[step]) or {}
-        folded = line.pop("log", None)
-        life = folded if is_generation(folded) else logs[step]
-        if life > finisher or step <= end:
-            yield life, line
-
-
-def _finished(run: Path) -> tuple[int, int]:
-    """The life that has finished the run, and its last step; (0, 0) where none is known to."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        marker = read_json(run / FINISHED) or {}
-        life, step = marker["generation"], marker["step"]
-        if is_generation(life) and type(step) is int and marker["run_id"] == id_of(run):
-            return life, step
-    return 0, 0
-
-
-def _size(run_dir: str | Path, generation: int) -> int:
-    """Of a log, in bytes; 0 where it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        return log_path(run_dir, generation).stat().st_size
-    return 0
+        if logs[step] > finished["generation"] or step <= finished["step"]:
+            yield logs[step], parse(lines[step]) or {}
 
 
 def is_step(line: Line) -> bool:
@@ -223,40 +193,33 @@ def is_step(line: Line) -> bool:
     return type(step := line.get("step")) is int and 0 < step < MOST_STEPS
 
 
-def last_step(
-    run_dir: str | Path,
-    generation: int | None = None,
-    below: int = MOST_STEPS,
-    tell: Tell = lambda _: None,
-) -> int:
-    """The highest step below this one in a log, or in any, 0 where there is none.
-
-    The last of each log is taken; from there back no more is read than that takes.
-    """
-    found = [0]
-    for it in _upwards(run_dir, tell) if generation is None else [generation]:
-        lines = map(parse, backwards_if_there(log_path(run_dir, it)))
-        found.append(next((x["step"] for x in lines if x and is_step(x) and x["step"] < below), 0))
-    return max(found)
+def is_done(line: Line) -> bool:
+    """Has it what a start uses as well: when the step was done?"""
+    return is_step(line) and isinstance(line.get("time"), float)
 
 
-def first_step(run_dir: str | Path, generation: int) -> int:
-    """The step of the first line of a log, 0 where there is none. Raises OSError."""
-    with (
-        contextlib.suppress(FileNotFoundError),
-        open(log_path(run_dir, generation), "rb", buffering=1024) as file,
-    ):
-        return next((x["step"] for x in map(parse, file) if x and is_step(x)), 0)
-    return 0
+def newest_line(
+    run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS
+) -> dict[str, Any] | None:
+    """The last line, below a step, of the newest log that has one, or of this one."""
+    generations = reversed(log_generations(run_dir)) if generation is None else [generation]
+    for it in generations:
+        for line in map(parse, backwards(log_path(run_dir, it))):
+            if line and is_done(line) and line["step"] < below:
+                return line
+    return None
+
+
+def last_step(run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS) -> int:
+    """The step of `newest_line`, 0 where there is none."""
+    line = newest_line(run_dir, generation, below)
+    return line["step"] if line else 0
 
 
 def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
-    """The last line of each step in one log, from `first` on. Raises OSError.
-
-    Nothing where there is no such log: its lines are in a higher one, or it has none yet.
-    """
+    """The last line of each step in one log, from `first` on; {} without it. Raises OSError."""
     found: dict[int, bytes] = {}
-    for line in backwards_if_there(path):
+    for line in backwards(path):
         if (obj := parse(line)) and type(step := obj.get("step")) is int:  # true is no step
             if first is not None and step < first:
                 break
@@ -264,26 +227,12 @@ def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
     return found
 
 
-def backwards_if_there(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its last to its first; none of a file that is not there."""
-    for last_try in (False, False, True):
-        try:
-            yield from backwards(path)
-            return
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            # NFS, of a file that was replaced or removed while it was read. Lines may come twice.
-            if error.errno != errno.ESTALE or last_try:
-                raise
-
-
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     """The run's events in the order in which they were written, each once; nothing else.
 
     All of them: a start is content with their sum, see summary.py.
     """
-    lines = list(backwards_if_there(Path(run_dir) / LEDGER))[::-1]
+    lines = list(backwards(Path(run_dir) / LEDGER))[::-1]
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
@@ -301,7 +250,7 @@ def has_older_config(run_dir: str | Path, ledger: Summary) -> bool:
 
     It is written first. So a line of it is lost or damaged then. Raises OSError.
     """
-    newer = life_of_config(Path(run_dir)) >= max(1, ledger.config_life)
+    newer = life_of_config(Path(run_dir)) >= max(1, ledger.life)
     return newer or life_without_start(run_dir, ledger) > 0
 
 

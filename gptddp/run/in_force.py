@@ -16,6 +16,7 @@ from gptddp.errors import ConfigError
 from gptddp.files import read_json
 from gptddp.flags import continued, differences, from_saved, of_run
 from gptddp.run import summary
+from gptddp.run.branches import asks_for_another
 from gptddp.run.directory import FINISHED, LEDGER, as_recorded, config_of, id_of
 from gptddp.run.history import has_checkpoints, has_older_config
 
@@ -66,6 +67,8 @@ def why_finished(config: Config) -> str:
         if config.from_scratch and not has_checkpoints(path):  # the trainer begins it anew
             return ""
         asked = continued(config, run)
+        if asks_for_another(asked, summary.read(path).branches):
+            return ""
         had = {"max_tokens": 0, "max_time": 0.0} | marker  # version 0.1.0 has no max_tokens
         open_ = {name: had[name] for name in BUDGETS if getattr(asked, name) is None}
         asked = dataclasses.replace(asked, **open_)

@@ -1,7 +1,7 @@
 """One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
 
 It names the job, the life and the process that hold the run. A life that follows the holder's takes
-it over at once: it knows that one to be over (distributed/lives.py). So does any process that sees
+it over at once: it knows that one to be over (`known_lives`). So does any process that sees
 that the holder is dead, which one of the same machine and process namespace can. All others poll
 the file: while its time of change moves, a job of another name is refused, and one of the same name
 waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
@@ -65,17 +65,6 @@ class Lease:
                 self.lost = f"{who} has taken over the run: this life of it is over"
         if self.lost:
             raise Superseded(self.lost)
-
-    def elsewhere(self) -> str:
-        """Why the run may be another's at this moment, by the file itself; "" while it is ours.
-
-        Nothing is written: it may be asked after `release`. Raises OSError.
-        """
-        seen = lease_file.read(self.path)
-        lease = lease_file.parse(seen[0]) if seen else None
-        if lease and lease["holder"] == self.me["holder"]:
-            return self.lost
-        return self.lost or f"{self.path} is not of this life"
 
     def release(self) -> None:
         """Remove the lease: nothing will be committed any more."""
@@ -239,8 +228,8 @@ class Claim:
 def is_theirs(run: Path, lives: Iterable[str]) -> bool:
     """Is the run's lease that of one of these lives, or nobody's? Raises OSError.
 
-    With the lives of a pod (`lives.noted()`): has no other job, and no life that the pod was not
-    in, the run? One that has died counts until its lease is taken over.
+    With the lives of a pod (`known_lives.noted()`): has no other job, and no life that the pod was
+    not in, the run? One that has died counts until its lease is taken over.
     """
     seen = lease_file.read(run / LEASE)
     lease = lease_file.parse(seen[0]) if seen else None

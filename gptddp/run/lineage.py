@@ -10,8 +10,8 @@ from typing import Any
 
 from gptddp.run import summary
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import backwards_if_there, highest_generation
-from gptddp.run.json_lines import parse_event
+from gptddp.run.history import highest_generation
+from gptddp.run.json_lines import backwards, parse_event
 
 
 def left(run: Path, generation: int, step: int, ignore: Collection[str] = ()) -> str | None:
@@ -40,7 +40,7 @@ def _starts_after(run: Path, generation: int) -> list[dict[str, Any]]:
     the end of the search only where none is missing between.
     """
     later: dict[int, dict[str, Any]] = {}
-    for line in backwards_if_there(run / LEDGER):
+    for line in backwards(run / LEDGER):
         if (event := parse_event(line)) and event["event"] == "start":
             if event["generation"] > generation:
                 later[event["generation"]] = event

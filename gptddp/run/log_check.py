@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.config import shown
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
+from gptddp.run.history import Line, is_step, last_step, read_ledger
 from gptddp.run.json_lines import MOST_STEPS
 from gptddp.run.progress import FINGERPRINT, fold
 
@@ -95,13 +96,15 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, An
     """
     known: dict[int, list[tuple[str, Any]]] = {}
     in_order = sorted(events, key=lambda event: event["generation"])
+    ways = branches.of(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
         own = [it for it in group if it["event"] in PRINTED and not it.get("error")]
         start = next((it["step"] for it in own if it["event"] == "start" and is_done(it)), None)
         if start is not None:  # a run that begins anew may have another state of step 0
             known = {step: it for step, it in known.items() if start and step <= start}
         for event in filter(is_done, own):
-            if event["step"] >= (start or 0):
+            on_way = branches.is_on(ways, event["generation"], event["step"])
+            if event["step"] >= (start or 0) and on_way:
                 prints = [(it, event[it]) for it in PRINTS if event.get(it) is not None]
                 known.setdefault(event["step"], []).extend(prints)
     return dict(sorted(known.items()))
@@ -128,20 +131,6 @@ def at_start(
         theirs = shown(line.get("chain_fp"))
         return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
     return None
-
-
-def holes(run_dir: str | Path) -> str | None:
-    """The steps that lie between the logs, and in none of them; None where there are none.
-
-    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
-    """
-    ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
-    gaps, done = [], 0
-    for first, last in sorted(it for it in ends if it[0]):
-        if first > done + 1:
-            gaps.append((done + 1, first - 1))
-        done = max(done, last)
-    return f"it lacks {gap_text(gaps)}" if gaps else None
 
 
 def _print(line: Line, name: str) -> int | None:

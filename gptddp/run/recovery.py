@@ -12,8 +12,8 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from gptddp.run.history import backwards_if_there, log_path
-from gptddp.run.json_lines import parse
+from gptddp.run.directory import log_path
+from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
@@ -62,7 +62,7 @@ def last_life(
 
 def _logged(run_dir: Path, generation: int, until: float) -> dict[str, Any]:
     """The last phases in the log of a life, and the seconds from then `until` its last step."""
-    lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
+    lines = map(parse, backwards(log_path(run_dir, generation)))
     for line in islice(lines, _MOST_LINES):
         if line and "phases" in line:
             with suppress(LookupError, TypeError, ValueError):  # foreign

@@ -93,7 +93,7 @@ def write_config(run: Path, run_id: str, config: Config, generation: int) -> Non
 def fields_of(config: Config) -> dict[str, Any]:
     """The fields as a run keeps them."""
     fields = dataclasses.asdict(config)
-    del fields["from_scratch"]  # of one start, and not of the run
+    del fields["from_scratch"], fields["from_step"]  # of one start, and not of the run
     return fields
 
 

@@ -20,7 +20,7 @@ _NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/progress.py).
 _TEXTS = {
-    "spike": (_WARN, "step {step}: {name} is {value:.4g}, {ratio:.0f} times its usual {usual:.4g}"),
+    "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
     "slow": (
         _WARN,
         "step {step}: {name} is slow: it takes {ratio:.1f} times as long as the ranks' median",

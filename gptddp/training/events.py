@@ -16,7 +16,7 @@ Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
 LEDGER = {  # the kinds that are in the ledger
-    "end": "how the life before ended, where it could not record that itself",
+    "end": "how a life ended that was not stopped; mostly the next one says so",
     "changed": "a setting, or the code, is not that of the life before",
     "start": "a life begins: from which state, in which world, with which configuration",
     "recovered": "its first step is done: where the seconds since the last one went",
@@ -56,17 +56,16 @@ class Events:
     """
 
     def __init__(self, generation: int, records: Sequence[Sink], views: Sequence[Sink]) -> None:
-        self.generation = generation
-        self._records, self._views = records, views
+        self.generation, self.records, self.views = generation, [*records], [*views]
         self._failed: list[Sink] = []
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Hand an event to every sink, to the records first; `generation` may be another life's."""
         about = {"event": kind, "time": time.time(), "generation": self.generation}
         event = {**about, **fields}
-        for sink in self._records:
+        for sink in self.records:
             sink(event)
-        for sink in self._views:
+        for sink in self.views:
             try:
                 sink(event)
             except Exception:

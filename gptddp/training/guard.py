@@ -47,6 +47,10 @@ class Guard:
             raise
         except NonFiniteError:  # all ranks, in the same step
             self.stalls.over = True
+            if self.recorder:
+                self._record_end(
+                    f"loss or gradient not finite {self.progress.skipped} times in a row"
+                )
             if self.live.origin.config.metrics_port:
                 with suppress(RuntimeError):  # a rank that is lost now changes nothing
                     wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
@@ -74,6 +78,14 @@ class Guard:
         finally:
             if self.recorder:
                 self.recorder.close()
+
+    def _record_end(self, cause: str) -> None:
+        """Rank 0 only: say how this life has ended; nobody else could."""
+        assert self.recorder
+        spent = self.live.spent
+        about = {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3), "survived": True}
+        step, at = self.progress.step, time.time()
+        self.recorder.events.emit("end", step=step, cause=cause, at=at, **about)
 
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""

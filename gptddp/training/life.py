@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from gptddp.training.agree import Agreed, agree
 from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last, wait_for_scrape
+from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
@@ -72,10 +74,12 @@ class Life:
         self._tensors: Mapping[str, Tensor]  # the live ones, likewise
         self._save_due = False  # on rank 0, by rank 0's own clock
         self._began_step = 0.0  # monotonic
+        self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
         self.stalls = Stalls(world, clock, self.recorder.stalled if self.recorder else None)
         self._guard = Guard(self.live, self.progress, self.recorder, world, stop, self.stalls)
         stop.holds = origin.source == "memory"
         stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
+        stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
         if self.recorder:
             self.recorder.metrics.state = lambda: clock.state(stop.asked)
@@ -155,8 +159,19 @@ class Life:
         batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
-        self._began_step = time.monotonic()
+        self._began_step, self._beats = time.monotonic(), pulse.beats()
+        rows = self.config.batch // self.config.lanes  # of a slot
+        self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
         return batch
+
+    def _unfinished(self) -> str:
+        """In a thread: the step that a stop waits for; "" where there is none."""
+        if self.clock.phase not in ("warmup", "redo", "step") or environment.ranks().local_rank:
+            return ""
+        took_s, done = time.monotonic() - self._began_step, pulse.beats() - self._beats
+        left_s = (self.stalls.usual_s or took_s * self._parts / max(done, 1)) - took_s
+        more = f"about {left_s:.0f} s more" if left_s > 0 else "which takes longer than usual"
+        return f"finishing step {self.step + 1}, {more}"
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
@@ -180,11 +195,12 @@ class Life:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
+        about = {"step": self.step, **vars(decision)}
         if self.recorder:  # before any rank acts on it
-            self.recorder.quarantine(decision, self.progress)
-        else:
-            fields = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
-            self.live.keep_event({"event": "quarantine", **fields, **vars(decision)}, self.step)
+            self.recorder.events.emit("quarantine", **about)
+        else:  # as rank 0 may be lost
+            about |= {"time": time.time(), "generation": self.origin.generation}
+            self.live.keep_event({"event": "quarantine", **about}, self.step)
         self._rows.reopen(self.progress.data)
 
     @contextmanager
@@ -231,7 +247,7 @@ class Life:
         if self.config.max_time:  # without it the rate is a function of step and tokens
             line["train_s"] = agreed.train_s
         if spent.is_due:
-            line |= {"phases": spent.told(), "since_s": round(spent.since_s, 3)}
+            line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
         return line
 
     # -- after a step ------------------------------------------------------------------------------
@@ -282,10 +298,11 @@ class Life:
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:
+            run, finite = Path(self.config.run_dir), self.step - self.progress.skipped
             raise NonFiniteError(
-                f"step {self.step}: loss or gradient not finite {self.progress.skipped} times "
-                f"in a row (max_skipped is {self.config.max_skipped}): lower lr, or look at the "
-                "data"
+                f"step {self.step}: loss or gradient not finite {self.progress.skipped} times in a "
+                f"row (max_skipped is {self.config.max_skipped}): {way_back(run, finite)}, or look "
+                "at the data"
             )
 
     @property

@@ -89,7 +89,6 @@ _SETS = {
         "learning_rate": "lr",
         "grad_norm": "grad_norm",
     },
-    "quarantine": {"quarantined_row_groups": "quarantined"},
     "loaded": {"last_checkpoint_step": "step"},
     "newest": {"last_checkpoint_step": "step", "last_checkpoint_timestamp_seconds": "since"},
     "storage": {"storage_trouble": "fails"},
@@ -121,6 +120,7 @@ class Metrics:
             "start": self._start,
             "step": self._step,
             "completed": self._evaluated,
+            "quarantine": self._quarantine,
             "checkpoint": self._checkpoint,
             "loaded": self._loaded,
             "stall": self._stall,
@@ -193,6 +193,9 @@ class Metrics:
     def _evaluated(self, event: Event) -> None:
         if "val_loss" in event["line"]:
             self._made["loss"].labels("val").set(event["line"]["val_loss"])
+
+    def _quarantine(self, event: Event) -> None:
+        self._made["quarantined_row_groups"].inc(len(event["row_groups"]))
 
     def _checkpoint(self, event: Event) -> None:
         made = self._made

@@ -37,6 +37,7 @@ from gptddp.run.directory import (
     FINISHED,
     LEDGER,
     id_of,
+    log_generations,
     resolve,
     restore_config,
     saved_config,
@@ -45,9 +46,10 @@ from gptddp.run.history import (
     has_older_config,
     highest_generation,
     history,
-    is_step,
+    is_done,
     last_step,
     life_without_start,
+    newest_line,
 )
 from gptddp.run.origin import Origin
 from gptddp.run.quarantine import decided
@@ -60,6 +62,7 @@ from gptddp.training.first_state import (
     first_state,
     with_fields_of_folder,
 )
+from gptddp.training.go_back import go_back, tell_of_blow_up
 from gptddp.training.quarantine import check
 from gptddp.training.take_up import take_up
 
@@ -99,6 +102,7 @@ def open_run(
         patiently(lambda: check_continued(given.init_from, before.init_from, config, dataset))
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, dataset, config.on_bad))
+    go_back(config, run_id, generation, ledger, snapshots, tell)
     taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     step, first = taken.step, None
     if taken.source == "scratch" and (config.init_from or config.init_sha256):
@@ -106,7 +110,8 @@ def open_run(
         config, before = (replace(it, init_sha256=first.sha256) for it in (config, before))
     changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
     _write_config(run, run_id, config if not changed else None, dataset, generation)
-    redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
+    redo, last_line, line = patiently(lambda: _in_history(run, ledger, step, tell))
+    tell_of_blow_up(run, ledger, taken.source, last_line)
     origin = Origin(
         config=config,
         changes=changed,
@@ -137,7 +142,7 @@ def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
         what = "; ".join(ledger.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
     tell("reading the configuration")
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
+    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.life))
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, ledger))
     lost = patiently(lambda: life_without_start(run, ledger))
@@ -195,24 +200,21 @@ def _id_of(run: Path, known: bool) -> str:
     return owner.run_id_of(run) or uuid.uuid4().hex
 
 
-def _in_history(run: Path, step: int, tell: Tell) -> tuple[int, Line | None, Line | None]:
-    """How many steps are logged beyond this one; the last line of all; the line of this step."""
-    redo, last, line = 0, None, None
-    first = min(step, last_step(run, tell=tell))
-    for found in history(run, first, tell):  # no more is read, however long the run
-        if not _is_step(found):
-            continue
-        last = found
-        redo += last["step"] > step
-        line = last if last["step"] == step else line
+def _in_history(
+    run: Path, ledger: Summary, step: int, tell: Tell
+) -> tuple[int, Line | None, Line | None]:
+    """How many steps are logged beyond this one; the newest line of all; the line of this step."""
+    newest = newest_line(run)
+    line = next(filter(is_done, history(run, step, step, tell)), None) if step else None
+    # what lives had logged when the newest began its start says; its own log, what since
+    done = ledger.finished["step"] if ledger.finished and ledger.is_finished else 0
+    if not done:
+        own = [it for it in log_generations(run) if it >= ledger.life]
+        done = max(ledger.owners.redo_until, *(last_step(run, it) for it in own), 0)
+    redo = max(done - step, 0)
     if redo and not step:
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
-    return redo, last, line
-
-
-def _is_step(line: Line) -> bool:
-    """Has a line of the log what a start uses? A foreign one may have anything."""
-    return is_step(line) and isinstance(line.get("time"), float)
+    return redo, newest, line
 
 
 def _write_config(

@@ -27,7 +27,6 @@ from gptddp.data.lanes import hosts
 from gptddp.data.loader import Batch, Loader, as_text, from_text, row_groups
 from gptddp.distributed.connect import World
 from gptddp.errors import BadRowGroup, ConfigError
-from gptddp.run.directory import SUMMARY
 from gptddp.run.progress import Progress
 from gptddp.run.quarantine import Decision
 
@@ -56,7 +55,7 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
 def _refused(ledger: Path, decision: Mapping[str, Any], what: str, rule: str) -> ConfigError:
     return ConfigError(
         f"{ledger}, the event `quarantine` of step {decision['step']}: {what}: {rule}: put the "
-        f"ledger back from a backup, or take this line out of it and remove {SUMMARY} beside it"
+        "ledger back from a backup"
     )
 
 
@@ -103,7 +102,7 @@ def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> 
     quarantined = sorted({*loader.quarantined, *groups})
     # A lane that has lost its last row group begins the same epoch of another lane's. Doing that
     # again changes nothing, so it does not matter in how many rounds a step's decisions come.
-    moves = zip(loader.hosts, hosts(loader.shares, quarantined) or loader.hosts, strict=True)
+    moves = zip(loader.hosts, hosts(loader.dealt, quarantined) or loader.hosts, strict=True)
     cursors = [
         cursor if before == after else [cursor[0], 0, 0]
         for cursor, (before, after) in zip(from_text(state["lanes"]), moves, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.data import lanes
-from gptddp.distributed import environment, lives
+from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.files import patiently
@@ -21,12 +21,9 @@ from gptddp.run import crash_loop, log_check, summary
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import Decision
 from gptddp.run.recovery import Last, last_life, seconds
 from gptddp.run.summary import Summary
-from gptddp.run.tidy import Tidier
 from gptddp.training import results
 from gptddp.training.changes import fields_of
 from gptddp.training.choose import NewestState
@@ -37,6 +34,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.spikes import Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -65,17 +63,17 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
-        self._owners = Owners()  # of the run's rank-seconds
+        self._sums = Summary()  # of the run's events
         records = to_ledger(self.ledger), to_log(self.log)
-        views = self._count_seconds, self.metrics, Console(origin), to_samples(run)
+        views = self._count, self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
-        self.tidier = Tidier(run, lease.elsewhere)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
         self._stragglers = Stragglers([len(it) for it in slots])
+        self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -84,9 +82,9 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
-    def _count_seconds(self, event: Mapping[str, Any]) -> None:
-        """A sink: what the ledger will say of the run's rank-seconds."""
-        self._owners.add(event)
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """A sink: the state of the run, as the ledger will say it."""
+        self._sums.add(event)
 
     def begin(
         self,
@@ -103,7 +101,7 @@ class Recorder:
         origin = self.origin
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
-        self._owners = ledger.owners
+        self._sums = ledger
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -125,14 +123,12 @@ class Recorder:
         settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
         trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
         self.saves.changes.try_to_save(trouble)
-        self.tidier.begin()
         self._ready = time.time()
 
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
-        self.events.emit(
-            "start",
+        about: dict[str, Any] = dict(
             step=origin.step,
             source=origin.source,
             redo=origin.redo,
@@ -154,9 +150,13 @@ class Recorder:
             run_began=self._run_began,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
-            **self._new_config(ledger),
+            config=json.loads(json.dumps(fields_of(self.config))),
             **self._from_scratch(),
         )
+        self._sums.add(
+            {"event": "start", "generation": origin.generation, "time": time.time(), **about}
+        )
+        self.events.emit("start", **about, sums=self._sums.sums())
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "
@@ -172,11 +172,6 @@ class Recorder:
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
             log.warning("%s", log_check.told(run, wrong))
 
-    def _new_config(self, ledger: Summary) -> dict[str, Any]:
-        """The configuration for the ledger, which has a copy of it: {} where it is the same."""
-        config = json.loads(json.dumps(fields_of(self.config)))
-        return {} if ledger.config == config else {"config": config}
-
     def _from_scratch(self) -> dict[str, Any]:
         """Whose start was given --from-scratch: it counts for that one, see `opening`."""
         start = {"job": self.world.job, "life": self.world.life}
@@ -185,7 +180,8 @@ class Recorder:
     def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
-        newest = max(lines, key=lambda line: line["step"], default=None)
+        # by time: a life that does steps again has not come as far as the one before it
+        newest = max(lines, key=lambda line: line["time"], default=None)
         run = Path(self.config.run_dir)
         fault = self._with_name(state.fault)
         last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
@@ -200,7 +196,7 @@ class Recorder:
         with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
             if not fault or not (closed := fault["closed"]):
                 return fault
-            if who := lives.lost(fault["life"], fault["pods"], self.world.came):
+            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
                 after = str(fault["cause"]).partition(": ")[0]  # after step N
                 return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
         return fault
@@ -212,13 +208,15 @@ class Recorder:
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._owners.phases = line.get("phases") or self.spent.told()
-            owned = self._owners.so_far()
+            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
+            owned = self._sums.owners.so_far()
         self._end_stall(line["step"])
         self._judge_pace(line, step_s)
         slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
         about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
         self.events.emit("step", line=line, **about)
+        for spike in self._spikes.add(line):
+            self.events.emit("spike", step=line["step"], **spike)
         if self._last:  # this was the first step of a life that is not the first
             parts = seconds(self._last, self.clock.began, self._ready, line["time"])
             world_size = line["world_size"]
@@ -262,21 +260,14 @@ class Recorder:
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
-    def quarantine(self, decision: Decision, progress: Progress) -> None:
-        """Record, before any rank acts on it, which row groups are skipped from now on."""
-        known = len(progress.data["quarantined"])
-        self.events.emit("quarantine", step=progress.step, **vars(decision), quarantined=known)
-
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
         self.saves.save(tensors, progress, self.of_step(progress))
-        self.tidier.begin()
 
     def leave_save(self) -> None:
         """A launcher saves the state of this step, when the log is on the disk up to it."""
         self.log.sync_soon()
         self.saves.look_in_ledger()
-        self.tidier.begin()
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
         """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
@@ -286,7 +277,7 @@ class Recorder:
         state_fp = None if progress.state_fp is None else f"{progress.state_fp:016x}"
         chain_fp = f"{progress.chain_fp:016x}"
         prints = {"batch_fp": self._batch_fp, "chain_fp": chain_fp, "state_fp": state_fp}
-        return {**prints, "phases": self.spent.told()}
+        return {**prints, "phases": self.spent.by_phase()}
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -317,7 +308,7 @@ class Recorder:
     def last_numbers(self, finished: bool = False) -> None:
         """Bring the metrics up to the end of this life, or of the run."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.events.emit("last", owned=self._owners.so_far(), finished=finished)
+        self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
 
     def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
         """Until Prometheus has the last numbers, or a stop is `asked` for."""

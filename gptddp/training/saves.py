@@ -20,7 +20,7 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
-from gptddp.training.changes import Changes
+from gptddp.training.changes import Changes, fields_of
 from gptddp.training.events import Events
 
 BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
@@ -45,6 +45,7 @@ class Saves:
             Path(c.run_dir),
             origin.generation,
             run_id=origin.run_id,
+            config=fields_of(c),
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,

@@ -1,8 +1,8 @@
 """Which ranks are slower than the others, for so long that it is no accident.
 
-DDP makes the steps of all ranks equally long, so the time of a step does not show one. What shows
-it is how long each rank is busy: with its rows, and with its part of the step up to its last
-gradient (training/clock.py).
+DDP makes the steps of all ranks equally long, so the time of a step does not show a slow one. How
+long each rank is busy does: with its rows, and with its part of the step up to its last gradient
+(training/clock.py).
 """
 
 from collections import deque
@@ -39,9 +39,9 @@ class Stragglers:
         self._unjudged_s = JUDGE_S
 
     def add(self, step: int, step_s: float, busy_s: np.ndarray) -> tuple[list[Slow], list[Slow]]:
-        """One more step, of so many seconds; (ranks,): of which each was busy.
+        """One more step, of so many seconds; `busy_s` (ranks,): how long each rank was busy.
 
-        Who is slow from now on, and who is so no longer.
+        Returns the ranks that are slow from now on, and those that are so no longer.
         """
         counted_s = min(step_s, WINDOW_S / LEAST_STEPS)  # one that has stalled is not all of it
         self._steps.append((counted_s, busy_s))

@@ -34,10 +34,40 @@ def survivors(job: Job, *killed: int) -> None:
     assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in killed] == []
 
 
-def test_a_killed_worker_is_replaced(job):
-    """After SIGKILL of a worker process all three step on; no launcher has ended."""
+def killed(job: Job) -> None:
+    os.kill(job.worker(1), signal.SIGKILL)
+
+
+def raises(job: Job) -> None:
+    """An exception is printed with its rank, once."""
+    job.order(1, "raise")
+    until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
+    assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
+
+
+def without_server(job: Job) -> None:
+    """Without the process that forks the workers, the pod makes a new one."""
     old = job.worker(1)
-    os.kill(old, signal.SIGKILL)
+    server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != job.pods[1].pid
+    os.kill(server, signal.SIGKILL)
+    until("the old worker's end", lambda: not alive(old), timeout_s=5)
+
+
+def hangs(job: Job) -> None:
+    """It never notices that another was killed: its agent ends it."""
+    hung, other = job.worker(1), job.worker(2)
+    job.order(1, "hang")
+    until("the order's taking", lambda: not (job.folder / "pod-1.hang").exists())
+    os.kill(other, signal.SIGKILL)
+    until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
+
+
+@pytest.mark.parametrize("harm", [killed, raises, without_server, hangs])
+def test_a_worker_that_is_lost_is_replaced(job, harm):
+    """After it all three step on, and no launcher has ended."""
+    old = job.worker(1)
+    harm(job)
     until("a new worker", lambda: job.worker(1) != old)
     job.goes_on(3)
     survivors(job)
@@ -53,61 +83,19 @@ def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
     survivors(job)
 
 
-def test_a_worker_that_raises_is_started_again(job):
-    """An exception is printed with its rank, once, and all three step on."""
-    job.order(1, "raise")
-    until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
-    job.goes_on(3)
-    assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
-    survivors(job)
-
-
-def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job):
-    """Nothing of a pod outlives SIGKILL of its launcher; a new one takes its place."""
-    worker = job.worker(2)
-    job.pods[2].kill()
-    job.pods[2].wait()
+@pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "host", "host again"])
+def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
+    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others
+    join again in the same processes, also where it was the host of the rendezvous."""
+    worker = job.worker(which)
+    job.pods[which].kill()
+    job.pods[which].wait()
     until("the orphan's end", lambda: not alive(worker), timeout_s=5)
-    job.start(2)
-    until("a new worker", lambda: job.worker(2) != worker)
+    job.start(which)
+    until("a new worker", lambda: job.worker(which) != worker)
     job.goes_on(3)
     survivors(job)
-
-
-def test_the_loss_of_the_rendezvous_host_ends_no_other_launcher(job):
-    """Pod 0 is killed and comes back, twice: the others join again in the same processes."""
-    for _ in range(2):
-        worker = job.worker(0)
-        job.pods[0].kill()
-        job.pods[0].wait()
-        job.start(0)
-        until("a new worker", lambda worker=worker: job.worker(0) != worker)
-        job.goes_on(3)
-        survivors(job)
-    assert "the group is lost" in job.log(1)
-
-
-def test_a_killed_server_is_started_again(job):
-    """Without the process that forks the workers, the pod makes a new one and steps on."""
-    old = job.worker(1)
-    server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
-    assert server != job.pods[1].pid
-    os.kill(server, signal.SIGKILL)
-    until("the old worker's end", lambda: not alive(old), timeout_s=5)
-    until("a new worker", lambda: job.worker(1) != old)
-    job.goes_on(3)
-    survivors(job)
-
-
-def test_a_worker_that_hangs_after_a_kill_is_killed_soon(job):
-    """One worker never notices that another was killed: its agent ends it, and three step on."""
-    hung, killed = job.worker(1), job.worker(2)
-    job.order(1, "hang")
-    until("the order's taking", lambda: not (job.folder / "pod-1.hang").exists())
-    os.kill(killed, signal.SIGKILL)
-    until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
-    job.goes_on(3)
-    survivors(job)
+    assert which or "the group is lost" in job.log(1)
 
 
 def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, tmp_path):

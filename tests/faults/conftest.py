@@ -1,5 +1,6 @@
 """Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,10 +67,10 @@ def measured(request):
     """Note what a fault has cost: measured(what was done, fault, what happens)."""
     marked = request.node.get_closest_marker("fault").args[0]
 
-    def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
+    def note(what: str, fault: Fault, happens: str, number: int | None = None) -> None:
         write_measurement(
             "measured.jsonl",
-            fault=number,
+            fault=number or marked,
             what=what,
             happens=happens,
             test=request.node.nodeid.split("[")[0],
@@ -77,3 +78,30 @@ def measured(request):
         )
 
     return note
+
+
+@pytest.fixture
+def strike(measured):
+    """strike(job, what, happens, world): do harm within it, to a world of `before` ranks.
+
+    Then one of `world` ranks goes on. What it has cost is noted; no finished step is done again.
+    """
+
+    @contextlib.contextmanager
+    def harm(
+        job: Job,
+        what: str,
+        happens: str,
+        world: int = 4,
+        *,
+        before: int | None = 4,
+        new_life: bool = True,
+        number: int | None = None,
+    ) -> Iterator[Fault]:
+        job.steady(before)
+        with job.fault(world, new_life=new_life) as fault:
+            yield fault
+        measured(what, fault, happens, number)
+        assert fault.redone == 0
+
+    return harm

@@ -84,13 +84,11 @@ KILLS = [
     ("harm", "what", "happens"),
     [pytest.param(*row[1:], marks=pytest.mark.fault(row[0]), id=row[1].__name__) for row in KILLS],
 )
-def test_a_kill_costs_the_step_in_flight(job, measured, harm, what, happens):
-    """The whole world goes on from memory, and no finished step is done again."""
-    job.steady()
-    with job.fault() as fault:
+def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens):
+    """The whole world goes on from memory."""
+    with strike(job, what, happens) as fault:
         harm(job)
-    measured(what, fault, happens)
-    assert fault.redone == 0 and fault.source == "memory"
+    assert fault.source == "memory"
 
 
 @pytest.mark.fault(35)
@@ -115,21 +113,22 @@ LATER = [
 
 
 @pytest.mark.parametrize(("which", "back_s"), LATER)
-def test_a_replacement_may_come_later(job, measured, which, back_s):
+def test_a_replacement_may_come_later(job, strike, which, back_s):
     """Without a pod the others go on, without the rendezvous they wait; all go on when it is back.
 
     Each change of the world is one new life.
     """
-    job.steady()
     name = "the host of the rendezvous" if which == 0 else "a pod"
     killed = time.monotonic()
     if which:
-        with job.fault(3) as fault:
+        gone = "a pod killed, no replacement", "the others go on without it"
+        with strike(job, *gone, 3, number=2) as fault:
             job.kill(which, back_s=math.inf)
-        measured("a pod killed, no replacement", fault, "the others go on without it", number=2)
-        assert fault.redone == 0 and fault.lives == 1
-    with job.fault() as fault:
+        assert fault.lives == 1
+    back = f"{name} is back after {back_s} s", "all go on with it; counted from its return"
+    with strike(job, *back, before=None if which == 0 else 3) as fault:
         if which == 0:
+            killed = time.monotonic()
             job.kill(0, back_s=math.inf)
         job.wait(max(0, killed + back_s - time.monotonic()))
         job.began = time.time()
@@ -137,10 +136,7 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
             said = [pod.log.read_text() for pod in job.pods[1:]]
             assert all("waiting for the rendezvous at" in log for log in said)
         job.bring_back(which)
-    measured(
-        f"{name} is back after {back_s} s", fault, "all go on with it; counted from its return"
-    )
-    assert fault.redone == 0 and fault.lives == 1
+    assert fault.lives == 1
 
 
 def test_a_drain_of_the_host_is_no_stop_of_the_run(job):

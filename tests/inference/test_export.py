@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support.crashing import crash_at
-from support.failing_writes import Writes
+from support.failing_volume import Writes
 from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F

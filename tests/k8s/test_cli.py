@@ -31,7 +31,7 @@ def rendered(result):
 
 def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
     """YAML and JSON say the same, twice the same bytes; a note says how to make the Secret."""
-    args = ("render", "--image", "mine", "--name", "demo", "--", "--steps", "90")
+    args = ("render", "--image", "mine", "--name", "demo", "--env", "A=1", "--env", "A=1")
     text, again, as_json = k8s(*args), k8s(*args), k8s("render", "-o", "json", *args[1:])
     assert text.exit_code == as_json.exit_code == 0
     assert text.stdout == again.stdout and "warning: --image mine" in text.stderr
@@ -43,35 +43,6 @@ def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
     assert objects[-1]["kind"] == "PyTorchJob"
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("--replcas 4", "Did you mean '--replicas'?"),
-        ("--replicas four", "'four' is not a valid integer"),
-        ("-- --stpes 4", "unknown option '--stpes': did you mean '--steps'?"),
-        ("--stpes 4", "there is no --stpes; --steps is an option of the trainer: put it after --"),
-        ("--steps 4", "an option of the trainer: put it after --"),
-        ("-- --batch 50 --lanes 48", "batch 50 is not divisible by lanes 48"),
-        ("--replicas 30 -- --batch 50", "30 workers but only 10 lanes"),
-        ("--replicas 64", "use --replicas 12 or less"),
-        ("--env A", "NAME=VALUE"),
-        ("--env =x", "NAME=VALUE"),
-        ("--env A=1 --env A=2", "A is given as '1' and as '2'"),
-        ("-f none.toml", "cannot read the job file none.toml"),
-    ],
-)
-def test_a_mistake_has_one_message_and_exit_code_2(k8s, args, message):
-    """No traceback, nothing on stdout, the fix on stderr."""
-    result = k8s("render", *args.split())
-    assert result.exit_code == 2 and result.stdout == ""
-    assert message in result.stderr and "Traceback" not in result.stderr
-
-
-def test_the_same_pair_may_be_given_twice(k8s):
-    """It is no contradiction."""
-    assert k8s("render", "--env", "A=1", "--env", "A=1").exit_code == 0
-
-
 @pytest.mark.parametrize("verb", sorted(GONE))
 def test_a_verb_that_is_gone_is_answered_with_the_new_way_in_one_line(k8s, verb):
     """Exit code 2; its options are not looked at."""
@@ -81,11 +52,14 @@ def test_a_verb_that_is_gone_is_answered_with_the_new_way_in_one_line(k8s, verb)
     assert result.stderr.count("\n") == 1
 
 
-def test_every_broken_rule_is_reported_at_once_and_no_secret_is_shown(k8s):
-    """A line for each, so that nobody has to try again and again."""
+def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
+    """A line for each broken rule, or for each text of another form, so that nobody has to try
+    again and again."""
     result = k8s("render", "--env", "RANK=1", "--env", "HF_TOKEN=hunter2", "--grace-s", "1")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error"] * 3
     assert "HF_TOKEN" in result.stderr and "hunter2" not in result.output
+    result = k8s("render", "--cpu", "x", "--toleration", "a:b", "--toleration", "c:d")
+    assert result.stderr.count("[format]") == 3
 
 
 def test_submit_without_a_cluster_says_what_to_do(k8s, tmp_path):
@@ -206,13 +180,3 @@ def test_a_shell_completes_commands_options_and_the_trainers(words, found):
     script = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_source").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "_GPTDDP_K8S_COMPLETE=bash_complete" in script
-
-
-def test_a_job_file_comes_from_a_pipe():
-    """`-f <(...)`, as bash has it; both of its tables count."""
-    out, into = os.pipe()
-    os.write(into, b"[job]\nreplicas = 3\n[train]\nsteps = 7\n")
-    os.close(into)
-    made = CliRunner().invoke(cli, ["render", "-f", f"/dev/fd/{out}"]).stdout
-    os.close(out)
-    assert "replicas: 3" in made and "- --steps\n            - '7'" in made

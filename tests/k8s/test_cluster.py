@@ -23,15 +23,6 @@ def writable(tmp_path):
 # -- objects -------------------------------------------------------------------------------------
 
 
-def test_an_object_comes_as_a_plain_dict(api, cluster):
-    """What the server has is returned unchanged, and what it has not is None."""
-    job = {"kind": "PyTorchJob", "metadata": {"name": "demo", "labels": {"a": "b"}}}
-    api.put(job)
-    assert cluster.get("PyTorchJob", "demo") == job
-    assert cluster.get("PyTorchJob", "other") is None
-    assert cluster.find("PyTorchJob", "a=b") == [job] and cluster.find("PyTorchJob", "a=c") == []
-
-
 def test_what_is_not_there_need_not_be_deleted(writable):
     """Somebody else was faster; any other refusal is an error."""
     server, cluster = writable
@@ -194,28 +185,12 @@ def line(second, text):
     return f"2026-11-21T09:00:{second:02}.000000001Z", text
 
 
-def test_a_log_comes_in_lines(log, cluster):
-    """Lines with their times; an answer of megabytes too."""
-    lines = log.lines = [line(n % 60, "x" * 1000 + str(n)) for n in range(3000)]
-    assert list(cluster.log("demo-worker-0")) == [f"{t} {text}" for t, text in lines]
-
-
 def test_a_last_line_that_has_no_end_yet_comes_too(log, cluster):
     """As of a container that ends in the middle of one; with `keep_ends` it can be told."""
     log.end_after = [len(log.text()) - 1] * 2
     assert list(cluster.log("demo-worker-0")) == [" ".join(it) for it in log.lines]
     first, last = cluster.log("demo-worker-0", keep_ends=True)
     assert first.endswith("one\n") and last.endswith("two")
-
-
-def test_a_broken_log_is_an_error_after_whole_lines(log, cluster):
-    """No torn line is given when the connection breaks inside one."""
-    log.break_after = [len(log.text()) - 2]
-    seen = []
-    with pytest.raises(ClusterError):
-        for text in cluster.log("demo-worker-0"):
-            seen.append(text)
-    assert seen == [" ".join(line(1, "one"))]
 
 
 def test_a_silent_log_is_given_up(log, cluster):

@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.cli.main import cli
-from gptddp.k8s.render import code, code_volume, manifest, spec
+from gptddp.k8s.render import code, code_volume, spec
 from gptddp.launch import bundle
 
 OWN = {"gptddp/model/gpt.py": "A = 1\n", "mine/__init__.py": "", "mine/other.py": ""}
@@ -235,6 +235,7 @@ def test_a_job_with_code_has_it_beside_and_names_its_hash(own):
     assert volumes["code"]["configMap"] == {"name": meta["name"]}
     assert code_volume.hash_of(job) == digest
     assert code_volume.config_maps_of(job) == [meta["name"]]
+    assert [config_map, *_, job] == render({"name": "demo", "namespace": "team", "code": str(own)})
     without = render({"name": "demo"})[-1]
     assert code_volume.hash_of(without) is None and code_volume.config_maps_of(without) == []
 
@@ -257,17 +258,6 @@ def test_large_code_is_in_several_config_maps_that_are_one_folder(own, tmp_path)
     assert code_volume.config_maps_of(job) == names
     (volume,) = (v for v in pod_spec(job)["volumes"] if v["name"] == "code")
     assert [it["configMap"]["name"] for it in volume["projected"]["sources"]] == names
-
-
-def test_the_same_folder_renders_the_same_bytes_and_another_another_job(own):
-    """The hash of the spec follows the content of the code."""
-    first = render({"code": str(own)})
-    assert manifest.to_yaml(first) == manifest.to_yaml(render({"code": str(own)}))
-    write(own, {"mine/__init__.py": "x = 2\n"})
-    second = render({"code": str(own)})
-    hashes = {o[-1]["metadata"]["annotations"][manifest.SPEC_HASH] for o in (first, second)}
-    assert len(hashes) == 2
-    assert first[0]["metadata"]["name"] != second[0]["metadata"]["name"]
 
 
 def test_in_a_file_the_folder_is_beside_the_file(own, tmp_path):

@@ -43,10 +43,6 @@ def api(tmp_path, monkeypatch):
     server.close()
 
 
-def nothing(api, k8s):
-    pass
-
-
 def submitted(api, k8s):
     assert submit(k8s).exit_code == 0
 
@@ -73,9 +69,8 @@ def failed_prepare(api, k8s):
 
 
 COMMANDS = {  # what is there before, the command
-    "submit": (nothing, ["submit", "--name", "demo"]),
     "submit of a job that exists": (submitted, ["submit", "--name", "demo", "--replicas", "4"]),
-    "submit of own code": (own_code, ["submit", "--name", "demo", "--code", "own"]),
+    "submit": (own_code, ["submit", "--name", "demo", "--code", "own"]),
     "submit that replaces": (
         failed_job,
         ["submit", "--name", "demo", "--replicas", "4", "--replace"],

@@ -1,14 +1,12 @@
 """delete, scale, suspend and resume against a small API server on a real socket."""
 
-import copy
-import shlex
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from support.manifests import worker
-from support.writable_api_server import end, job, submit
+from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import lifecycle
 from gptddp.k8s.cluster import connect
@@ -153,22 +151,6 @@ def test_scale_prints_old_and_new(api, k8s):
     assert again.stdout.endswith("unchanged\n") and "2 replicas already" in again.stderr
 
 
-@pytest.mark.parametrize(
-    ("replicas", "words"),
-    [
-        ("0", "gptddp-k8s suspend demo"),
-        ("1", "below the job's minimum, 2"),
-        ("5", "submit it with --max 5"),
-    ],
-)
-def test_scale_refuses_what_would_hang_or_end_the_job(api, k8s, replicas, words):
-    """Exit code 2 with the way that works."""
-    submit(k8s)
-    result = k8s("scale", "demo", "--replicas", replicas)
-    assert result.exit_code == 2 and words in result.stderr
-    assert worker(job(api))["replicas"] == 4
-
-
 def test_suspend_and_resume(api, k8s):
     """Each is a field of the job, and the second time a note."""
     submit(k8s)
@@ -182,49 +164,3 @@ def test_suspend_and_resume(api, k8s):
     assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
     assert job(api)["spec"]["runPolicy"]["suspend"] is False
     assert "not suspended" in k8s("resume", "demo").stderr
-
-
-PATCH = """patch pytorchjob demo --type merge -p '{"spec": {"runPolicy": {"suspend": %s}}}'"""
-COMMANDS = {  # what kubectl does instead to a job that is not ours
-    "delete": "delete pytorchjob demo",
-    "scale --replicas 5": "scale pytorchjob demo --replicas 5",
-    "suspend": PATCH % "true",
-    "resume": PATCH % "false",
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_job_of_others_is_left_alone(api, k8s, command):
-    """Whether it commits a checkpoint is not known: exit code 2, with kubectl's command for the
-    cluster that was asked: pasted, it must not do to a job of kubectl's own context."""
-    submit(k8s)
-    job(api)["metadata"]["labels"] = {}
-    before = copy.deepcopy(api.objects)
-    verb, *options = command.split()
-    result = k8s(verb, "demo", *options, "--context", "x")
-    assert result.exit_code == 2 and "was not made by gptddp-k8s" in result.stderr
-    kubectl = result.stderr.split("`")[1]
-    there = f" -n default --context x --kubeconfig {api.kubeconfig}"
-    assert kubectl == f"kubectl {COMMANDS[command]}{there}" and shlex.split(kubectl)
-    assert "checkpoint" not in result.stderr and api.objects == before
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "wait", "suspend"])
-def test_the_name_of_a_short_job_is_told_with_what_shows_its_log(api, k8s, command):
-    """`prepare` made it: it has no status here, and kubectl shows what it has written."""
-    api.put({"kind": "Job", "metadata": {"name": "prepare"}})
-    result = k8s(command, "prepare")
-    assert result.exit_code == 102 and "prepare is a short Job" in result.stderr
-    assert "`kubectl logs job/prepare -n default --kubeconfig" in result.stderr
-
-
-@pytest.mark.parametrize("command", ["suspend", "resume", "scale --replicas 2"])
-def test_a_job_that_has_ended_or_is_not_there_cannot_be_changed(api, k8s, command):
-    """Exit code 102 without a job, 2 with one that has ended."""
-    verb, *options = command.split()
-    assert k8s(verb, "demo", *options).exit_code == 102
-    submit(k8s)
-    end(api, "Succeeded")
-    result = k8s(verb, "demo", *options)
-    assert result.exit_code == 2 and f"nothing to {verb}" in result.stderr
-    assert "submit it with --replace" in result.stderr

@@ -151,23 +151,6 @@ def test_logs_are_those_of_the_files(here, k8s):
     assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["status", "job", "-n", "x"], "--namespace has no meaning here"),
-        (["logs", "job", "--since", "5m"], "--since has no meaning with --local"),
-        (["logs", "job", "--first-failure"], "--first-failure has no meaning with --local"),
-        (["delete", "job", "--no-wait"], "--no-wait has no meaning with --local"),
-    ],
-)
-def test_what_has_no_meaning_here_is_refused(here, k8s, command, message):
-    """Rather than ignored; and --local-dir without --local."""
-    result = k8s(*command)
-    assert result.exit_code == 2 and message in result.stderr and here.exists()
-    result = CliRunner().invoke(cli, ["status", "job", "--local-dir", "x"])
-    assert result.exit_code == 2 and "--local-dir has no meaning here" in result.stderr
-
-
 RUNS = """
 (runs / "job").mkdir(exist_ok=True)
 signal.signal(signal.SIGTERM, lambda *_: ((runs / "job" / f"{name}.saved").touch(), sys.exit(143)))

@@ -268,19 +268,6 @@ def test_without_a_failure_it_is_said(api, k8s):
     assert "demo is Running, and no pod that is there has failed" in shown.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(["--first-failure", *it] for it in (["-f"], ["--previous"], ["--pod", "0"])),
-        ["-f", "--previous"],
-    ],
-)
-def test_what_does_not_go_together_is_refused(api, k8s, options):
-    """Exit code 2, and which to leave out."""
-    shown = k8s("logs", "demo", *options)
-    assert shown.exit_code == 2 and "leave one out" in shown.stderr and not api.asked
-
-
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_since_leaves_out_what_is_older(api, k8s, follow):
     """Of each pod, followed or not."""
@@ -292,10 +279,3 @@ def test_since_leaves_out_what_is_older(api, k8s, follow):
     shown = k8s("logs", "demo", "--since", "1h30m", *follow)
     assert sorted(shown.stdout.splitlines()) == ["[w0] new 0", "[w1] new 1"]
     assert any("sinceSeconds=5400" in path for path in api.asked)
-
-
-@pytest.mark.parametrize("text", ["10", "", "-5m", "1d", "5m2h", "0s", "m"])
-def test_a_length_of_time_is_as_of_kubectl(k8s, text):
-    """What kubectl refuses is refused, with how to write it."""
-    shown = k8s("logs", "demo", "--since", text)
-    assert shown.exit_code == 2 and "as in 45s, 10m or 1h30m" in shown.stderr

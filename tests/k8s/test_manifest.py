@@ -100,14 +100,6 @@ def test_the_hash_is_that_of_the_job_in_any_namespace():
     assert here == there
 
 
-def test_requests_are_limits_and_gpus_are_counted():
-    """Guaranteed pods; a GPU resource of any name; one process a GPU."""
-    job = render_job({"gpus": 2, "gpu_resource": "amd.com/gpu"})
-    resources = container(job)["resources"]
-    assert resources["requests"] == resources["limits"]
-    assert resources["limits"]["amd.com/gpu"] == "2" and job["spec"]["nprocPerNode"] == "2"
-
-
 @pytest.mark.parametrize(
     ("flags", "args", "preset", "device"),
     [

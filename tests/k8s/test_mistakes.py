@@ -96,6 +96,27 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("prepare extra --source x", ["unexpected argument 'extra'"]),
         ("render -- --steps 9 10", ["unexpected argument '10'"]),
         ("render --env=A=\udcff", ["is not UTF-8"]),
+        ("status job --local -n x", ["--namespace has no meaning here"]),
+        ("status job --local-dir x", ["--local-dir has no meaning here"]),
+        ("logs job --local --since 5m", ["--since has no meaning with --local"]),
+        ("logs job --local --first-failure", ["--first-failure has no meaning with --local"]),
+        ("delete job --local --no-wait", ["--no-wait has no meaning with --local"]),
+        *(
+            (f"logs demo --since={it}", ["as in 45s, 10m or 1h30m"])
+            for it in ("10", "", "-5m", "1d", "5m2h", "0s", "m")
+        ),
+        ("render --replcas 4", ["Did you mean '--replicas'?"]),
+        ("render --replicas four", ["'four' is not a valid integer"]),
+        ("render -- --stpes 4", ["unknown option '--stpes': did you mean '--steps'?"]),
+        ("render --stpes 4", ["--steps is an option of the trainer: put it after --"]),
+        ("render --steps 4", ["an option of the trainer: put it after --"]),
+        ("render -- --batch 50 --lanes 48", ["batch 50 is not divisible by lanes 48"]),
+        ("render --replicas 30 -- --batch 50", ["30 workers but only 10 lanes"]),
+        ("render --replicas 64", ["use --replicas 12 or less"]),
+        ("render --env A", ["NAME=VALUE"]),
+        ("render --env =x", ["NAME=VALUE"]),
+        ("render --env A=1 --env A=2", ["A is given as '1' and as '2'"]),  # twice 1: allowed
+        ("render -f none.toml", ["cannot read the job file none.toml"]),
         ("render -- --init-from /data/\udcff", ["is not UTF-8"]),
     ],
 )

@@ -1,7 +1,5 @@
 """What clusters ask of pods: each option, in the manifest and in job.toml."""
 
-import re
-
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -46,15 +44,6 @@ def test_every_option_is_allowed_and_tried_here(flags):
     assert pod.without_meaning_locally(built.pod) == [
         name for name in pod.FIELDS if name not in ("env_from_secret", "patch")
     ]
-
-
-def test_the_yaml_of_every_option_is_plain(flags, every):
-    """No anchors, which some tools do not read; the same objects again, and the same bytes."""
-    text = manifest.to_yaml(every)
-    assert not re.search(r"[&*]id\d|!!|null", text)
-    assert list(yaml.safe_load_all(text)) == every
-    turned = dict(reversed(flags.items())) | {"node_selector": flags["node_selector"][::-1]}
-    assert manifest.to_yaml(render(turned)) == text
 
 
 def test_every_option_is_a_field_of_the_pods(every):

@@ -1,6 +1,13 @@
-"""A user who lacks one right of a namespace: the rest is done, and what is not done is said."""
+"""A user who lacks one right of a namespace: the rest is done, and what is not done is said.
+
+The Secret with the key of a job's rendezvous: made once, printed nowhere, gone with the job.
+"""
+
+import base64
+import json
 
 import pytest
+from support.manifests import pod_spec
 from support.writable_api_server import job, submit
 
 WITHOUT = ("serviceaccount", "networkpolicy", "poddisruptionbudget")
@@ -95,3 +102,99 @@ def test_of_a_pods_claims_the_one_without_a_volume_is_named(api, k8s):
     )
     api.forbidden = {"GET persistentvolumeclaims"}
     assert f"no node takes it: {unbound}" in k8s("status", "demo").stdout
+
+
+def theirs(data=None):
+    """A Secret as `render` tells to make it, or with other data."""
+    key = base64.b64encode(b"0123456789abcdef" * 4).decode()
+    data = {"rendezvous-key": key} if data is None else data
+    return {"kind": "Secret", "metadata": {"name": "demo"}, "data": data}
+
+
+def secret(api):
+    return api.objects.get(("secrets", "demo"))
+
+
+def test_each_job_gets_a_key_of_its_own_that_nobody_prints(api, k8s):
+    """In a Secret that the pods name, and neither in the job nor in any output."""
+    result = submit(k8s)
+    key = secret(api)["stringData"]["rendezvous-key"]
+    assert len(key) == 64 and secret(api)["type"] == "Opaque"
+    (variable,) = [e for e in pod_spec(job(api))["containers"][0]["env"] if "RENDEZ" in e["name"]]
+    source = {"name": "demo", "key": "rendezvous-key", "optional": True}
+    assert variable["valueFrom"] == {"secretKeyRef": source}
+    assert key not in json.dumps(job(api)) + result.output
+    submit(k8s)
+    assert secret(api)["stringData"]["rendezvous-key"] == key
+    assert key not in k8s("delete", "demo").output and secret(api) is None
+    submit(k8s)
+    assert secret(api)["stringData"]["rendezvous-key"] != key
+
+
+def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
+    """As `render` tells to make it: used as it is, without an owner, and not deleted."""
+    api.put(theirs())
+    result = submit(k8s)
+    assert result.exit_code == 0 and "warning" not in result.stderr
+    assert k8s("delete", "demo").exit_code == 0
+    assert secret(api)["data"] == theirs()["data"]
+    assert "ownerReferences" not in secret(api)["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("GET", "U cannot do this"), ("POST", "is not there"), ("PATCH", "U cannot do this")],
+)
+def test_who_lacks_a_right_to_secrets_is_told_how_the_job_gets_a_key(api, k8s, verb, words):
+    """One warning each time, with the command for somebody who may; submit and delete go on."""
+    api.forbidden = {f"{verb} secrets"}
+    for _ in range(2):
+        result = submit(k8s)
+        (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
+        assert result.exit_code == 0 and words in warning and "run without a key" in warning
+        assert "kubectl create secret generic demo" in warning
+    assert (secret(api) is not None) is (verb == "PATCH")
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"key": "eA=="}, "has no field rendezvous-key"),
+        ({"rendezvous-key": ""}, "of 0 characters"),
+        ({"rendezvous-key": "eA=="}, "of 1 characters"),
+        ({"rendezvous-key": "%"}, "that is no text"),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_secret_without_a_usable_key_is_never_used_in_silence(api, k8s, data, words, ours):
+    """Before a job is made of it nothing is created, and how to mend it is said; a job that exists
+    gets no new key, but a warning."""
+    submit(k8s)
+    labels = secret(api)["metadata"]["labels"]
+    api.put(theirs(dict(data)))
+    secret(api)["metadata"]["labels"] = labels if ours else {}
+    result = submit(k8s)
+    assert result.exit_code == 0 and secret(api)["data"] == data
+    assert "warning: the Secret demo" in result.stderr and words in result.stderr
+    for key in list(api.objects):
+        if key[1] == "demo" and key[0] != "secrets":
+            del api.objects[key]
+    secret(api)["metadata"].pop("ownerReferences", None)
+    del api.writes[:]
+    result = submit(k8s)
+    assert result.exit_code == 2 and words in result.stderr and api.writes == []
+    fix = (
+        "`kubectl delete secret demo -n default --kubeconfig" if ours else "`openssl rand -hex 32`"
+    )
+    assert fix in result.stderr and secret(api)["data"] == data
+
+
+def test_a_job_that_runs_gets_no_new_key(api, k8s):
+    """Its next pod would have another key than the others: a warning, and not one write."""
+    submit(k8s)
+    api.remove("Secret", "demo")
+    del api.writes[:]
+    result = submit(k8s)
+    assert result.exit_code == 0 and api.writes == []
+    assert "warning: the Secret demo" in result.stderr and "is not there" in result.stderr

@@ -209,14 +209,6 @@ def test_a_text_of_another_form_is_refused_by_its_option(flags, words):
     assert words in str(error.value) and str(error.value).endswith("[format]")
 
 
-def test_every_mistake_is_told_at_once():
-    """A line for each text of another form, and one for each broken rule."""
-    with pytest.raises(ConfigError) as error:
-        spec.load(None, {"cpu": "x", "toleration": ("a:b", "c:d")}, [])
-    assert str(error.value).count("[format]") == 3
-    assert len(problems({"replicas": 0, "grace_s": 1, "env": (("RANK", "1"),)})) == 3
-
-
 @pytest.mark.parametrize(("replicas", "longest"), [(10, 54), (11, 53), (101, 52)])
 def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     """`<name>-worker-<max-1>` has at most 63 characters: 54 for up to 10 pods, then less."""

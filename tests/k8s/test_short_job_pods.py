@@ -197,12 +197,3 @@ def test_sample_runs_on_the_code_of_the_job(api, sampled, tmp_path):
     assert container["command"][at + 1 : at + 4] == [archive, "gptddp", "sample"]
     mount = {"name": "code", "mountPath": "/code", "readOnly": True}
     assert mount in container["volumeMounts"] and volume in spec["volumes"]
-
-
-def test_sample_of_another_kind_of_job_is_refused(api, k8s):
-    """One without the volumes of data and runs has no checkpoint that is known here."""
-    job = render_job({"name": "demo"})
-    pod_spec(job)["volumes"] = []
-    api.put(job)
-    result = k8s("sample", "demo")
-    assert result.exit_code == 2 and "has no volumes data and runs: is it of" in result.stderr

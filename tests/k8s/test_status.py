@@ -89,16 +89,6 @@ def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     assert result.stderr == f"next: gptddp-k8s logs demo --pod 2 --kubeconfig {api.kubeconfig}\n"
 
 
-@pytest.mark.parametrize("command", ["status", "status --watch", "wait", "logs", "logs -f"])
-def test_a_job_that_is_not_there_is_102(k8s, api, command):
-    """With the name that was meant, and no traceback."""
-    api.put(job("Running", name="demo-large"))
-    result = k8s(*command.split(), "demo-lage")
-    assert result.exit_code == 102 and result.stdout == ""
-    assert "error: no PyTorchJob demo-lage in the namespace default" in result.stderr
-    assert "demo-large" in result.stderr
-
-
 def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
     """A Worker behind the operator's init container is Running, and Completed when it has ended."""
     done = {"name": "init", "state": terminated(0, reason="Completed")}

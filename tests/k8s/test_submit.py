@@ -1,6 +1,5 @@
 """submit, delete, scale, suspend and resume against a small API server on a real socket."""
 
-import copy
 import json
 import shlex
 
@@ -211,29 +210,6 @@ def test_a_job_that_runs_or_whose_successor_is_refused_is_not_replaced(api, k8s)
 
 
 @pytest.mark.parametrize(
-    ("kind", "refusal", "words"),
-    [
-        ("NetworkPolicy", (403, 'User "u" cannot create networkpolicies'), "ask for the right"),
-        ("PodDisruptionBudget", (403, "a policy forbids it"), "--without poddisruptionbudget"),
-        ("PyTorchJob", (403, 'admission webhook "v" denied the request: bad'), "denied"),
-        ("PyTorchJob", (404, 'namespaces "default" not found'), "kubectl create namespace"),
-        ("PyTorchJob", (500, "failed calling webhook: refused"), "is it running?"),
-        ("Pod", (422, "spec.priority: Invalid value"), "its pods would be refused: spec.priority"),
-        ("Pod", (500, "failed calling webhook: refused"), "is it running?"),
-    ],
-)
-@pytest.mark.parametrize("option", [[], ["--dry-run"]])
-def test_what_the_server_refuses_is_said_before_anything_is_created(
-    api, k8s, kind, refusal, words, option
-):
-    """Of the job, its pods or what is beside it: the server's words, with the fix."""
-    api.refuse[kind] = refusal
-    result = submit(k8s, *option)
-    assert result.exit_code == 1 and words in result.stderr and api.writes == []
-    assert "nothing was created" in result.stderr
-
-
-@pytest.mark.parametrize(
     ("words", "told"),
     [("exceeded quota: cpu", True), ('U cannot create resource "pods"', False)],
 )
@@ -258,16 +234,6 @@ def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
     assert "serviceAccountName" not in pod["spec"]
 
 
-@pytest.mark.parametrize("kind", [*RENDERED, "PyTorchJob"])
-def test_what_is_somebody_elses_is_left_alone(api, k8s, kind):
-    """An object of that name without our labels: refused, untouched, --name as the fix."""
-    api.put({"kind": kind, "metadata": {"name": "demo"}, "spec": {"a": 1}})
-    before = copy.deepcopy(api.objects)
-    result = submit(k8s)
-    assert result.exit_code == 2 and "use another --name" in result.stderr
-    assert "exists, and not from gptddp-k8s" in result.stderr and api.objects == before
-
-
 def test_what_an_earlier_submit_has_left_is_made_what_it_should_be(api, k8s):
     """A companion with our labels and other settings becomes the job's, with those of now."""
     for obj in manifest.objects(spec.load(None, {"name": "demo"}, ["--metrics-port", "9999"]))[:-1]:
@@ -276,21 +242,6 @@ def test_what_an_earlier_submit_has_left_is_made_what_it_should_be(api, k8s):
     policy = api.objects["networkpolicies", "demo"]
     assert policy["spec"]["ingress"][1]["ports"][0]["port"] == 9464
     assert owners(api) == {job(api)["metadata"]["uid"]}
-
-
-def test_a_companion_that_is_being_deleted_is_waited_for_by_the_user(api, k8s):
-    """Without it the pods would start unprotected: nothing is created."""
-    submit(k8s)
-    api.remove("PyTorchJob", "demo")
-    meta = api.objects["networkpolicies", "demo"]["metadata"]
-    meta |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
-    for kind in ("ServiceAccount", "PodDisruptionBudget", "Secret"):
-        api.remove(kind, "demo")
-    result = submit(k8s)
-    assert (
-        result.exit_code == 1 and "networkpolicy.networking.k8s.io/demo is being" in result.stderr
-    )
-    assert ("pytorchjobs", "demo") not in api.objects
 
 
 def test_what_was_submitted_is_printed_as_asked(api, k8s):

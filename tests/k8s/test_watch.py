@@ -129,19 +129,6 @@ def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):
     assert found[0]["progress"]["step"] == 120 and len(found[0]["pods"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--watch", "-o", "yaml"], "-o yaml has no meaning with --watch"),
-        (["--every", "5"], "--every has no meaning without --watch"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(api, options, message):
-    """Rather than ignored."""
-    result = api.command_line("status", "demo", *options)
-    assert result.exit_code == 2 and message in result.stderr
-
-
 class Terminal:
     """A command on a terminal of its own."""
 

@@ -11,7 +11,7 @@ from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import late, retention, store
 from gptddp.checkpoint.writer import Writer
-from gptddp.distributed import lives
+from gptddp.distributed import known_lives
 from gptddp.launch import rescue
 from gptddp.launch.rescue import STOP_S
 from gptddp.run import lease
@@ -77,7 +77,7 @@ def test_nothing_is_saved_in_a_run_that_goes_on_without_this_pod(left, save, cap
     held = lease.Claim(left, "job", "another life").poll(5)
     try:
         assert save() == [] and "a life that this pod was not in" in capfd.readouterr().err
-        lives.note("another life")
+        known_lives.note("another life")
         assert save() == [NAME]
     finally:
         held.close()

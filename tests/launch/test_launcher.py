@@ -14,7 +14,9 @@ from support.forked import LAUNCH as forked_launch
 from support.launchers import until
 from support.pod_env import ENV
 
+import gptddp
 from gptddp.config import Config
+from gptddp.launch import worker_script
 from gptddp.run.in_force import is_finished
 
 
@@ -194,3 +196,23 @@ sys.exit(7)
 """
     found, out, err = ended(python(script))
     assert found == code and err.endswith(message) and ("late" in out) == (code == 7)
+
+
+def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
+    tmp_path, monkeypatch, capsys
+):
+    """Exit code 5 with the error, as for any other of own code; torchrun would try it for ever."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
+    monkeypatch.setenv("POD_NAME", "demo-worker-0")
+    monkeypatch.delattr(gptddp, "train", raising=False)
+    monkeypatch.setitem(sys.modules, "gptddp.train", None)
+    for life in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(life))
+        with pytest.raises(ImportError):  # which `run` prints
+            worker_script.main()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert worker_script.main() == 5
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["code"] == 5 and verdict["rank"] == 0
+    assert "failed in 3 lives" in verdict["message"] and "gptddp.train" in verdict["message"]
+    assert "Traceback" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from support.failing_disk import Disk
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files

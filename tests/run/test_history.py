@@ -28,7 +28,7 @@ from gptddp.run.history import (
 def write(run_dir, generation, steps, **fields):
     log = RunLog(run_dir, generation)
     for step in steps:
-        log.append({"step": step, "loss": 0.1 * step, "generation": generation, **fields})
+        log.append({"step": step, "time": 1.0, "generation": generation, **fields})
     log.close()
 
 
@@ -95,9 +95,11 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     write(tmp_path, 2, [7, 8])
     log = RunLog(tmp_path, 3)
     complete(
-        tmp_path, log, [{"step": step, "loss": 0.1, "generation": 3} for step in range(4, 8)], 7
+        tmp_path, log, [{"step": step, "time": 1.0, "generation": 3} for step in range(4, 8)], 7
     )
-    complete(tmp_path, log, [{"step": 8, "new": 1}, {"step": 9}], 8)  # the last is not done
+    complete(
+        tmp_path, log, [{"step": 8, "time": 1.0, "new": 1}, {"step": 9}], 8
+    )  # the last is not done
     log.close()
     whole = list(history(tmp_path))
     assert [(line["step"], line.get("generation")) for line in whole] == [
@@ -125,8 +127,7 @@ def test_events_that_memory_has_kept_are_added_once(tmp_path):
     for life in (1, 2, 3):
         ledger.event("start", life)
     ledger.sync()
-    kept = [{"event": "end", "generation": 1}, {"event": "start", "generation": 2}]
-    kept = [event | {"time": 1.0} for event in kept]
+    kept = [{"event": "end", "generation": 1, "time": 1.0}, read_ledger(tmp_path)[1]]
     assert recover(tmp_path, ledger, kept) == kept[:1]
     ledger.sync()
     assert recover(tmp_path, ledger, kept) == []

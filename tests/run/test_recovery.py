@@ -1,12 +1,12 @@
 """The ledger says how each life ended, and where the seconds of a recovery went."""
 
-import json
 import os
 import subprocess
 import sys
 import time
 
 import pytest
+from support import ledgers
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
 
@@ -109,8 +109,7 @@ def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, ago_s, saved):
     """
     flags = ("--steps", "6", "--checkpoint-every", "3600")
     lose_a_peer(run, *flags)
-    ledger = tmp_path / "run/ledger.jsonl"
     (start,) = read_ledger(tmp_path / "run")
-    ledger.write_text(json.dumps(start | {"time": time.time() - ago_s}) + "\n")
+    ledgers.write(tmp_path / "run", [start | {"time": time.time() - ago_s}])
     assert run(*flags) == 0
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == saved

@@ -8,9 +8,7 @@ from support.manifests import pod_spec, render_job, worker
 ROLE = "training.kubeflow.org/job-role"
 
 
-def pod(
-    namespace: str, name: str, address: str, role: str = "master", phase: str = "Running"
-) -> dict[str, Any]:
+def pod(namespace: str, name: str, address: str, role: str = "master") -> dict[str, Any]:
     """`name`: JOB-worker-INDEX; with the labels that the operator gives it, worker 0's `role`."""
     job = name.rpartition("-worker-")[0]
     rendered = render_job({"name": job})
@@ -19,5 +17,5 @@ def pod(
     return {
         "metadata": {"name": name, "namespace": namespace, **about},
         "spec": pod_spec(rendered),
-        "status": {"phase": phase, "podIP": address},
+        "status": {"phase": "Running", "podIP": address},
     }

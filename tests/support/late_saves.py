@@ -1,9 +1,11 @@
 """What the tests of late saves share: a process of a launcher that saves, and a run for it."""
 
-import json
 import threading
 
+from support import ledgers
+
 from gptddp.checkpoint import late, snapshot
+from gptddp.run.history import read_ledger
 
 NAME = "step-000000000003.1"
 GOES_ON = {"source": "memory", "step": 3}
@@ -11,10 +13,8 @@ GOES_ON = {"source": "memory", "step": 3}
 
 def overdue(run_dir):
     """The run began an hour ago, and was never saved."""
-    ledger = run_dir / "ledger.jsonl"
-    events = [json.loads(line) for line in ledger.read_text().splitlines()]
-    events[0]["time"] -= 3600
-    ledger.write_text("".join(json.dumps(event) + "\n" for event in events))
+    start, *events = read_ledger(run_dir)
+    ledgers.write(run_dir, [start | {"time": start["time"] - 3600}, *events])
 
 
 class Saver(threading.Thread):

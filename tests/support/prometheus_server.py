@@ -87,13 +87,6 @@ def page_selectors() -> list[dict[str, str]]:
     return list(discovery["selectors"])
 
 
-def page_selector(pod: dict[str, Any]) -> bool:
-    """Does the API server give the pod to that scrape_config?"""
-    (selector,) = page_selectors()
-    wanted = dict(term.split("=") for term in selector["label"].split(","))
-    return bool(wanted.items() <= pod["metadata"]["labels"].items())
-
-
 def _of_page() -> dict[str, Any]:
     page = (ROOT / "docs/alerts.md").read_text()
     (block,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```", page, re.M | re.S)

@@ -12,7 +12,6 @@ import pytest
 from support.forked import ranks
 from support.toy import SMALL
 
-from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.training.stalls import described
 
@@ -102,12 +101,10 @@ def test_a_slow_rank_is_named_and_released(job):
     assert "rank 1 (pod-1) is slow: it takes " in job.said
     ((labels, ratio),) = job.scraped("straggler_ratio").items()
     assert labels == '{slow_pod="pod-1",slow_rank="1"}' and ratio > 1.3
-    assert [it["seconds"] for it in summary.read(job.run).slow] == [None]
     (job.folder / "slow").unlink()
     (over,) = job.until(lambda: job.events("slow_end"))
     assert over["rank"] == 1 and over["seconds"] >= 1.0
     job.until(lambda: "rank 1 (pod-1) is as fast as the others again" in job.said)
-    assert [it["seconds"] for it in summary.read(job.run).slow] == [over["seconds"]]
     assert job.scraped("straggler_ratio") == {}
 
 
@@ -132,7 +129,6 @@ def test_a_stopped_rank_is_missed_by_the_others(job):
     assert over["seconds"] >= stopped - 0.2  # a step may still have been logged
     assert job.until(lambda: job.scraped("stall_seconds")[""] == 0)
     assert job.scraped("stuck_rank") == {}
-    assert summary.read(job.run).stalls[-1]["seconds"] == over["seconds"]
 
 
 def test_a_rank_that_hangs_elsewhere_says_where(job):

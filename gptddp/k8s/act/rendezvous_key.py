@@ -14,7 +14,7 @@ from gptddp.k8s.cluster import Cluster, if_allowed
 from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import SECRET_FIELD, key_command, secret
-from gptddp.launch.pod import LEAST_KEY
+from gptddp.launch.pod_facts import LEAST_KEY
 
 
 def check(cluster: Cluster, job: Object) -> bool:

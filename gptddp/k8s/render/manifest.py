@@ -13,7 +13,7 @@ from gptddp import flags
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object
 from gptddp.k8s.render import code_volume, companions, patch, pod, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
-from gptddp.launch.pod import KEY, RDZV_CONF
+from gptddp.launch.pod_facts import KEY, RDZV_CONF
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it

@@ -22,7 +22,7 @@ from gptddp.files import read_json, write_json_atomic
 
 # A life that ends before it has the lease leaves that of an earlier one, but not so many in a row.
 _KEPT = 8
-_MOST_TOLD = 4  # of the ranks that were lost
+_MOST_NAMED = 4  # of the ranks that were lost
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def lost(life: str, pods: Sequence[str], came: Sequence[Came]) -> str:
 
     `pods`: by rank of that life. A rank that is not named was alive when its world had broken.
     """
-    died = {rank: how for it in came for of, rank, how in it.deaths if of == life}
+    died = {rank: how for it in came for its_life, rank, how in it.deaths if its_life == life}
     there, stayed = {it.pod for it in came}, {it.pod for it in came if life in it.lives}
     found = []
     for rank, pod in enumerate(pods):
@@ -51,8 +51,8 @@ def lost(life: str, pods: Sequence[str], came: Sequence[Came]) -> str:
         else:
             what = "whose pod was started anew" if pod in there else "whose pod is not there now"
         found.append(f"rank {rank} ({pod}), {what}" if pod else f"rank {rank}, {what}")
-    more = f"; {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
-    return "; ".join(found[:_MOST_TOLD]) + more
+    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
 
 
 def deaths() -> list[list[str]]:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from gptddp.distributed import lives
+from gptddp.distributed import known_lives
 from gptddp.distributed.connect import connect
+from gptddp.distributed.known_lives import Came
 
 
 @pytest.fixture
@@ -17,11 +18,11 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_newest_lives_are_kept(folder):
     """Several workers of a pod note a life once; the newest eight stay."""
-    assert lives.noted() == []
+    assert known_lives.noted() == []
     for i in range(20):
-        lives.note(str(i))
-        lives.note(str(i))
-    assert lives.noted() == [str(i) for i in range(12, 20)]
+        known_lives.note(str(i))
+        known_lives.note(str(i))
+    assert known_lives.noted() == [str(i) for i in range(12, 20)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", "null", "\0", "[1]", "[[1]]", '[["a", "0"]]'])
@@ -30,19 +31,19 @@ def test_a_damaged_note_is_no_note(folder, text):
     if not text.startswith("["):
         (folder / "lives.json").write_text(text)
     (folder / "deaths.json").write_text(text)
-    assert lives.noted() == []
-    lives.note("a")
-    assert lives.noted() == ["a"]
-    assert lives.lost("a", ["x"], [lives.Came("x", ["a"], lives.deaths())]) == ""
-    lives.note_death(0, "died of SIGSEGV")
-    assert lives.deaths()[-1] == ["a", "0", "died of SIGSEGV"]
+    assert known_lives.noted() == []
+    known_lives.note("a")
+    assert known_lives.noted() == ["a"]
+    assert known_lives.lost("a", ["x"], [Came("x", ["a"], known_lives.deaths())]) == ""
+    known_lives.note_death(0, "died of SIGSEGV")
+    assert known_lives.deaths()[-1] == ["a", "0", "died of SIGSEGV"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(folder, caplog):
     """A full disk is no reason not to train."""
     (folder / "lives.json").mkdir()
-    lives.note("a")
-    assert "not noted" in caplog.text and lives.noted() == []
+    known_lives.note("a")
+    assert "not noted" in caplog.text and known_lives.noted() == []
 
 
 def test_each_life_follows_those_that_its_pod_was_in(folder, train_here, monkeypatch):
@@ -60,19 +61,24 @@ def test_each_life_follows_those_that_its_pod_was_in(folder, train_here, monkeyp
 
 def test_who_was_lost_is_known_from_what_all_pods_have_noted(folder):
     """A worker by its launcher, a pod by another with its name, or by its absence: others not."""
-    lives.note("old")
-    lives.note_death(1, "died of SIGKILL")
-    lives.note("newest")
-    lives.note_death(3, "died of SIGBUS")
-    stays = lives.Came("a", lives.noted(), lives.deaths())
-    came = [stays, lives.Came("b", [], []), lives.Came("e", [], []), lives.Came("", [], [])]
+    known_lives.note("old")
+    known_lives.note_death(1, "died of SIGKILL")
+    known_lives.note("newest")
+    known_lives.note_death(3, "died of SIGBUS")
+    stays = Came("a", known_lives.noted(), known_lives.deaths())
+    came = [
+        stays,
+        Came("b", [], []),
+        Came("e", [], []),
+        Came("", [], []),
+    ]
     pods = ["a", "a", "b", "a", "c", ""]
-    assert lives.lost("newest", pods, came) == (
+    assert known_lives.lost("newest", pods, came) == (
         "rank 2 (b), whose pod was started anew; rank 3 (a), whose process died of SIGBUS; "
         "rank 4 (c), whose pod is not there now"
     )
-    assert lives.lost("old", ["a", "a"], came) == "rank 1 (a), whose process died of SIGKILL"
-    assert lives.lost("newest", ["a"], came) == ""
-    assert lives.lost("newest", ["x"] * 9, came).endswith(
+    assert known_lives.lost("old", ["a", "a"], came) == "rank 1 (a), whose process died of SIGKILL"
+    assert known_lives.lost("newest", ["a"], came) == ""
+    assert known_lives.lost("newest", ["x"] * 9, came).endswith(
         "rank 3 (x), whose process died of SIGBUS; 5 more"
     )

@@ -9,7 +9,7 @@ from support.pod_env import ENV
 
 from gptddp.distributed import environment
 from gptddp.errors import ConfigError
-from gptddp.launch.pod import as_elastic, pod_from, torchrun_args
+from gptddp.launch.pod_facts import as_elastic, pod_from, torchrun_args
 
 
 def parsed(env: dict[str, str], *flags: str):
@@ -140,7 +140,7 @@ def test_the_key_is_the_jobs_and_is_not_shown():
 
 FORGETS = """
 import os
-from gptddp.launch.pod import KEY, forget_key
+from gptddp.launch.pod_facts import KEY, forget_key
 forget_key()
 if os.fork() == 0:
     print(open("/proc/self/environ").read(), os.environ.get(KEY), flush=True)

@@ -1,0 +1,81 @@
+"""Going back: with `--from-step N` a run goes on from a kept checkpoint, as a branch.
+
+The ledger has the branch (event `branch`) before anything is done: the first generation on it, the
+checkpoint that it begins with, and the configuration. What older lives have done beyond is no part
+of the run any more, until it is done again.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gptddp.config import KEPT, Config
+from gptddp.distributed import environment
+from gptddp.flags import changed
+
+Branch = Mapping[str, Any]  # generation; step, life and name of the checkpoint; config and code
+
+
+def is_on(branches: Sequence[Branch], generation: int, step: int) -> bool:
+    """Is a step that a life has done a part of the run, which has these branches, oldest first?"""
+    life: float = math.inf  # of the checkpoint that the branch looked at before begins with
+    for branch in reversed(branches):
+        if branch["generation"] > life:  # that one has left it
+            if generation >= branch["generation"]:
+                return False
+            continue
+        if generation >= branch["generation"]:
+            return True
+        if step > branch["step"]:
+            return False
+        life = branch["life"]
+    return True
+
+
+def asks_for_another(config: Config, branches: Sequence[Branch]) -> bool:
+    """Does --from-step say that the run is to go back now?
+
+    Not where its newest branch is from that step, with the same configuration and code: the steps
+    since are those that would be done again, bit for bit. So pods that start again with their
+    flags, and a command that is given again, go on with the branch.
+    """
+    if not config.from_step or not branches:
+        return config.from_step > 0
+    newest, asked = branches[-1], about(config)
+    return (
+        newest["step"] != config.from_step
+        or newest["code"] != asked["code"]
+        or bool(changed(newest["config"], asked["config"], KEPT))
+    )
+
+
+def about(config: Config) -> dict[str, Any]:
+    """What decides the steps of a branch, beside its checkpoint."""
+    return {
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "code": environment.code(),
+    }
+
+
+def of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The branches among events of the ledger; a foreign one is left out."""
+    found = []
+    for event in (it for it in events if it["event"] == "branch"):
+        with suppress(LookupError, ValueError):
+            found.append(checked(event))
+    return found
+
+
+def checked(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The branch of an event of the ledger. Raises LookupError, ValueError for what is none."""
+    branch = {
+        name: event[name] for name in ("generation", "step", "life", "name", "config", "code")
+    }
+    if not all(type(branch[name]) is int for name in ("generation", "step", "life")):
+        raise ValueError("step and life must be whole numbers")
+    if not isinstance(branch["config"], dict):
+        raise ValueError("config must be a configuration")
+    return branch

@@ -1,0 +1,152 @@
+"""--from-step: the run goes back to a kept checkpoint, and leaves what it has done beyond it.
+
+The ledger has the branch first. Then the checkpoint is committed once more, in the name of the life
+that begins: so it is newer than all others, and than every state in memory, and whatever takes up
+or prunes a state finds it. A life that is killed in between leaves that to the next one.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import owner, store
+from gptddp.checkpoint.layout import Staging
+from gptddp.checkpoint.load import Loaded, load
+from gptddp.checkpoint.writer import Writer
+from gptddp.config import Config
+from gptddp.distributed.waiting import Tell
+from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.files import explain, may_pass, patiently
+from gptddp.run.branches import about, asks_for_another, is_on
+from gptddp.run.directory import CHECKPOINTS, FINISHED, log_generations, log_path
+from gptddp.run.history import Ledger
+from gptddp.run.json_lines import backwards, parse
+from gptddp.run.summary import Summary
+from gptddp.training.changes import fields_of
+from gptddp.training.choose import Snapshots
+
+log = logging.getLogger(__name__)
+
+
+def go_back(
+    config: Config, run_id: str, generation: int, ledger: Summary, snapshots: Snapshots, tell: Tell
+) -> None:
+    """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
+
+    Or one that the ledger has, and that no life has begun. Raises ConfigError where there is no
+    checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
+    is valid; OSError for trouble of the volume that may pass.
+    """
+    run, new = Path(config.run_dir), asks_for_another(config, ledger.branches)
+    if not new and (not ledger.branches or _is_begun(run, run_id, ledger, snapshots)):
+        return
+    step = config.from_step if new else int(ledger.branches[-1]["step"])
+    tell(f"looking for a checkpoint of step {step}")
+    loaded = _kept(run, run_id, step, tell)
+    log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
+    try:
+        if new:
+            _record(config, generation, loaded, ledger)
+        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))  # launchers would end at once
+        _commit(config, run_id, generation, loaded, tell)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        raise ConfigError(
+            f"--from-step {step}: {run} cannot be written: {explain(error)}"
+        ) from error
+
+
+def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> bool:
+    """Is there a state of the newest branch?"""
+    newest = store.order(patiently(lambda: owner.newest(run, run_id)) or "") or (0, 0)
+    generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
+    return max(generations) >= int(ledger.branches[-1]["generation"])
+
+
+def _kept(run: Path, run_id: str, step: int, tell: Tell) -> Loaded:
+    """The newest valid checkpoint of a step."""
+    known, why = [*patiently(lambda: list(_checkpoints(run)))], []
+    for name in [name for at, name in known if at == step]:
+        try:
+            return patiently(partial(load, run / CHECKPOINTS / name, run_id, tell=tell))
+        except Unusable as unusable:
+            why.append(str(unusable))
+    if why:
+        raise CheckpointError(f"--from-step {step}: {'; '.join(why)}: give another step")
+    there = ", ".join(map(str, sorted({at for at, _ in known}))) or "none"
+    raise ConfigError(
+        f"--from-step {step}: {run} has no checkpoint of that step: give one of those that it has "
+        f"({there})"
+    )
+
+
+def _checkpoints(run: Path) -> Iterator[tuple[int, str]]:
+    """Step and name of each, newest first. Raises OSError."""
+    for name in filter(store.is_candidate, store.names(run)):
+        if order := store.order(name):
+            yield order[1], name
+
+
+def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) -> None:
+    """The branch, durably. Raises OSError."""
+    branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
+    with closing(Ledger(config.run_dir)) as file:
+        file.event("branch", generation, **branch)
+        patiently(file.sync)
+    ledger.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
+
+
+def _commit(config: Config, run_id: str, generation: int, loaded: Loaded, tell: Tell) -> None:
+    """The checkpoint once more, as one of this life. Raises OSError."""
+    writer = Writer(
+        config.run_dir,
+        generation,
+        run_id=run_id,
+        config=fields_of(config),
+        parent=loaded.name,
+        keep=config.keep,
+    )
+    writer.read_back = False  # the life that takes it up reads all of it
+    began = time.monotonic()
+    writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
+    staging = Staging(loaded.tensors)
+    writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
+    if writer.failure:
+        raise writer.failure
+
+
+def tell_of_blow_up(
+    run: Path, ledger: Summary, source: str, line: Mapping[str, Any] | None
+) -> None:
+    """Say what the run goes on from where its last step (its `line` in the log) was not finite."""
+    if line is None or line.get("loss", 0.0) is not None:
+        return
+    logs = sorted(patiently(lambda: log_generations(run)), reverse=True)
+    if logs and is_on(ledger.branches, logs[0], line["step"]):
+        text = "step %d, the last before this life, was not finite: %s may have spoilt weights; %s"
+        finite = patiently(lambda: _last_finite(run, logs))
+        log.warning(text, line["step"], source, way_back(run, finite))
+
+
+def _last_finite(run: Path, logs: Iterable[int]) -> int:
+    """The last step with a loss, of the first of these logs that has one. Raises OSError."""
+    lines = (parse(it) or {} for life in logs for it in backwards(log_path(run, life)))
+    return next((int(it["step"]) for it in lines if it.get("loss") is not None), 0)
+
+
+def way_back(run: Path, finite: int) -> str:
+    """How to go back to before the steps that were not finite; `finite`: the last one that was.
+
+    It may have spoilt the weights: so to before it, if that is kept.
+    """
+    found: list[int] = []
+    with suppress(OSError):
+        found = [at for at, _ in _checkpoints(run) if at <= finite]
+    best = next((at for at in found if at < finite), found[0] if found else None)
+    how = "a checkpoint before them" if best is None else f"step {best}: --from-step {best}"
+    return f"to go back to {how}, with a lower --lr"
