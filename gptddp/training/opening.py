@@ -41,8 +41,7 @@ from gptddp.run.history import (
     newest_line,
 )
 from gptddp.run.origin import Origin
-from gptddp.run.quarantine import decided
-from gptddp.run.summary import Summary
+from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import changes, resolve
 from gptddp.training.choose import Brought, of_this_run
@@ -216,7 +215,7 @@ def _in_history(
 
 
 def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
-    """What earlier lives decided beyond `step`: see run/quarantine.py."""
+    """What earlier lives decided beyond `step`: {finished steps: row groups}."""
     again = [it for it in ledger.quarantine if it["step"] >= step]
     check(again, dataset, run / LEDGER)
     return decided(again, step)
