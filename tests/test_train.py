@@ -243,7 +243,7 @@ def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatc
     """fail: exit code 2 and its name. quarantine: the same run goes on, in later lives too."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     dataset = prepare([books], tmp_path / "data", BYTES)
-    sizes = [group.text_bytes for group in dataset.row_groups("train")]
+    sizes = [group.tokens for group in dataset.row_groups("train")]
     number = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)[1].group
     bad = flip(dataset, number)
     args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]

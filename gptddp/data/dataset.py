@@ -53,6 +53,7 @@ class RowGroup:
     index: int
     rows: int
     text_bytes: int
+    tokens: int  # about, with one for the end of each row: what lanes are dealt by
 
 
 class Dataset:
@@ -83,9 +84,9 @@ class Dataset:
     def row_groups(self, split: Split) -> list[RowGroup]:
         """Every row group of a split, in the order of the files."""
         return [
-            RowGroup(file["path"], index, rows, text_bytes)
+            RowGroup(file["path"], index, *group)
             for file in self.manifest["splits"][split]["files"]
-            for index, (rows, text_bytes) in enumerate(file["row_groups"])
+            for index, group in enumerate(file["row_groups"])
         ]
 
     def tokenizer(self) -> Tokenizer:

@@ -201,7 +201,7 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Block]]:
-    dealt = deal([group.text_bytes for group in source.groups], lanes, seed)
+    dealt = deal([group.tokens for group in source.groups], lanes, seed)
     if not any(dealt):
         raise DataError(
             f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "

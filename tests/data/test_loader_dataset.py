@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import shutil
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 
 from gptddp.data import blocks
 from gptddp.data.dataset import Dataset, open_dataset
-from gptddp.data.loader import Batch, Loader, eval_rows
+from gptddp.data.lanes import deal
+from gptddp.data.loader import Batch, Loader, eval_rows, row_groups
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
@@ -146,3 +148,22 @@ def test_a_damaged_file_is_named(dataset, tmp_path, monkeypatch, damage):
         while loader.next().cursors[:, 0].min() < 1:
             pass
     assert str(path) in str(caught.value) and "row group" in str(caught.value)
+
+
+def test_lanes_have_equally_many_rows_of_real_text(tmp_path):
+    """Of Python's standard library, whose files differ in length and in tokens a byte, at most
+    0.5 % of the rows are unseen after one epoch's tokens: row groups know about their tokens."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    dataset = prepare(files, tmp_path / "data", Settings(vocab_size=512))
+    groups = row_groups(dataset, "train")
+    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 64)
+    encode = source.encoder()
+    n_rows = [
+        len(source.pack_rows([encode(text) for text, _ in source.documents(group)], ()))
+        for group in range(len(groups))
+    ]
+    assert len(groups) >= 64
+    for lanes in (5, 12, 48, 64):
+        dealt = deal([group.tokens for group in groups], lanes, seed=7)
+        rows = np.array([sum(len(b.rows(n_rows[b.group], 7)) for b in mine) for mine in dealt])
+        assert np.maximum(0, rows - rows.mean()).sum() <= 0.005 * rows.sum()
