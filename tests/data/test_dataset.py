@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.prepared import BYTES, all_texts, texts
 
 from gptddp.data.dataset import _FOOTERS, RowGroup, _footer, open_dataset

@@ -19,6 +19,7 @@ from gptddp.errors import DataError
 from gptddp.prepare import parts
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
+from gptddp.prepare.scratch import Scratch
 from gptddp.prepare.shuffle import Shuffle
 
 LIMIT = 1000
@@ -197,21 +198,36 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
     assert sum(n for (_, target), n in found.items() if target == 256) == train
 
 
-def test_a_shuffle_of_parts_that_is_taken_over_is_the_same(tmp_path):
-    """Parts, marks and counts; a process that goes on has what the undisturbed one has."""
-    shuffles = [Shuffle(tmp_path / "one", 3), Shuffle(tmp_path / "two", 3)]
-    for text in (HUGE.encode(), b"small", HUGE.encode() * 2, HUGE.encode()):
-        keys = {shuffle.add(text, parts=parts.cut(text)) for shuffle in shuffles}
-        assert len(keys) == 1
-    lengths = shuffles[0].lengths()
-    shuffles[0].add(b"more" * LIMIT, parts=parts.cut(b"more" * LIMIT))
-    shuffles[0].close()
-    shuffles[0] = Shuffle(tmp_path / "one", 3, lengths=lengths)
-    totals = shuffles[0].finish()
-    assert totals == shuffles[1].finish()
-    assert (totals.documents, totals.different, totals.dropped, totals.cut) == (3, 3, 1, 2)
-    assert list(shuffles[0]) == list(shuffles[1])
-    assert list(shuffles[0].pieces()) == list(shuffles[1].pieces())
-    rows = list(shuffles[0])
-    assert len(rows) == totals.rows and len({key for key, *_ in rows}) == totals.rows
-    assert sum(not goes_on for *_, goes_on in rows) == 3
+def test_a_shuffle_that_is_taken_over_is_the_same(tmp_path):
+    """Documents, parts, marks, pieces and counts; what was added after the journal's last line is
+    gone."""
+    texts = [b"%d" % n * (n % 9) for n in range(1, 300)] * 2
+    texts += [HUGE.encode(), HUGE.encode() * 2, HUGE.encode()]
+
+    def shuffle(name: str) -> tuple[Scratch, Shuffle]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        scratch = Scratch(tmp_path / name, {})
+        assert scratch.load({"source", "more"}) is None
+        return scratch, Shuffle(scratch, 3)
+
+    whole = shuffle("whole")
+    interrupted = shuffle("interrupted")
+    for scratch, made in (whole, interrupted):
+        for text in texts:
+            made.add(parts.cut(text), val=text < b"2", first=b"k" * 16)
+        scratch.finish("source", {})
+        scratch.save()
+    interrupted[1].add(parts.cut(b"more" * LIMIT))
+    for scratch, _ in (whole, interrupted):
+        scratch.close()
+    interrupted = shuffle("interrupted")
+    assert interrupted[0].done == {"source"}
+    one, two = whole[1], interrupted[1]
+    totals = one.totals()
+    assert totals == two.totals() and one.bytes == two.bytes == sum(map(len, texts))
+    assert (totals.dropped, totals.cut) == (len(texts) - len(set(texts)), 2)
+    assert list(one.counts()) == list(two.counts())
+    assert list(one.pieces()) == list(two.pieces())
+    rows = list(one)
+    assert rows == list(two) and len(rows) == totals.rows == len({key for key, *_ in rows})
+    assert sum(not goes_on for *_, goes_on in rows) == totals.documents
