@@ -224,8 +224,6 @@ def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_pa
     (dataset.dir / "dataset.json").write_text(json.dumps(manifest))
     assert train.main([*args, "--steps", "4"]) == 2
     err = capfd.readouterr().err
-    assert (
-        "train/00000.parquet was renamed to train/one.parquet; train/two.parquet was added" in err
-    )
+    assert "train/00000.parquet was removed; train/one.parquet was added; train/two" in err
     assert f"is not the data that run {tmp_path / 'run'} began with" in err
     assert len(list(history(tmp_path / "run"))) == 2

@@ -196,14 +196,6 @@ def test_a_long_word_is_split_over_rows():
     assert sum(pairs_of_epoch(dataset, 2, seq_len=1000).values()) == 2**20 + 1 + 5 + 1
 
 
-def test_batches_do_not_depend_on_the_listing(alone):
-    """The order in which the data set lists its row groups changes nothing."""
-    dataset, batches = alone
-    backwards = corpus()
-    backwards.row_groups = lambda split: dataset.row_groups(split)[::-1]
-    same(run(backwards, [(1, 20)], 20), batches[:20])
-
-
 def test_a_state_is_small():
     """Under 1 KB of JSON for 48 lanes with large numbers everywhere, at least 10^14 tokens on."""
     settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")
