@@ -21,13 +21,7 @@ from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, lives_of, number
 from gptddp.report.phase_tables import PhaseTables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import (
-    DATASET,
-    FAULTS,
-    LEDGER,
-    SAMPLES,
-    log_generations,
-)
+from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES, log_generations
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners

@@ -1,6 +1,5 @@
 """Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,21 +11,24 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
-from gptddp.data import lanes
+from gptddp.checkpoint.saved_state import SavedState
+from gptddp.data import inventory, lanes
+from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
-from gptddp.files import patiently
-from gptddp.run import crash_loop, log_check, recovery, summary
+from gptddp.errors import ConfigError
+from gptddp.files import explain, may_pass, patiently
+from gptddp.flags import to_saved
+from gptddp.run import copies, crash_loop, log_check, recovery, summary
+from gptddp.run.copies import Copies
 from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import Last, last_life
 from gptddp.run.summary import Summary
-from gptddp.training import results
-from gptddp.training.changes import fields_of
-from gptddp.training.choose import NewestState
+from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import Events, to_ledger, to_log
@@ -44,8 +46,12 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
-    def __init__(self, origin: Origin, lease: Lease, world: World, spent: RankSeconds):
+    def __init__(
+        self, origin: Origin, dataset: Dataset, lease: Lease, world: World, spent: RankSeconds
+    ) -> None:
         c = self.config = origin.config
+        self._dataset = dataset
+        self._copies: Copies | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
@@ -91,7 +97,7 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: NewestState,
+        state: SavedState,
         machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
@@ -101,7 +107,7 @@ class Recorder:
         origin = self.origin
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
-        self._sums = ledger
+        self._sums, is_new = ledger, not ledger.life and origin.source == "scratch"
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -110,7 +116,7 @@ class Recorder:
                 ledger.add(event)
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
-        self.saves.changes.record(self.events)
+        changes.record(origin, self.events)
         if ledger.life and ledger.code != (code := environment.code()):
             about = {"field": "code", "old": ledger.code, "new": code}
             self.events.emit("changed", step=origin.step, **about)
@@ -122,12 +128,26 @@ class Recorder:
                 with suppress(LookupError, TypeError):  # a foreign line
                     self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
-            read_s = state.read_s + self.clock.seconds["restore"]
+            read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
-        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
-        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
-        self.saves.changes.try_to_save(trouble)
+        if not self.ledger.settle(5.0):  # a late writer of an older life looks for it
+            self._check_writable(is_new)
         self._ready = time.time()
+
+    def _check_writable(self, is_new: bool) -> None:
+        """A new run has its start on the disk before its first step; another goes on without."""
+        try:
+            if is_new:
+                return patiently(self.ledger.sync)
+        except OSError as error:
+            self.lease.release()
+            if may_pass(error):
+                raise
+            raise ConfigError(
+                f"run {self.config.run_dir} cannot be written: {explain(error)}"
+            ) from error
+        trouble = self.ledger.trouble(0.0) or "the ledger waits for the disk"
+        log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
@@ -154,7 +174,8 @@ class Recorder:
             run_began=self._run_began,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
-            config=json.loads(json.dumps(fields_of(self.config))),
+            config=to_saved(self.config),
+            dataset=self._dataset.sha256,
             **self._from_scratch(),
         )
         self._sums.add(
@@ -181,7 +202,7 @@ class Recorder:
         start = {"job": self.world.job, "life": self.world.life}
         return {"from_scratch": start} if self.config.from_scratch else {}
 
-    def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
+    def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
@@ -233,7 +254,19 @@ class Recorder:
             emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
         self._stepped_at = time.monotonic()
+        if self._copies is None:
+            self._copies = self._begin_copies()
         self.saves.watch()
+
+    def _begin_copies(self) -> Copies:
+        """What the run has now, for people: a step was done with it."""
+        origin, dataset = self.origin, self._dataset
+        about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
+        config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
+        files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+        made = Copies(Path(self.config.run_dir), config, files)
+        made.start()
+        return made
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
@@ -270,12 +303,18 @@ class Recorder:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def ended(self, progress: Progress, cause: str, where: str) -> None:
-        """The life is over; `where` its last state is. A run that is finished has results."""
-        found = None if cause == "stopped" else self._results(progress)
-        self.events.emit("ended", step=progress.step, cause=cause, where=where, results=found)
+    def copy_finished(self, stop: Mapping[str, Any]) -> None:
+        """The run is finished: the marker for people, where the disk takes it."""
+        if self._copies:
+            self._copies.close()
+        about = {"generation": self.origin.generation, **stop}
+        try:
+            config = to_saved(self.config)
+            copies.finish(Path(self.config.run_dir), self.origin.run_id, config, about)
+        except OSError as error:
+            log.warning("%s", explain(error))
 
-    def _results(self, progress: Progress) -> dict[str, float | None]:
+    def results(self, progress: Progress) -> dict[str, float | None]:
         """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
@@ -307,6 +346,8 @@ class Recorder:
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
+        if self._copies:
+            self._copies.close()
         self.log.close()
         self.ledger.close()
         self.lease.close()
