@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.checkpoint import content, retention, store
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import tensors_at
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import patiently
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified checkpoint: tensors in CPU memory, views of one buffer a shard."""
+    """A verified checkpoint: tensors in CPU memory, views of one buffer."""
 
     path: Path
     step: int
@@ -31,7 +31,6 @@ class Loaded:
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any]
     nbytes: int
-    skipped: tuple[str, ...]  # why each newer one was not taken
 
     @property
     def name(self) -> str:
@@ -62,7 +61,7 @@ def load_newest(
         for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
-                return patiently(partial(load, path, run_id, skipped, tell))
+                return patiently(partial(load, path, run_id, tell))
             except Unusable as unusable:
                 if _is_gone(path):
                     vanished = True
@@ -78,31 +77,20 @@ def load_newest(
     raise _none_valid(run_dir, skipped)
 
 
-def load(
-    path: Path,
-    run_id: str | None,
-    skipped: Sequence[Unusable] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> Loaded:
+def load(path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None) -> Loaded:
     """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
-    if reason := content.refused(manifest, run_id):
+    if reason := store.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
-    buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
-    store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers], tell)
+    nbytes = manifest["shards"][0]["nbytes"]
+    buffer = torch.empty(nbytes, dtype=torch.uint8)
+    store.read_shard(path, manifest, buffer.numpy().data, tell)
     try:
-        tensors = tensors_at(buffers, manifest["tensors"])
+        tensors = tensors_at(buffer, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
-    return Loaded(
-        path,
-        manifest["step"],
-        manifest["generation"],
-        tensors=tensors,
-        meta=manifest["meta"],
-        nbytes=sum(buffer.numel() for buffer in buffers),
-        skipped=tuple(map(str, skipped)),
-    )
+    step, generation, meta = manifest["step"], manifest["generation"], manifest["meta"]
+    return Loaded(path, step, generation, tensors, meta, nbytes)
 
 
 def _is_gone(path: Path) -> bool:

@@ -33,7 +33,7 @@ from gptddp.run.directory import (
     restore_config,
     update_config,
 )
-from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
+from gptddp.run.history import Ledger, RunLog, complete, newest_life, recover
 from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
@@ -55,19 +55,9 @@ def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
-    highest = patiently(partial(_highest_generation, Path(config.run_dir), found))
-    if not over and found.generation < highest:
+    if not over and found.generation < patiently(lambda: newest_life(Path(config.run_dir))):
         return None
     return _commit(config, found, read_back=over)
-
-
-def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
-    return highest_generation(run, ignore=_foreign(run, found))
-
-
-def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
-    """The checkpoints that look like later lives of the run, and are another's."""
-    return owner.foreign_after(run, found.run_id, found.generation)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
@@ -76,20 +66,23 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
     found = snapshot.usable(snapshot.path_of(memory, run))
     if found is None:
         return None
-    newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
     ledger = patiently(lambda: summary.read(run))
     patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.life))
-    if (
-        found.run_id != patiently(lambda: owner.run_id_of(run))
-        or (found.generation, found.step) <= newest
-        or patiently(partial(_left, run, found))
+    if found.run_id != patiently(lambda: owner.run_id_of(run)) or patiently(
+        partial(_why_not, run, found)
     ):
         return None
     return found
 
 
-def _left(run: Path, found: snapshot.Snapshot) -> str | None:
-    return left(run, found.generation, found.step, _foreign(run, found))
+def _why_not(run: Path, found: snapshot.Snapshot) -> str | None:
+    """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
+    newest = owner.newest(run, found.run_id)
+    if newest and (store.order(newest) or (0, 0)) >= (found.generation, found.step):
+        return f"{newest} is as new, or newer"
+    if why := left(run, found.generation, found.step):
+        return f"the run has not gone on from this state: {why}"
+    return None
 
 
 def _closed(config: Config) -> Config:
@@ -119,8 +112,7 @@ def _commit(
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lambda: _before_commit(run, lines),
-            fence=lambda: _check_lease(run),
-            late=True,
+            fence=lambda: _check(run, found),
         )
         # in this process nothing else beats; see Note in late.py
         writer.read_back, writer.wrote = read_back, pulse.beat
@@ -167,6 +159,13 @@ def _before_commit(run: Path, lines: RunLog) -> None:
 
     while patiently(was_behind):
         pass  # again: the life that trains may have recorded a change meanwhile
+
+
+def _check(run: Path, found: snapshot.Snapshot) -> None:
+    """Raise Superseded where it is not to be committed any more."""
+    _check_lease(run)
+    if why := _why_not(run, found):
+        raise Superseded(why)
 
 
 def _check_lease(run: Path) -> None:

@@ -43,7 +43,7 @@ def life(run, generation, step, crash):
     run, ledger = Path(run), Ledger(run)
     log = RunLog(run, generation, ledger)
     crash_at(crash)
-    retention.fence(run)
+    retention.discard_unfinished(run)
     write_json_atomic(run / "config.json", {"generation": generation})
     ledger.event("start", generation)
     log.append({"step": step})
