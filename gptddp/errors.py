@@ -7,6 +7,7 @@ GptddpError               2   any mistake in what the user gave
 ├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
 ├── CheckpointError       4   checkpoints exist and none is valid, or all are gone
 ├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
+├── Finished              0   the run is complete: this start has no step to do
 ├── Stopped             143   a signal asked for the stop; the run can be continued
 ├── Superseded            1   a later life of the run, or another job, goes on with it
 ├── ClusterError          1   the Kubernetes API server cannot be reached, or refuses
@@ -79,6 +80,12 @@ class CrashLoopError(GptddpError):
     """The same step has failed in three lives by the trainer's own error."""
 
     exit_code = 5
+
+
+class Finished(GptddpError):
+    """The run is complete, and this start has no step to do: nothing is written."""
+
+    exit_code = 0
 
 
 class Stopped(GptddpError):

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.errors import ConfigError, DataError
+from gptddp.checkpoint import run_state
+from gptddp.errors import DataError
 from gptddp.files import explain
 from gptddp.flags import differences
-from gptddp.run import summary
-from gptddp.run.directory import saved_config
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
 from gptddp.run.progress import FINGERPRINT
@@ -81,12 +80,9 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    """As config.json has it, or else the ledger; {} where neither does: rows need none of it."""
-    with contextlib.suppress(ConfigError, OSError):
-        if config := saved_config(run):
-            return config
+    """As the ledger or a checkpoint has it; {} where none does: rows need none of it."""
     with contextlib.suppress(OSError):
-        return summary.read(run).config or {}
+        return run_state.read(run).config or {}
     return {}
 
 

@@ -3,18 +3,17 @@
 import dataclasses
 import json
 import math
-import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-from support.audits import audit, edit, edit_ledger, lines_of, save_again, trained
+from support.audits import audit, edit, lines_of, save_again, trained
 
 from gptddp.checkpoint.load import load
 from gptddp.config import Config
-from gptddp.run import books
-from gptddp.run.books import Books
+from gptddp.run import audited
+from gptddp.run.audited import Recorded
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER
 
 pytestmark = pytest.mark.usefixtures("train_here")
@@ -52,40 +51,108 @@ def test_what_an_audit_begins_with_is_compared_with_the_log(forged):
     assert "in the log, and 7 in step-000000000008.2" in text
 
 
-def test_the_ledger_is_compared_too(forged):
-    """At steps of which the log has no `state_fp`, and where the run began."""
-    for log, lines in lines_of(forged):
-        for line in (it for it in lines if it["step"] == 5):
-            del line["state_fp"]
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for path in forged.glob("checkpoints/step-000000000005.*"):
-        shutil.rmtree(path)
-    edit_ledger(forged, "start", 1, state_fp=OTHER)
-    code, text = audit(forged, "--whole")
-    assert code == 1 and "wrong: step 5: state_fp is " in text
-    edit_ledger(forged, "start", 0, state_fp=OTHER)
-    code, text = audit(forged, "--whole")
-    assert code == 1 and f"wrong: step 0: state_fp is '{OTHER}' in ledger.jsonl" in text
+def in_json(name, **changes):
+    """Change fields of a file; those of the configuration too."""
+
+    def forge(run):
+        content = json.loads((run / name).read_text())
+        for key, value in changes.items():
+            within = content["config"] if key in content.get("config", {}) else content
+            within[key] = value
+        (run / name).write_text(json.dumps(content))
+
+    return forge
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "what"),
-    [
-        (CONFIG, '"lr": ', '"lr": 1', "config.json is not as the trainer has written it"),
-        (CONFIG, '"run_id": "', '"run_id": "x', "config.json and .*ledger.jsonl are of different"),
-        (CONFIG, '"config"', '"conf"', "config.json cannot be used"),
-        (FINISHED, '"tokens": ', '"tokens": 1', "finished.json has 1\\d+ tokens, and the log "),
-        (FINISHED, '"tokens": ', "", "finished.json is not valid JSON"),
-    ],
-)
-def test_files_that_do_not_say_what_log_and_ledger_do(forged, name, old, new, what):
-    """They are named, though every step is as the log has it."""
-    text = (forged / name).read_text()
-    (forged / name).write_text(text.replace(old, new, 1))
-    code, text = audit(forged, "--whole")
-    assert code == 1 and "same bits: steps 1 to 8 of 8 (100%)" in text
-    assert any(line.startswith("wrong: ") for line in text.splitlines())
-    assert re.search(what, text)
+def in_events(*kinds, which=slice(None), **changes):
+    """Change fields of events of these kinds; without any they are taken out."""
+
+    def forge(run):
+        events = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
+        for event in [it for it in events if it["event"] in kinds][which]:
+            event.update(changes)
+            if not changes:
+                events.remove(event)
+        (run / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+
+    return forge
+
+
+def torn(name):
+    return lambda run: (run / name).write_text('{"tokens": }')
+
+
+FIRST, SAVES = slice(1), slice(1, None)  # the last save of a life is followed by its stop
+FORGED = {
+    "batch_fp of saves and stops": (in_events("checkpoint", "stop", batch_fp=OTHER), "batch_fp"),
+    "batch_fp of one save": (in_events("checkpoint", which=FIRST, batch_fp=OTHER), "batch_fp"),
+    "batch_fp of one stop": (in_events("stop", which=FIRST, batch_fp=OTHER), "batch_fp"),
+    "state_fp of the first start": (
+        in_events("start", which=FIRST, state_fp=OTHER),
+        f"step 0: state_fp is '{OTHER}' in ledger.jsonl, and '",
+    ),
+    "state_fp of the second start": (
+        in_events("start", which=SAVES, state_fp=OTHER),
+        f"step 5: state_fp is '{OTHER}' in ledger.jsonl, and '",
+    ),
+    "state_fp of a start that is no hash": (in_events("start", state_fp="zz"), "state_fp is 'zz'"),
+    "state_fp of saves that is no hash": (in_events("checkpoint", state_fp="zz"), "state_fp"),
+    "state_fp of one stop that is no hash": (in_events("stop", state_fp=[1]), "state_fp"),
+    "chain_fp that is a number": (in_events("checkpoint", chain_fp=5), "chain_fp"),
+    "chain_fp of a start that is a number": (in_events("start", chain_fp=5), "chain_fp is 5"),
+    "step of a save that is none": (
+        in_events("checkpoint", which=FIRST, step="x"),
+        "the checkpoint of life 1 has the step 'x'",
+    ),
+    "saves taken out": (in_events("checkpoint"), "lacks the checkpoint event of step-0000000000"),
+    "one save taken out": (
+        in_events("checkpoint", which=FIRST),
+        "lacks the checkpoint event of step-000000000001.1, and has later ones",
+    ),
+    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
+    "tokens of the marker": (in_json(FINISHED, tokens=3), "finished.json has tokens 3, and the"),
+    "budget of the marker": (in_json(FINISHED, steps=80), "finished.json has steps 80, and the"),
+    "cause of the marker": (in_json(FINISHED, cause="max_time"), "finished.json has cause 'max_"),
+    "run of the marker": (in_json(FINISHED, run_id="other"), "finished.json has run_id 'other'"),
+    "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
+    "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),
+    "a torn marker": (torn(FINISHED), "finished.json is not valid JSON"),
+    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json is not what life 2 ran with: lr"),
+    "rate of the copy that is none": (in_json(CONFIG, lr="zz"), "config.json cannot be used"),
+    "run of the copy": (in_json(CONFIG, run_id="other"), "are of different runs"),
+    "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
+    "no configuration in the copy": (in_json(CONFIG, config=[]), "has no configuration"),
+    "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_ledger_and_copies_say_what_the_steps_are(forged, what):
+    """A value that is replaced, garbage in its place, and an event that is taken out are a
+    difference, though every line of the log is right."""
+    forge, wanted = FORGED[what]
+    forge(forged)
+    code, text = audit(forged, *(["--whole"] if "step 0" in wanted else []))
+    wrong = [line for line in text.splitlines() if line.startswith("wrong: ")]
+    assert code == 1 and any(wanted in line for line in wrong), text
+
+
+def test_what_a_killed_run_lacks_is_no_difference(forged):
+    """Its first life was killed before the ledger had its last save, and a launcher before it had
+    one of the second life, saved late: no save of that life follows it. There are no copies."""
+    events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
+    saves = [it for it in events if it["event"] == "checkpoint"]
+    unseen = [it for it in saves if it["step"] == 5 or 5 < it["step"] < 8]
+    unseen += [it for it in events if it["event"] == "stop" and it["generation"] == 1]
+    kept = (json.dumps(it) + "\n" for it in events if it not in unseen)
+    (forged / LEDGER).write_text("".join(kept))
+    code, text = audit(forged)
+    assert code == 1 and "lacks the checkpoint event of" in text  # of the second life
+    save_again(forged, parent="step-000000000005.1")
+    (forged / CONFIG).unlink()
+    (forged / FINISHED).unlink()
+    code, text = audit(forged)
+    assert code == 0 and " to 8 of 8" in text, text
 
 
 def test_a_number_is_of_its_own_kind(forged):
@@ -120,10 +187,8 @@ def test_a_run_of_very_many_steps_is_looked_through_once(tmp_path):
     """What was changed in it, and when, is found without reading all lines for each."""
     steps, configs = range(1, 200_001), {1: Config(lr=0.1), 2: Config(lr=0.1), 3: Config(lr=0.2)}
     lives = {step: 1 + (step > 100) + (step > 150_000) for step in steps}
-    nothing = dict.fromkeys(["prints", "begins", "machines", "codes", "quarantine"], {})
-    it = Books(
-        tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, left=None, wrong=[], **nothing
-    )
+    nothing = dict.fromkeys(["prints", "starts", "events", "quarantine", "aside", "wrong"], {})
+    it = Recorded(tmp_path, dict.fromkeys(steps, {}), lives, configs=configs, **nothing)
     began = time.process_time()
     assert it.same_config(1, it.last) == 150_000
     assert it.same_config(150_001, it.last) == it.last == 200_000
@@ -154,16 +219,17 @@ def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypat
     events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
     events = [it for it in events if it["step"] <= 6 and it["event"] != "recovered"]
     (forged / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+    (forged / FINISHED).unlink()
     newest = next(forged.glob("checkpoints/*8.2")).rename(tmp_path / "step-000000000008.2")
     for path in forged.glob("checkpoints/*7.2"):
         shutil.rmtree(path)
 
-    def then_it_saves(run, fields, read=books.read):
+    def then_it_saves(run, fields, read=audited.read):
         found = read(run, fields)
         newest.rename(run / "checkpoints" / newest.name)
         return found
 
-    monkeypatch.setattr(books, "read", then_it_saves)
+    monkeypatch.setattr(audited, "read", then_it_saves)
     code, text = audit(forged, "--whole")
     assert code == 0 and "same bits: steps 1 to 6 of 6 (100%)" in text
 
@@ -180,9 +246,7 @@ def without_state_fp(run, events=False):
             del line["state_fp"]
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if events:
-        kept = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
-        kept = [it for it in kept if it.get("step") != step]
-        (run / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in kept))
+        in_events("checkpoint", "start", "stop", state_fp=None)(run)
     return step
 
 
@@ -191,9 +255,7 @@ def test_a_save_whose_checkpoint_is_gone(forged):
     step = without_state_fp(forged)
     shutil.rmtree(forged / "checkpoints")
     assert audit(forged, "--whole")[0] == 0
-    events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
-    number = [it["step"] for it in events if it["event"] == "checkpoint"].index(step)
-    edit_ledger(forged, "checkpoint", number, state_fp=OTHER)
+    in_events("checkpoint", state_fp=OTHER)(forged)
     code, text = audit(forged, "--whole")
     assert code == 1 and f"wrong: step {step}: state_fp is '{OTHER}' in ledger.jsonl" in text
 

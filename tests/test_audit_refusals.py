@@ -109,7 +109,7 @@ def test_a_ledger_that_lacks_a_life(forged):
     """What it was computed on is not known; nor is that another machine."""
     edit_ledger(forged, "start", 1)
     code, text = audit(forged)
-    assert code == 2 and "ledger.jsonl does not say what life 2 of" in text
+    assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
 
 
 def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from support import ledgers
 
 from gptddp.cli import cli
 from gptddp.run.progress import fold
@@ -16,7 +17,6 @@ for number in range(1, 100):
 def write(run, generation, steps, *, world_size=1, changed=(), chain_changed=()):
     """A log of these steps; those of `changed` have rows of their own."""
     run.mkdir(exist_ok=True)
-    (run / "config.json").write_text("{}")
     with open(run / f"log.{generation}.jsonl", "a") as file:
         for step in steps:
             batch, chain = step * 2**40 + (step in changed), CHAIN[step] + (step in chain_changed)
@@ -84,7 +84,7 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
 def exact(run, *, reduce="exact", **changes):
     """A run of eight steps with losses and two states; a change: of a field from step 5 on."""
     write(run, 1, range(1, 9))
-    (run / "config.json").write_text(json.dumps({"config": {"reduce": reduce}}))
+    ledgers.begun(run, {"reduce": reduce})
     log = run / "log.1.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
@@ -142,11 +142,10 @@ def test_a_run_whose_configuration_cannot_be_read(tmp_path):
     that is said."""
     exact(tmp_path / "a")
     exact(tmp_path / "b", loss=0.2000001)
-    (tmp_path / "b/config.json").write_text("{")
+    (tmp_path / "b/ledger.jsonl").unlink()
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 0 and "only their rows: one does not say" in result.stdout
-    event = {"event": "start", "time": 1.0, "generation": 1, "config": {"reduce": "exact"}}
-    (tmp_path / "b/ledger.jsonl").write_text(json.dumps(event) + "\n")
+    ledgers.begun(tmp_path / "b", {"reduce": "exact"})
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1 and "different: step 5" in result.stdout
 

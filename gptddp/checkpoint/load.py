@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,12 @@ from torch import Tensor
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import tensors_at
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint: tensors in CPU memory, views of one buffer."""
-
-    path: Path
-    step: int
-    generation: int
-    tensors: dict[str, torch.Tensor]
-    meta: dict[str, Any]
-    nbytes: int
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
 
 def load_newest(
@@ -44,7 +28,7 @@ def load_newest(
     set_aside: bool = True,
     known: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
@@ -77,7 +61,9 @@ def load_newest(
     raise _none_valid(run_dir, skipped)
 
 
-def load(path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None) -> Loaded:
+def load(
+    path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None
+) -> SavedState:
     """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
     if reason := store.refused(manifest, run_id):
@@ -89,8 +75,8 @@ def load(path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _:
         tensors = tensors_at(buffer, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
-    step, generation, meta = manifest["step"], manifest["generation"], manifest["meta"]
-    return Loaded(path, step, generation, tensors, meta, nbytes)
+    step, generation = manifest["step"], manifest["generation"]
+    return SavedState(path.name, step, tensors, manifest["meta"], generation)
 
 
 def _is_gone(path: Path) -> bool:

@@ -34,8 +34,7 @@ from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
 
-FORMAT, VERSION = "gptddp-dataset", 1
-CUT_VERSION = 2  # where documents are cut: who does not know `goes_on` would end each at its parts
+FORMAT, VERSION = "gptddp-dataset", 3  # 0.1.0 has made version 1
 MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
@@ -72,7 +71,7 @@ class Dataset:
     @property
     def is_cut(self) -> bool:
         """Are there documents in parts, so that a row may go on in another one?"""
-        return bool(self.manifest["version"] == CUT_VERSION)
+        return "cut" in self.manifest
 
     @cached_property
     def sha256(self) -> str:
@@ -107,7 +106,7 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """One line for each thing that a user should know of a dataset that can be used."""
+        """One line for each training file whose damage does not end the run."""
         return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
@@ -210,11 +209,11 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
         known, version = False, None
     if not known:
         raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
-    if version not in (VERSION, CUT_VERSION):
+    if version != VERSION:
         raise DataError(
-            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION} and "
-            f"{CUT_VERSION}: prepare the data again, or use the gptddp that made it "
-            f"({manifest.get('gptddp')})"
+            f"{dir / MANIFEST} has format version {version}, made by gptddp "
+            f"{manifest.get('gptddp')}, and this gptddp reads {VERSION}: prepare the data again "
+            f"with {_PREPARE}"
         )
     if wrong := inventory.misplaced(manifest):
         raise DataError(

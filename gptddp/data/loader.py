@@ -20,7 +20,7 @@ from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
 from gptddp.data.dataset import Dataset, RowGroup, Split
-from gptddp.data.lanes import deal, hosts, owned
+from gptddp.data.lanes import Block, deal, hosts, owned
 from gptddp.data.packing import IDS, documents_of
 from gptddp.data.producer import Producer
 from gptddp.distributed import storage
@@ -103,10 +103,10 @@ class Loader:
         self.quarantined = sorted((state or {}).get("quarantined", ()))
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
-        self.shares = _deal(source, lanes, seed)
-        self.hosts = _hosts(source, self.shares)
+        self.dealt = _deal(source, lanes, seed)
+        self.hosts = _hosts(source, self.dealt)
         self._lanes = [
-            Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
+            Lane(lane, self.dealt[self.hosts[lane]], seed, start[lane])
             for lane in owned(rank, world_size, lanes)
         ]
         self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
@@ -200,19 +200,19 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
     return identity | ({"library": source.library} if source.library else {})
 
 
-def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
-    shares = deal([(group.rows, group.text_bytes) for group in source.groups], lanes, seed)
-    if not shares[0]:
+def _deal(source: Source, lanes: int, seed: int) -> list[list[Block]]:
+    dealt = deal([group.text_bytes for group in source.groups], lanes, seed)
+    if not any(dealt):
         raise DataError(
             f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
             "sources that have some"
         )
-    return shares
+    return dealt
 
 
-def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
-    """For each lane the lane whose shares it reads; DataError where all are in quarantine."""
-    if found := hosts(shares, source.quarantined):
+def _hosts(source: Source, dealt: list[list[Block]]) -> list[int]:
+    """For each lane the lane whose blocks it reads; DataError where all are in quarantine."""
+    if found := hosts(dealt, source.quarantined):
         return found
     raise DataError(
         f"{source.dataset.dir}: all row groups of the train split are in quarantine: mend the "
@@ -223,8 +223,7 @@ def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
     """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
     cursors = from_text(str(state.get("lanes", "")))
-    # A state of version 0.1.0 has no library.
-    saved = {"library": identity.get("library"), **state, "lanes": len(cursors)}
+    saved = {**state, "lanes": len(cursors)}
     changed = [
         f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
         for name, now in identity.items()
@@ -236,8 +235,8 @@ def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list
             + ", ".join(changed)
             + "; use the data set and settings that the run began with, or begin a new run"
         )
-    if saved["library"] != identity.get("library"):
-        was, now = str(saved["library"]), str(identity.get("library"))
+    if saved.get("library") != identity.get("library"):
+        was, now = str(saved.get("library")), str(identity.get("library"))
         raise DataError(
             f"the text of this run was encoded by {was}, and here it would be by {now}: another "
             "version may give other tokens, so other rows; install "

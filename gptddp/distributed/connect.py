@@ -70,7 +70,7 @@ class World:
         return result
 
     def gather_parts(self, mine: torch.Tensor, parts: torch.Tensor) -> None:
-        """All ranks: into `parts`, the part of each rank behind that of the rank before it.
+        """All ranks: copy the parts of all ranks into `parts`, in the order of the ranks.
 
         All of one length, in any dtype: they travel as bytes, as gloo has no bf16.
         """
@@ -107,7 +107,7 @@ class World:
         return values.broadcast(value, source, self.names, self.device)
 
     def leave_together(self) -> None:
-        """All ranks: nobody leaves before everybody is here, and has left its last collective.
+        """All ranks: wait until every rank has come out of its last collective.
 
         gloo may never wake a rank whose peer closes its connections while it still sends. So the
         last word goes through the store, which rank 0 has: it is the last to go.
@@ -124,7 +124,7 @@ class World:
             time.sleep(0.05)
 
     def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
-        """All ranks: the small result of `work`, done on rank 0 only; its error is everybody's.
+        """All ranks: the small result of `work`, done on rank 0 only; all ranks raise its error.
 
         Storage is read by one process, and all ranks take the same decision or none. `work` takes a
         function that it tells how far it is: the others wait for as long as that changes, and give
@@ -237,7 +237,7 @@ def connect(device: str | None) -> Iterator[World]:
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """All ranks: make the process group; a process that nobody has started as a rank is alone."""
+    """All ranks: make the process group; a process without the variables of a rank is alone."""
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
     td.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",

@@ -68,7 +68,7 @@ class Workers:
             logger.addFilter(self._is_logged)
 
     def pids(self) -> list[int]:
-        """The process ids of those that live."""
+        """The process ids of living workers."""
         pids = self._agent.pids() if self._agent else []
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 

@@ -1,4 +1,4 @@
-"""Workers that hang though nobody waits for them: seen by their pulse, and where they are."""
+"""Find workers that hang though no peer waits for them, by their pulse, and where they are."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ class Pulses:
         self._said: dict[int, int] = {}  # by local rank: the beats after which it was stopped
 
     def hanging(self, pids: Iterable[int]) -> list[Hanging]:
-        """Those that hang of the workers with these process ids, by local rank.
+        """The workers that hang, of these process ids in the order of their local ranks.
 
         To be called again and again, see `pulse.Silence.listen`. A worker without a pulse of its
         own has not come so far yet: it may take as long as one on the way to its first step.

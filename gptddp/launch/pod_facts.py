@@ -89,7 +89,7 @@ def _master(env: Mapping[str, str]) -> str:
 
 
 def as_elastic(pod: PodFacts, env: MutableMapping[str, str]) -> None:
-    """Make the environment of a pod of a job with a Master that of any other, in place.
+    """Give a pod of a job with a Master the environment of any other pod, in place.
 
     The operator numbers its pods by variables that torchrun gives to workers, so a launcher would
     pass for one; and a job is known by its endpoint, which this one is not told.

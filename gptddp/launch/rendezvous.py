@@ -206,7 +206,7 @@ class _Clock:
 
 
 class _Handler(torch_private_elastic.Handler):
-    """One agent's handler, which tells its Rendezvous what it finds."""
+    """One agent's handler; it reports to its Rendezvous."""
 
     def __init__(self, owner: Rendezvous, signer: Signer, *args: Any) -> None:
         super().__init__(*args)

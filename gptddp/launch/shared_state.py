@@ -173,7 +173,7 @@ class SharedState(torch_private_elastic.StateHolder):
             self._beat_of = newest
 
     def _remove_silent(self) -> None:
-        """Take out of our copy who has been silent for too long. It is written with the rest."""
+        """Take agents that were silent for too long out of our copy; it is written later."""
         order = sorted(nodes_of(self._state), key=lambda n: (zlib.crc32(n.addr.encode()), n))
         watchers = order[:WATCHERS]
         watched = order if self._me in watchers or self._me not in order else watchers
@@ -187,7 +187,7 @@ class SharedState(torch_private_elastic.StateHolder):
         torch_private_elastic.remove_nodes(self._state, silent, self._settings)
 
     def _silent(self, nodes: list[Any]) -> list[Any]:
-        """Those whose newest sign of life is too old."""
+        """The agents whose newest sign of life is too old."""
         return [node for node, beat in self._read_beats(nodes).items() if self._is_over(node, beat)]
 
     def _is_over(self, node: Any, beat: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The state of the rendezvous as JSON: who is in the world, who waits, which round it is.
+"""The state of the rendezvous as JSON: the agents of the world, those that wait, and the round.
 
 Times are no part of it but for the deadline of the last call: a sign of life is a key of its own,
 see `shared_state.py`.

@@ -7,7 +7,6 @@
 4. commit   dataset.json, by rename
 """
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,21 +19,14 @@ from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare import listing, recipe, refusals
-from gptddp.prepare.output import (
-    TOKENIZER_FILE,
-    building,
-    check_apart,
-    commit,
-    give_up,
-    is_made,
-    tidy,
-)
+from gptddp.prepare import listing, recipe
+from gptddp.prepare.output import TOKENIZER_FILE, building, commit, give_up, is_made
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import DEFAULTS, Settings
 from gptddp.prepare.shard_writer import ShardWriter, rows_per_group
-from gptddp.prepare.shuffle import Totals
+from gptddp.prepare.shuffle import Shuffle, Totals
+from gptddp.prepare.sources import DOCUMENT_BYTES
 from gptddp.prepare.split import Split, choose
 
 # Frequent pairs decide the merges: more text than this costs time (5 MB/s a core) and gains nothing
@@ -59,18 +51,14 @@ def prepare(
     an error `out` is as it was before, but for what the next process can go on from.
     """
     out, bar = Path(out), bar or ProgressBar()
-    check_apart([*given, *val], out)
-    refusals.check_no_dataset([*given, *val])
     definition = recipe.given_tokenizer(settings.tokenizer)
-    found = listing.find(given, settings.include, settings.exclude, skip=out, val=val)
-    if not found.files:
-        raise refusals.no_files([*given, *val], settings, found)
+    found = listing.find(given, settings.include, settings.exclude, out=out, val=val)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
         return _existing(out, made_from, bar)
     for note in found.notes():
         bar.say(note)
-    with building(out, resume=True) as scratch:
+    with building(out) as scratch:
         manifest = _build(found.files, out, scratch, settings, definition, bar)
         commit(out, scratch, {**made_from, "left_out": found.counts(), **manifest})
     return open_dataset(out)
@@ -84,7 +72,6 @@ def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset
             f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
             f"choose another --out, or remove {out} first"
         )
-    tidy(out)
     bar.say(f"{out} is already prepared from these sources with these settings")
     return dataset
 
@@ -106,43 +93,58 @@ def _build(
         made_by = byte_tokenizer() if definition is None else load_tokenizer(settings.tokenizer)
     reading = Reading(scratch, settings, made_by, bar)
     reading.read(files)
-    with contextlib.closing(reading.shuffle) as shuffle:
-        totals = shuffle.finish()
-        said = _said(reading, totals)
-        given = any(file.val for file in files)
-        lost = {**said["dropped"], "bad_records": reading.bad.count}
-        if problem := refusals.too_few(totals, given, lost):
-            give_up(scratch)
-            raise problem
-        if said["dropped"]["binary_files"]:
-            bar.say(reading.tally.binary_note())
-        split = Split(totals.val) if given else choose(shuffle, totals, settings.val_fraction)
-        for note in split.notes:
-            bar.say(note)
-        shuffle.forget_keys()
-        if definition is None and settings.tokenizer == "bpe":
-            bar.begin("training the tokenizer")
-            texts = (text for key, text, val, _ in shuffle if not (val or split.holds(key)))
-            vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
-            definition = train_bpe(_first(texts, _TOKENIZER_SAMPLE_BYTES), vocab_size).encode()
-        tokenizer, about = _save_tokenizer(out, definition)
-        splits = _write(out, shuffle, split, totals, tokenizer, made_by, bar)
-    reading.bad.copy(out, [file.path for file in files])
+    shuffle, totals = reading.shuffle, reading.shuffle.totals()
+    said = reading.said(totals)
+    given = any(file.val for file in files)
+    if problem := _too_few(totals, given, {**said["dropped"], "bad_records": said["bad_records"]}):
+        give_up(scratch)
+        raise DataError(problem)
+    if said["dropped"]["binary_files"]:
+        bar.say(reading.binary_note())
+    split = Split(totals.val) if given else choose(shuffle, totals, settings.val_fraction)
+    for note in split.notes:
+        bar.say(note)
+    shuffle.forget_keys()
+    if definition is None and settings.tokenizer == "bpe":
+        bar.begin("training the tokenizer")
+        vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
+        definition = train_bpe(_sample(shuffle, split), vocab_size).encode()
+    tokenizer, about = _save_tokenizer(out, definition)
+    splits = _write(out, shuffle, split, totals, tokenizer, made_by, bar)
+    reading.write_bad(out, files)
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
 
 
-def _said(reading: Reading, totals: Totals) -> dict[str, Any]:
-    """What the manifest says of what was read and of what was dropped."""
-    tally = reading.tally
-    read = {kind: [n, tally.documents[kind]] for kind, n in sorted(tally.files.items())}
-    dropped = {
-        "empty": tally.empty,
-        "duplicate": totals.dropped,
-        "binary_files": tally.binary,
-    }
-    cut = {"cut": {"documents": totals.cut, "parts": totals.parts}} if totals.cut else {}
-    return {"read": read, "dropped": dropped, "bad_records": reading.bad.count, **cut}
+def _too_few(totals: Totals, val_given: bool, dropped: dict[str, int]) -> str | None:
+    """Why no dataset can be made of so few documents; `dropped`: how many, by reason."""
+    lost = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in dropped.items() if n)
+    lost = f" (dropped: {lost})" if lost else ""
+    if val_given and not totals.val:
+        return f"the validation sources hold no document{lost}; give others with --val"
+    if val_given and totals.val == totals.documents:
+        return (
+            f"no document is left for training{lost}: those of the validation sources are not "
+            "trained on; give other sources"
+        )
+    if val_given or totals.different > 1:
+        return None
+    return (
+        f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "
+        "needed, one of them for validation; give more text (a text file is cut into documents of "
+        f"{DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one)"
+    )
+
+
+def _sample(shuffle: Shuffle, split: Split) -> Iterator[str]:
+    """The first texts of the training split, for the tokenizer."""
+    left_bytes = _TOKENIZER_SAMPLE_BYTES
+    for key, text, given, _ in shuffle:
+        if left_bytes <= 0:
+            return
+        if not (given or key in split.keys):
+            yield text.decode()
+            left_bytes -= len(text)
 
 
 def _save_tokenizer(out: Path, definition: bytes | None) -> tuple[Tokenizer, dict[str, Any]]:
@@ -179,7 +181,7 @@ def _write(
     ):
         for key, text, given, goes_on in shuffle:
             bar.advance(1)
-            if not (given or split.holds(key)):
+            if not (given or key in split.keys):
                 train.add(text, goes_on)
                 continue
             val.add(text, goes_on)
@@ -194,12 +196,3 @@ def unigram_entropy_nats(counts: np.ndarray) -> float:
     """Entropy of a token drawn by these counts, in nats: the loss of a model that knows no more."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum()) + 0.0  # never -0.0
-
-
-def _first(texts: Iterable[bytes], limit_bytes: int) -> Iterator[str]:
-    """The first texts, until they have `limit_bytes` together."""
-    for text in texts:
-        if limit_bytes <= 0:
-            return
-        yield text.decode()
-        limit_bytes -= len(text)

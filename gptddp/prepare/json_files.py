@@ -7,8 +7,8 @@ larger than memory: it is read piece by piece.
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import IO, Any
 
 _HEAD = 1 << 20  # of the first line: an array may be all on one
@@ -16,40 +16,32 @@ _CHUNK = 1 << 20  # read at once
 _MAX_VALUE = 1 << 30  # characters of one object
 _MAY_BE_CUT = 32  # characters at the end of what has been read: half a literal or escape
 _NOT_JSON = "not valid JSON; a .json file must be an array of objects, one object or JSON lines"
-_FIX_FILE = "leave the file out with --exclude, or make it a .txt file to read it as plain text"
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
-Bad = Callable[[str, int, str, str], None]  # (place, number, problem, fix)
+Problem = tuple[str, str]  # why a record cannot be used, and the fix; no value of JSON is a tuple
+Record = tuple[str, int, Any]  # "line" or "record", its number, its value or a Problem
 
 
-class BadValue(ValueError):
-    """A record that cannot be used: the problem and the fix."""
-
-    def __init__(self, problem: str, fix: str) -> None:
-        super().__init__(problem)
-        self.problem, self.fix = problem, fix
-
-
-def text_of(record: Any, field: str) -> bytes:
-    """The text of a record as UTF-8, empty where it is null; raises BadValue."""
+def text_of(record: Any, field: str) -> bytes | Problem:
+    """The text of a record as UTF-8, empty where it is null."""
+    if isinstance(record, tuple):
+        return record[0], record[1]
+    name_it = "name the field that holds the text with --text-field, as in text or doc.text"
     if not isinstance(record, dict):
-        raise BadValue(
+        return (
             f"JSON of type {type(record).__name__}; a record must be one object with the field "
             f"{field!r}",
             "mend or remove it",
         )
-    name_it = "name the field that holds the text with --text-field, as in text or doc.text"
     try:
         text = at(record, field)
     except KeyError as missing:
-        raise BadValue(missing.args[0], name_it) from None
+        return missing.args[0], name_it
     if text is None:
         return b""
     if not isinstance(text, str):
-        raise BadValue(
-            f"field {field!r} is of type {type(text).__name__}; it must be a string", name_it
-        )
+        return f"field {field!r} is of type {type(text).__name__}; it must be a string", name_it
     try:
         return text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
@@ -72,33 +64,20 @@ def at(record: Any, field: str) -> Any:
     raise KeyError(f"no field {field!r}, {has}")
 
 
-def lines(
-    stream: Iterable[bytes], field: str, bad: Bad, first: int = 1
-) -> Iterator[tuple[str, int, bytes]]:
-    """("line", its number, the text) of each line of JSONL that can be used."""
+def lines(stream: Iterable[bytes], first: int = 1) -> Iterator[Record]:
+    """The records of JSON lines; `first`: the number of the first line."""
     for number, line in enumerate(stream, first):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
-        if not line.strip():
-            continue
-        try:
-            text = text_of(_parsed(line), field)
-        except BadValue as error:
-            bad("line", number, error.problem, error.fix)
-        else:
-            yield "line", number, text
+        if line.strip():
+            yield "line", number, _parsed(line)
 
 
-def any_json(stream: IO[bytes], field: str, bad: Bad) -> Iterator[tuple[str, int, bytes]]:
-    """(place, number, text) of each record of a `.json` file that can be used.
+def any_json(stream: IO[bytes]) -> Iterator[Record]:
+    """The records of a `.json` file, in the form that its content has.
 
-    What is in the file tells its form: JSON lines where the first or the second line is an object
-    of its own (one of them may be damaged).
+    JSON lines, where the first or the second line is an object (one of them may be damaged).
     """
-
-    def bad_here(place: str, number: int, problem: str, fix: str) -> None:
-        bad(place, number, problem, f"{fix}; {_FIX_FILE}")
-
     head, number = b"", 0
     while not head.strip():
         head = stream.readline(_HEAD)
@@ -111,83 +90,58 @@ def any_json(stream: IO[bytes], field: str, bad: Bad) -> Iterator[tuple[str, int
         if not head.endswith(b"\n"):
             head += stream.readline(_MAX_VALUE)
         second = stream.readline(_MAX_VALUE)
-        if _is_whole(head) or _is_whole(second):
-            yield from lines(chain([head, second], stream), field, bad_here, number)
+        if isinstance(_parsed(head), dict) or isinstance(_parsed(second), dict):
+            yield from lines(chain([head, second], stream), number)
             return
         head += second
-    yield from _from_values(head, stream, field, bad_here)
-
-
-def _from_values(
-    head: bytes, stream: IO[bytes], field: str, bad: Bad
-) -> Iterator[tuple[str, int, bytes]]:
-    values = None
-    for number in count(1):
-        try:
-            values = values or _Values(head, stream)
-            if not values.another():
-                return
-            record = values.take()
-        except (ValueError, RecursionError) as error:  # where the next record begins is not known
-            problem = f"{_NOT_JSON} ({error}), so that the rest of the file cannot be read"
-            return bad("record", number, problem, "mend it")
-        try:
-            text = text_of(record, field)
-        except BadValue as error:
-            bad("record", number, error.problem, error.fix)
-        else:
-            yield "record", number, text
-
-
-def _is_whole(line: bytes) -> bool:
+    number = 0
     try:
-        return isinstance(_parsed(line), dict)
-    except BadValue:
-        return False
+        for number, value in enumerate(_Values(head, stream), 1):
+            yield "record", number, value
+    except (ValueError, RecursionError) as error:  # where the next record begins is not known
+        problem = f"{_NOT_JSON} ({error}), so that the rest of the file cannot be read"
+        yield "record", number + 1, (problem, "mend it")
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> Any | Problem:
     try:
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise BadValue(
+        return (
             f"not valid JSON ({error}); each line must be one JSON object in UTF-8",
             "mend or remove the line",
-        ) from None
+        )
 
 
 class _Values:
-    """The values of an array, or of a text of one value after the other."""
+    """The values of an array, or of objects one after the other; raises ValueError."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._text, self._at = self._decoder.decode(head), 0
-        self._array = self._next() == "["
-        self._at += self._array
-        self._first = True
+        self._head, self._text, self._at = head, "", 0
 
-    def another(self) -> bool:
-        """Is there one more value? Raises ValueError for anything else that follows."""
-        char = self._next()
-        if self._array and char == "]":
-            self._at += 1
-            if char := self._next():
-                raise ValueError(f"{char!r} after the end of the array")
-            self._array = False
-            return False
-        if self._array and not self._first:
-            if char != ",":
-                raise ValueError(f"{char!r} in place of a comma" if char else "the array is cut")
-            self._at += 1
-        elif not self._array and char not in ("", "{"):
-            raise ValueError(f"{char!r} in place of an object")
-        self._first = False
-        return self._array or bool(char)
+    def __iter__(self) -> Iterator[Any]:
+        self._text = self._decoder.decode(self._head)
+        if self._next() != "[":
+            while char := self._next():
+                if char != "{":
+                    raise ValueError(f"{char!r} in place of an object")
+                yield self._take()
+            return
+        end = self._skip()
+        while end != "]":
+            yield self._take()
+            end = self._next()
+            if end not in ("]", ","):
+                raise ValueError(f"{end!r} in place of a comma" if end else "the array is cut")
+            if end == ",":
+                self._skip()
+        if char := self._skip():
+            raise ValueError(f"{char!r} after the end of the array")
 
-    def take(self) -> Any:
-        """The next value; raises ValueError."""
-        self._next()
+    def _take(self) -> Any:
+        """The next value."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
@@ -199,6 +153,11 @@ class _Values:
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
+
+    def _skip(self) -> str:
+        """Pass over a character; returns the next one, as `_next` does."""
+        self._at += 1
+        return self._next()
 
     def _next(self) -> str:
         """The next character that is no white space; "" at the end."""

@@ -5,7 +5,9 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
 from gptddp.prepare.kinds import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
@@ -39,27 +41,13 @@ class Listing:
         """Note a path that is not read."""
         self.left_out.setdefault(reason, {})[show(path)] = None
 
-    def is_table(self, root: str, name: str) -> bool:
-        """Is the file one that has to be converted first? It is left out of a folder.
-
-        Raises DataError, with the program that converts it, where it is given by name.
-        """
-        kind, _ = kind_of(name or root)
-        if kind in TABLES and not name:
-            raise DataError(
-                f"{show(root)} is {TABLES[kind][0]}, which is not read: {convert(kind)}"
-            )
-        if kind in TABLES:
-            self.leave_out(TABLES[kind][0], os.path.join(root, name))
-        return kind in TABLES
-
-    def conversions(self) -> list[str]:
-        """How the tables that were left out become files that can be read."""
-        return [convert(kind) for kind, (what, _) in TABLES.items() if what in self.left_out]
-
     def counts(self) -> dict[str, int]:
         """How many were left out, by reason."""
         return {reason: len(paths) for reason, paths in self.left_out.items()}
+
+    def conversions(self) -> list[str]:
+        """How the tables that were left out become files that can be read."""
+        return [_convert(kind) for kind, (what, _) in TABLES.items() if what in self.left_out]
 
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
@@ -78,50 +66,65 @@ def find(
     sources: Sequence[PathLike],
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    skip: PathLike | None = None,
+    out: PathLike | None = None,
     val: Sequence[PathLike] = (),
 ) -> Listing:
-    """The files of all sources, each once; raises DataError for a source that is not there.
+    """The files of all sources, each once; raises DataError where there is none.
 
     Folders are read with their subfolders; hidden names, dataset cards, broken links, devices and
-    the folder `skip` are left out. `include` keeps only matching files of a folder, `exclude`
+    the folder `out` are left out. `include` keeps only matching files of a folder, `exclude`
     leaves out files and whole folders. A pattern with a slash is compared with the path below the
     source (`*` takes slashes too), any other with the name alone. Files of `val` are for
     validation, also those that lie in one of `sources`.
     """
     # real paths, not inode numbers: some network file systems give two files the same number
     seen: set[str] = set()
-    skip = None if skip is None else os.path.realpath(skip)
+    skip = None if out is None else os.path.realpath(out)
     exclude = [pattern.rstrip("/") for pattern in exclude]
     found = Listing()
-    given = [(source, f"v{number}") for number, source in enumerate(val)]
-    given += [(source, f"{number}") for number, source in enumerate(sources)]
-    for source, label in given:
-        root = os.fspath(source)
-        status = _status(root)
+    given = [(os.fspath(source), f"v{number}") for number, source in enumerate(val)]
+    given += [(os.fspath(source), f"{number}") for number, source in enumerate(sources)]
+    for root, label in given:
+        status = _status(root, skip)
         if stat.S_ISDIR(status.st_mode):
             files = list(walk(root, include, exclude, skip, found.leave_out))
         else:
             files = [("", os.path.realpath(root), status)]
-        files = [
-            file for file in files if file[1] not in seen and not found.is_table(root, file[0])
-        ]
+        files = [it for it in files if it[1] not in seen and not _is_table(root, it[0], found)]
         side_of = _sides([name for name, *_ in files], root, label[0] == "v", bool(val), found)
         for name, real_path, file_status in files:
             side = side_of[name]
             if side and real_path not in seen:  # several links may lead to it
                 seen.add(real_path)
                 found.files.append(_source_file(root, name, label, file_status, side == "val"))
-    return found
+    if found.files:
+        return found
+    fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
+    if include or exclude:
+        fix = "check --include and --exclude, which are compared with names"
+    fix = "; ".join(found.conversions()) or fix
+    names = ", ".join(show(root) for root, _ in given)
+    lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
+    raise DataError(f"{names}: no files to read{f' (left out: {lost})' if lost else ''}; {fix}")
 
 
-def _status(root: str) -> os.stat_result:
+def _status(root: str, out: str | None) -> os.stat_result:
+    """The status of a source; raises DataError where it cannot be one."""
+    shown = show(root)
+    if out is not None and Path(os.path.realpath(root)).is_relative_to(out):
+        raise DataError(f"the source {shown} lies in the output: choose an --out without sources")
     try:
         status = os.stat(root)
+        refused = is_dataset(Path(root))
     except OSError as error:
-        raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+        raise DataError(f"cannot read {shown}: {error.strerror}; check the path") from None
+    if refused:  # its manifest would be taken for a text as well
+        raise DataError(
+            f"the source {shown} is a dataset already, for `gptddp train --data`; to prepare its "
+            f"documents again, give {shown}/train and {shown}/val"
+        )
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-        raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
+        raise DataError(f"{shown} is neither a file nor a folder: save it as a file first")
     return status
 
 
@@ -129,14 +132,6 @@ def sha256(files: Sequence[SourceFile]) -> str:
     """Hex hash of the names, sizes and times of change of all files."""
     lines = sorted(file.identity for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def convert(kind: str) -> str:
-    """How a table of that kind becomes a file that can be read."""
-    return (
-        f'convert it to parquet, as with `python -c "{TABLES[kind][1]}"`, and name the column of '
-        "the text with --text-field"
-    )
 
 
 def name_in(identity: str) -> str:
@@ -169,6 +164,28 @@ def some(names: Sequence[str], number: int | None = None) -> str:
     """How many, and the first of them; `number` where not all are named."""
     number = len(names) if number is None else number
     return f"{number} ({', '.join(names[:NAMED])}{', ...' * (number > NAMED)})"
+
+
+def _is_table(root: str, name: str, found: Listing) -> bool:
+    """Is the file one that has to be converted first? It is left out of a folder.
+
+    Raises DataError, with the program that converts it, where it is given by name.
+    """
+    kind, _ = kind_of(name or root)
+    if kind not in TABLES:
+        return False
+    what, _ = TABLES[kind]
+    if not name:
+        raise DataError(f"{show(root)} is {what}, which is not read: {_convert(kind)}")
+    found.leave_out(what, os.path.join(root, name))
+    return True
+
+
+def _convert(kind: str) -> str:
+    return (
+        f'convert it to parquet, as with `python -c "{TABLES[kind][1]}"`, and name the column of '
+        "the text with --text-field"
+    )
 
 
 def _sides(

@@ -1,112 +1,110 @@
 """The first step of `prepare`: every document of the sources into the shuffle, once.
 
-What earlier processes have read is taken over; see journal.py.
+What earlier processes have read is taken over; see scratch.py.
 """
 
 import contextlib
-import shutil
-import time
+import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.prepare import sources, token_lists
-from gptddp.prepare.bad_records import MAX_BAD, BadRecords
-from gptddp.prepare.journal import Done, Journal
+from gptddp.files import fsync
 from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged, some
 from gptddp.prepare.parts import PART_BYTES, PART_IDS, cut
 from gptddp.prepare.progress_bar import ProgressBar
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.shuffle import Shuffle
-from gptddp.prepare.walk import show
+from gptddp.prepare.scratch import Scratch
+from gptddp.prepare.shuffle import Shuffle, Totals
+from gptddp.prepare.sources import Bad, NotText, documents
+from gptddp.prepare.walk import as_utf8, show
 
-
-@dataclass
-class Tally:
-    """What has been read of finished files."""
-
-    files: dict[str, int] = field(default_factory=dict)  # by kind
-    documents: dict[str, int] = field(default_factory=dict)  # by kind, empty ones too
-    empty: int = 0
-    binary: int = 0  # files
-    binary_names: list[str] = field(default_factory=list)  # the first
-    bad: int = 0  # records
-    bad_bytes: int = 0  # of their list
-
-    def binary_note(self) -> str:
-        """Which files of folders were no text."""
-        return f"skipped, not UTF-8 text: {some(self.binary_names, self.binary)}"
+BAD = "bad.jsonl"  # the list of bad records, in the scratch folder and in the dataset
+_MAX_BAD = 100  # of --on-bad skip, where --max-bad is not given
 
 
 class Reading:
-    """`shuffle`, `tally` and `bad`: what the sources have come to, after `read`."""
+    """`shuffle`: what the sources have come to, after `read`; `counts`: what was found in them.
+
+    counts: "empty" documents, "binary" files, "bad" records; and of each kind of file, as in
+    "text files" and "text documents", how many there were.
+    """
+
+    shuffle: Shuffle
 
     def __init__(
-        self, scratch: Path, settings: Settings, made_by: Tokenizer | None, bar: ProgressBar
+        self, folder: Path, settings: Settings, made_by: Tokenizer | None, bar: ProgressBar
     ) -> None:
         """`made_by`: the tokenizer of the ids, where the sources are lists of ids."""
-        self._scratch, self._settings, self._made_by, self._bar = scratch, settings, made_by, bar
-        self._max_bad = MAX_BAD if settings.max_bad is None else settings.max_bad
-        self._journal = Journal(scratch, _head(settings, made_by))
-        self._unsaved = Done()  # the files since the journal's last line, and all lengths by then
+        self._settings, self._made_by, self._bar = settings, made_by, bar
+        self._max_bad = _MAX_BAD if settings.max_bad is None else settings.max_bad
+        how = {
+            "text_field": settings.text_field,
+            "tokens_field": settings.tokens_field,
+            "tokenizer": made_by and made_by.sha256,
+            "seed": settings.seed,
+            "parts": [PART_BYTES, PART_IDS],
+        }
+        self._scratch = Scratch(folder, how)
+        self.counts: Counter[str] = Counter()
+        self._binary: list[str] = []  # the names of the first such files
 
     def read(self, files: Sequence[SourceFile]) -> None:
         """Read what has not been read; raises DataError, OSError, and what is done is kept."""
-        done = self._take_over(files)
-        self._finished = len(done)
-        rest = [file for file in files if file.identity not in done]
-        before = f" ({len(done)} have been read before)" if done else ""
+        scratch = self._scratch
+        why_not = scratch.load({file.identity for file in files}) or self._too_many_bad()
+        if why_not:
+            self._bar.say(f"what was read before cannot be used, starting again: {why_not}")
+            scratch.clear()
+        self.counts.update(scratch.counts.get("counts", {}))
+        self._binary = scratch.counts.get("binary", [])
+        self.shuffle = Shuffle(scratch, self._settings.seed, self._settings.keep_copies)
+        rest = [file for file in files if file.identity not in scratch.done]
+        before = f" ({len(scratch.done)} have been read before)" if scratch.done else ""
         self._bar.begin(f"reading {len(rest)} files{before}", sum(file.bytes for file in rest))
         try:
             for file in rest:
                 self._read_file(file)
-                self._finished += 1
-                self._unsaved.files.add(file.identity)
-                self._unsaved.lengths, self._unsaved.tally = self.shuffle.lengths(), self._counts()
-                if self._journal.due():
-                    self._save()
+                counts = {"counts": dict(self.counts), "binary": self._binary}
+                scratch.finish(file.identity, counts)
         except BaseException:
-            self._keep()
+            with contextlib.suppress(OSError):
+                scratch.save()
+                if scratch.done:
+                    self._bar.say(
+                        f"{len(scratch.done)} files that have been read are kept in "
+                        f"{scratch.folder}; the same command goes on after them"
+                    )
+            with contextlib.suppress(OSError):  # the list of bad records too, to be read
+                scratch.close()
             raise
-        if self._journal.due():
-            self._save()
+        scratch.close()
 
-    def _take_over(self, files: Sequence[SourceFile]) -> set[str]:
-        """Open what an earlier process has left, if it can be used; identities of its files."""
-        done, why_not = self._journal.load(files)
-        tally = Tally(**done.tally)
-        if self._settings.on_bad == "fail" and tally.bad:
-            why_not = f"--on-bad skip -> fail, and {tally.bad} bad records were left out"
-        elif tally.bad > self._max_bad:
-            why_not = f"--max-bad is {self._max_bad}, and {tally.bad} bad records were left out"
-        if why_not is None:
-            try:
-                self._open(done.lengths, tally)
-                return done.files
-            except (ValueError, FileNotFoundError) as error:
-                why_not = str(error)
-        self._bar.say(f"what was read before cannot be used, starting again: {why_not}")
-        self._journal.begin()
-        shutil.rmtree(self._scratch / "shuffle", ignore_errors=True)
-        self._open({}, Tally())
-        return set()
-
-    def _open(self, lengths: dict[str, int], tally: Tally) -> None:
-        settings = self._settings
-        self.shuffle = Shuffle(
-            self._scratch / "shuffle", settings.seed, settings.keep_copies, lengths
-        )
-        self.tally = tally
-        made = tally.bad, tally.bad_bytes
-        self.bad = BadRecords(self._scratch, settings.on_bad, self._max_bad, made)
+    def _too_many_bad(self) -> str | None:
+        """Why what was read with another `on_bad` or `max_bad` cannot be used."""
+        bad = self._scratch.counts.get("counts", {}).get("bad", 0)
+        if bad and self._settings.on_bad == "fail":
+            return f"--on-bad skip -> fail, and {bad} bad records were left out"
+        if bad > self._max_bad:
+            return f"--max-bad is {self._max_bad}, and {bad} bad records were left out"
+        return None
 
     def _read_file(self, file: SourceFile) -> None:
         """Read a file to its end; raises DataError where it changes meanwhile."""
         try:
             self._read_documents(file)
+            self.counts[f"{file.kind} files"] += 1
+        except NotText as error:
+            if file.given:
+                raise DataError(
+                    f"{show(file.path)} {error}: only UTF-8 text can be read; convert it, as with "
+                    "`iconv -t utf-8`, or leave it out"
+                ) from None
+            self.counts["binary"] += 1
+            self._binary = [*self._binary, show(file.path)][:NAMED]
         except UnicodeDecodeError as error:  # it was checked before
             raise changed(file, "it is not UTF-8 any more") from error
         except DataError:
@@ -115,71 +113,75 @@ class Reading:
         check_unchanged(file)
 
     def _read_documents(self, file: SourceFile) -> None:
-        tally = self.tally
-        if self._made_by is None:
-            texts = sources.documents(file, self._settings.text_field, self.bad)
-        else:
-            field = str(self._settings.tokens_field)
-            texts = token_lists.documents(file, field, self._made_by, self.bad)
-        left = file.bytes  # of the file's size, not yet shown as read: it may be compressed
-        if texts is None:
-            tally.binary += 1
-            tally.binary_names = [*tally.binary_names, show(file.path)][:NAMED]
-        else:
-            tally.files[file.kind] = tally.files.get(file.kind, 0) + 1
-            tally.documents.setdefault(file.kind, 0)
+        left = file.bytes  # not yet shown as read: it may be compressed
         first = None
-        for text in texts or ():
-            tally.documents[file.kind] += 1
-            if text.decode().strip() if self._made_by is None else text:
-                key = self.shuffle.add(text, file.val, first, cut(text, self._made_by))
+        for found in documents(file, self._settings, self._made_by):
+            if isinstance(found, Bad):
+                self._note(file.path, found)
+                continue
+            self.counts[f"{file.kind} documents"] += 1
+            if found.decode().strip() if self._made_by is None else found:
+                key = self.shuffle.add(cut(found, self._made_by), file.val, first)
                 if file.kind == "text":
                     first = first or key
             else:
-                tally.empty += 1
-            size = min(left, len(text))
+                self.counts["empty"] += 1
+            size = min(left, len(found))
             left -= size
             self._bar.advance(size)
         self._bar.advance(left)
 
-    def _counts(self) -> dict[str, Any]:
-        tally = self.tally
-        tally.bad, tally.bad_bytes = self.bad.count, self.bad.bytes
-        # `asdict` after every file would take a seventh of the time of many small ones
-        copies = {"files": dict(tally.files), "documents": dict(tally.documents)}
-        return vars(tally) | copies | {"binary_names": [*tally.binary_names]}
+    def _note(self, path: str, bad: Bad) -> None:
+        """Note a bad record in the list; raises DataError unless it may be left out."""
+        between = ":" if bad.place == "line" else f", {bad.place} "
+        where = f"{show(path)}{between}{bad.number}"
+        if self._settings.on_bad == "fail":
+            raise DataError(
+                f"{where}: {bad.problem}: {bad.fix}, or leave such records out with --on-bad skip"
+            )
+        self.counts["bad"] += 1
+        line = {"file": as_utf8(path), bad.place: bad.number, "reason": bad.problem}
+        data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        self._scratch.append(BAD, data)
+        if self.counts["bad"] > self._max_bad:
+            raise DataError(
+                f"{where}: {bad.problem}; that is bad record {self.counts['bad']}, and --max-bad "
+                f"is {self._max_bad}: {bad.fix}, or raise --max-bad; all of them are in "
+                f"{self._scratch.folder / BAD}"
+            )
 
-    def _save(self) -> None:
-        """Make what was read of finished files durable, then say so in the journal."""
-        if not self._unsaved.files:
+    def said(self, totals: Totals) -> dict[str, Any]:
+        """What the manifest says of what was read, and of what was dropped."""
+        counts = self.counts
+        kinds = sorted(name.split()[0] for name in counts if name.endswith(" files"))
+        cut = {"cut": {"documents": totals.cut, "parts": totals.parts}} if totals.cut else {}
+        return {
+            "read": {
+                kind: [counts[f"{kind} files"], counts[f"{kind} documents"]] for kind in kinds
+            },
+            "dropped": {
+                "empty": counts["empty"],
+                "duplicate": totals.dropped,
+                "binary_files": counts["binary"],
+            },
+            "bad_records": counts["bad"],
+            **cut,
+        }
+
+    def binary_note(self) -> str:
+        """Which files of folders were no text."""
+        return f"skipped, not UTF-8 text: {some(self._binary, self.counts['binary'])}"
+
+    def write_bad(self, out: Path, files: Sequence[SourceFile]) -> None:
+        """Put the list of bad records into the dataset, where there are any, in the order of files.
+
+        A process that goes on reads what is new after what was read before. Raises OSError.
+        """
+        if not self.counts["bad"]:
             return
-        begin = time.monotonic()
-        self.shuffle.save()
-        self.bad.save()
-        self._journal.add(self._unsaved)
-        self._unsaved = Done(lengths=self._unsaved.lengths, tally=self._unsaved.tally)
-        self._journal.took(time.monotonic() - begin)
-
-    def _keep(self) -> None:
-        """After an error: save the files that are whole, and say so."""
-        with contextlib.suppress(OSError):
-            self.bad.save()  # all of it, to be read
-            self._save()
-            if self._finished:
-                self._bar.say(
-                    f"{self._finished} files that have been read are kept in {self._scratch}; the "
-                    "same command goes on after them"
-                )
-        with contextlib.suppress(OSError):
-            self.shuffle.close()
-
-
-def _head(settings: Settings, made_by: Tokenizer | None) -> dict[str, Any]:
-    """What decides how a file is read."""
-    return {
-        "text_field": settings.text_field,
-        "tokens_field": settings.tokens_field,
-        "tokenizer": made_by and made_by.sha256,
-        "seed": settings.seed,
-        "parts": [PART_BYTES, PART_IDS],
-    }
+        place = {as_utf8(file.path): number for number, file in enumerate(files)}
+        lines = (self._scratch.folder / BAD).read_bytes().splitlines(keepends=True)
+        # a folder may be given by another path now
+        lines.sort(key=lambda line: place.get(json.loads(line)["file"], 0))
+        (out / BAD).write_bytes(b"".join(lines))
+        fsync(out / BAD)

@@ -1,6 +1,7 @@
 """What decides a dataset: its settings and source files; what differs from those of another."""
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -111,23 +112,18 @@ def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
     How bad records are treated decides nothing where there were none; the limit never does.
     """
-    same = {"max_bad"} | ({"on_bad"} if not manifest.get("bad_records") else set())
-    old = {**asdict(DEFAULTS), **manifest.get("settings", {})}
+    same = {"max_bad"} | ({"on_bad"} if not manifest["bad_records"] else set())
+    old = manifest["settings"]
     words = [
-        f"--{name.replace('_', '-')} {old[name]} -> {value}"
-        for name, value in now["settings"].items()
-        if _plain(old[name]) != _plain(value) and name not in same
+        f"--{name.replace('_', '-')} {old.get(name)} -> {value}"
+        for name, value in json.loads(json.dumps(now["settings"])).items()
+        if old.get(name) != value and name not in same
     ]
-    old, new = (made.get("sources", {}) for made in (manifest, now))
-    if old.get("listing_sha256") != new["listing_sha256"]:
+    old, new = manifest["sources"], now["sources"]
+    if old["listing_sha256"] != new["listing_sha256"]:
         words.append(
-            f"the source files ({old.get('files')} -> {new['files']} files, "
-            f"{old.get('val_files', 0)} -> {new['val_files']} of them for validation, "
-            f"{old.get('bytes')} -> {new['bytes']} bytes; names, sizes and times are compared)"
+            f"the source files ({old['files']} -> {new['files']} files, {old['val_files']} -> "
+            f"{new['val_files']} of them for validation, {old['bytes']} -> {new['bytes']} bytes; "
+            "names, sizes and times are compared)"
         )
     return words
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return list(value) if isinstance(value, tuple) else value

@@ -12,9 +12,9 @@ from typing import Any
 from gptddp import __version__
 from gptddp.errors import ConfigError
 from gptddp.files import exists, write_atomic
-from gptddp.report import figures, sections, strip
-from gptddp.report.read import Run, check, read
-from gptddp.run.owners import OWNERS
+from gptddp.report import curves, strip
+from gptddp.report.run_record import RunRecord, check, read
+from gptddp.report.sections import compared, sections
 
 SCRIPTS = ("page.js", "ranks.js", "keys.js")  # one after the other
 MARK = b'<meta name="generator" content="gptddp report">'
@@ -25,7 +25,7 @@ def report(
 ) -> tuple[int, int]:
     """Write the page; its bytes and its runs. Raises ConfigError, OSError.
 
-    `tell` is told what is read.
+    `tell` takes what is read now.
     """
     plots = _plots()
     _may_be_written(out)
@@ -72,7 +72,7 @@ def _may_be_written(out: Path) -> None:
             )
 
 
-def render(runs: Sequence[Run], plots: str) -> str:
+def render(runs: Sequence[RunRecord], plots: str) -> str:
     """The page of these runs; `plots`: the library's JavaScript."""
     import jinja2
 
@@ -94,25 +94,22 @@ def render(runs: Sequence[Run], plots: str) -> str:
         code=code,
         packed=packed,
         figures=drawn,
-        tables={it["id"]: figures.table_of(it) for it in drawn if "traces" in it},
-        runs=[sections.of(run, name) for run, name in zip(runs, names, strict=True)],
-        compared=sections.compared(runs, names) if len(runs) > 1 else None,
+        tables={it["id"]: curves.table_of(it) for it in drawn if "traces" in it},
+        runs=[sections(run, name) for run, name in zip(runs, names, strict=True)],
+        compared=compared(runs, names) if len(runs) > 1 else None,
     )
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RunRecord]) -> list[str]:
     """What each is called: its folder, or all of the path where two folders have one name."""
     names = [run.name for run in runs]
     return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
 
 
-def _figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _figures(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """The plots over the steps, of all runs; then the ranks over time, of each."""
-    drawn: list[dict[str, Any]] = []
-    for name, title, unit, note in figures.PANELS:
-        if figure := figures.panel(name, title, unit, runs):
-            drawn.append({**figure, "note": note})
+    drawn = curves.panels(runs)
     for number, run in enumerate(runs):
         if picture := strip.draw(run):
-            drawn.append({**figures.ranks(picture, OWNERS, run.lives), "id": f"ranks-{number}"})
+            drawn.append({**picture, "id": f"ranks-{number}"})
     return drawn

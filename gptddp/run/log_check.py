@@ -17,6 +17,7 @@ from gptddp.config import shown
 from gptddp.run import branches
 from gptddp.run.directory import LEDGER
 from gptddp.run.history import Line, is_step, last_step, read_ledger
+from gptddp.run.json_lines import MOST_STEPS
 from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
@@ -24,6 +25,8 @@ _FIX = (
     "lost nothing, as it goes on from checkpoints"
 )
 _SHOWN = 3  # gaps, and lines that are wrong
+PRINTED = ("start", "checkpoint", "stop")  # events that give a step its fingerprints
+PRINTS = ("batch_fp", "chain_fp", "state_fp")
 
 
 class LogCheck:
@@ -31,9 +34,7 @@ class LogCheck:
 
     def __init__(self, run_dir: str | Path) -> None:
         """Raises OSError."""
-        self.prints: dict[int, dict[str, int]] = {}  # of the ledger, by step
-        for step, prints in _lineage(read_ledger(run_dir)):
-            self.prints[step] = self.prints.get(step, {}) | prints
+        self.prints = lineage(read_ledger(run_dir))
         self._gaps: list[tuple[int, int]] = []
         self._wrong: list[str] = []
         self._step, self._generation = 0, 0  # of the line before
@@ -55,9 +56,9 @@ class LogCheck:
             last = f"step {self._step} (generation {self._generation})"
             after = last if self._step else "the beginning of a run"
             self._wrong.append(f"{name} does not follow from {after}")
-        for field, there in self.prints.get(step, {}).items():
-            if _print(line, field) not in (None, there):
-                self._wrong.append(f"{name} has another {field} than {LEDGER}")
+        other = (it for it, there in self.prints.get(step, ()) if line.get(it) not in (None, there))
+        for field in dict.fromkeys(other):
+            self._wrong.append(f"{name} has another {field} than {LEDGER}")
         self._step, self._generation, self._chain = step, generation, chain
 
     def found(self) -> str | None:
@@ -86,31 +87,32 @@ def gap_text(gaps: Iterable[tuple[int, int]]) -> str:
     return f"step{'s' if many else ''} {', '.join(shown)}{more}"
 
 
-def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, int]]]:
-    """Steps that the run has had, and the fingerprints that its starts, saves and stops give them.
+def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, Any]]]:
+    """Steps of the run, and each fingerprint that its starts, saves and stops give them.
 
-    A life leaves all that lies beyond the step that it begins from. An event may stand behind those
-    of newer lives, if a full disk or a late save has put it off.
+    As the ledger has them: what is no fingerprint is no step's. A life leaves all that lies beyond
+    the step that it begins from. An event may stand behind those of newer lives, if a full disk or
+    a late save has put it off.
     """
-    known: list[tuple[int, dict[str, int]]] = []
+    known: dict[int, list[tuple[str, Any]]] = {}
     in_order = sorted(events, key=lambda event: event["generation"])
     ways = branches.of(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
-        own: dict[int, dict[str, int]] = {}
-        began = 0
-        for event in group:
-            if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
-                continue
-            if is_step(event) and branches.is_on(ways, event["generation"], event["step"]):
-                prints = {name: _print(event, name) for name in ("chain_fp", "state_fp")}
-                there = {name: value for name, value in prints.items() if value is not None}
-                own[event["step"]] = own.get(event["step"], {}) | there
-            if event["event"] == "start" and type(step := event.get("step")) is int:
-                began = step
-                while known and known[-1][0] > began:
-                    known.pop()
-        known += sorted((it for it in own.items() if it[0] >= began), key=lambda it: it[0])
-    return known
+        own = [it for it in group if it["event"] in PRINTED and not it.get("error")]
+        start = next((it["step"] for it in own if it["event"] == "start" and is_done(it)), None)
+        if start is not None:  # a run that begins anew may have another state of step 0
+            known = {step: it for step, it in known.items() if start and step <= start}
+        for event in filter(is_done, own):
+            on_way = branches.is_on(ways, event["generation"], event["step"])
+            if event["step"] >= (start or 0) and on_way:
+                prints = [(it, event[it]) for it in PRINTS if event.get(it) is not None]
+                known.setdefault(event["step"], []).extend(prints)
+    return dict(sorted(known.items()))
+
+
+def is_done(event: Mapping[str, Any]) -> bool:
+    """Does an event say how many steps were done? A foreign one may have anything."""
+    return type(step := event.get("step")) is int and 0 <= step < MOST_STEPS
 
 
 def at_start(

@@ -11,21 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-OWNERS = (
-    "training",  # steps that no life had finished before
-    "waiting",  # for a slower rank
-    "data",  # waiting for the rows of a step
-    "evaluation",
-    "checkpoint",  # what saves take from training
-    "redone",  # steps that a lost life had finished
-    "detection",  # from the last step, the one in flight included, until a fault is noticed
-    "reforming",  # from then until all ranks of the next life have begun
-    "reload",  # until its first step is done
-    "start",  # the same, of a life that follows no fault
-    "stopped",  # nobody trained, and nobody was meant to
-    "books",  # log, ledger and metrics, on rank 0
-    "other",
-)
+ABOUT = {
+    "training": "steps that no life had finished before",
+    "waiting": "for a slower rank",
+    "data": "waiting for the rows of a step",
+    "evaluation": "measuring the validation loss",
+    "checkpoint": "what saves take from training, and the last save of a life",
+    "redone": "steps that a lost life had finished",
+    "detection": "from the last step, the one in flight included, until a fault was noticed",
+    "reforming": "until all ranks of the next life had begun",
+    "reload": "of a life after a fault, until its first step was done",
+    "start": "of a first life, or one after a stop, until its first step was done",
+    "stopped": "nobody trained, and nobody was meant to",
+    "books": "log, ledger and metrics, on rank 0",
+    "other": "the rest of the loop",
+}
+OWNERS = tuple(ABOUT)
 LOSSES = OWNERS[1:]
 _OF_PHASE = {
     "step": "training",

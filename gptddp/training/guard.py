@@ -83,7 +83,7 @@ class Guard:
         """Rank 0 only: say how this life has ended; nobody else could."""
         assert self.recorder
         spent = self.live.spent
-        about = {"phases": spent.told(), "since_s": round(spent.since_s, 3), "survived": True}
+        about = {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3), "survived": True}
         step, at = self.progress.step, time.time()
         self.recorder.events.emit("end", step=step, cause=cause, at=at, **about)
 

@@ -102,7 +102,7 @@ def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> 
     quarantined = sorted({*loader.quarantined, *groups})
     # A lane that has lost its last row group begins the same epoch of another lane's. Doing that
     # again changes nothing, so it does not matter in how many rounds a step's decisions come.
-    moves = zip(loader.hosts, hosts(loader.shares, quarantined) or loader.hosts, strict=True)
+    moves = zip(loader.hosts, hosts(loader.dealt, quarantined) or loader.hosts, strict=True)
     cursors = [
         cursor if before == after else [cursor[0], 0, 0]
         for cursor, (before, after) in zip(from_text(state["lanes"]), moves, strict=True)

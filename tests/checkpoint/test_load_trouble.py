@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import loaded_step, save
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 
 from gptddp import files
 from gptddp.checkpoint.load import load_newest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 from support.prepared import BYTES, all_texts, texts
 
 from gptddp.data.dataset import _FOOTERS, RowGroup, _footer, open_dataset
@@ -33,9 +33,10 @@ def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
         (out / "dataset.json").write_text(content)
         with pytest.raises(DataError, match="is not of a dataset of gptddp"):
             open_dataset(out)
-    (out / "dataset.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(DataError, match="version 99.*prepare the data again"):
-        open_dataset(out)
+    for version in (1, 2, 99):
+        (out / "dataset.json").write_text(json.dumps({**manifest, "version": version}))
+        with pytest.raises(DataError, match=f"version {version}, .* prepare the data again with"):
+            open_dataset(out)
     (out / "dataset.json").write_text(json.dumps(manifest))
     for name in ("tokenizer.json", "train/00000.parquet"):
         content_bytes = (out / name).read_bytes()

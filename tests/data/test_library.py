@@ -47,17 +47,6 @@ def test_a_run_goes_on_with_its_own_version_alone(monkeypatch) -> None:
         open_loader(dataset, state=state, seed=8)
 
 
-def test_a_run_of_0_1_0_goes_on_with_any_version(monkeypatch) -> None:
-    """Its state has no such field; what it saves from then on has."""
-    dataset = corpus()
-    with open_loader(dataset) as loader:
-        state = loader.state(loader.next().cursors)
-    assert "library" not in state
-    monkeypatch.setattr(Bytes, "library", "tiktoken 0.9.0")
-    with open_loader(dataset, state=state) as loader:
-        assert loader.state(loader.next().cursors)["library"] == "tiktoken 0.9.0"
-
-
 def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> None:
     """Nor a library where there was none; without a change the identity stays."""
     dataset = prepare([books], tmp_path / "data", BYTES)
@@ -67,7 +56,7 @@ def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> 
         tokenizer.library = library
         source = Source(dataset, "train", row_groups(dataset, "train"), tokenizer, 16)
         source.cache = types.SimpleNamespace(get=lambda *_: None)  # type: ignore[assignment]
-        found.append(source.cached(Block(0, 0, 1))[1])
+        found.append(source.cached(Block(0, 0, 1, 1))[1])
     assert len(set(found)) == 3 and found[2] == found[3]
 
 

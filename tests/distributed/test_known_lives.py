@@ -29,7 +29,7 @@ def test_the_newest_lives_are_kept(folder):
 def test_a_damaged_note_is_no_note(folder, text):
     """The next life may have to wait for the lease, a death is not told, and that is all."""
     if not text.startswith("["):
-        (folder / "known_lives.json").write_text(text)
+        (folder / "lives.json").write_text(text)
     (folder / "deaths.json").write_text(text)
     assert known_lives.noted() == []
     known_lives.note("a")
@@ -41,7 +41,7 @@ def test_a_damaged_note_is_no_note(folder, text):
 
 def test_a_folder_that_cannot_be_written_is_told(folder, caplog):
     """A full disk is no reason not to train."""
-    (folder / "known_lives.json").mkdir()
+    (folder / "lives.json").mkdir()
     known_lives.note("a")
     assert "not noted" in caplog.text and known_lives.noted() == []
 
@@ -53,7 +53,7 @@ def test_each_life_follows_those_that_its_pod_was_in(folder, train_here, monkeyp
         pass
     with connect("cpu") as second:
         assert second.follows == {first.life, second.life}
-    assert json.loads((folder / "known_lives.json").read_text()) == [first.life, second.life]
+    assert json.loads((folder / "lives.json").read_text()) == [first.life, second.life]
     monkeypatch.delenv("GPTDDP_VERDICT")
     with connect("cpu") as alone:
         assert alone.follows == {alone.life} and alone.job is None

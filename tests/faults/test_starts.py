@@ -6,8 +6,7 @@ import os
 import shutil
 
 import pytest
-from support.failing_reads import Reads
-from support.failing_writes import Writes
+from support.failing_volume import Reads, Writes
 from support.faulty_jobs import SHORT
 from support.same_bits import FIELDS, SOME, check_same_bits
 from support.trainer_patches import lose_a_peer

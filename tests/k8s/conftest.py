@@ -1,7 +1,18 @@
 """A small API server that can be written to, and the command line against it."""
 
+import os
+
 import pytest
 from support.writable_api_server import WriteAPI, put_claims
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_authorities():
+    """A client reads the machine's certificates for longer than all that a command asks for; the
+    servers of the tests have none of those."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", os.devnull)
+        yield
 
 
 def with_claims(folder):

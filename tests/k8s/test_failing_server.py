@@ -43,10 +43,6 @@ def api(tmp_path, monkeypatch):
     server.close()
 
 
-def nothing(api, k8s):
-    pass
-
-
 def submitted(api, k8s):
     assert submit(k8s).exit_code == 0
 
@@ -73,9 +69,8 @@ def failed_prepare(api, k8s):
 
 
 COMMANDS = {  # what is there before, the command
-    "submit": (nothing, ["submit", "--name", "demo"]),
     "submit of a job that exists": (submitted, ["submit", "--name", "demo", "--replicas", "4"]),
-    "submit of own code": (own_code, ["submit", "--name", "demo", "--code", "own"]),
+    "submit": (own_code, ["submit", "--name", "demo", "--code", "own"]),
     "submit that replaces": (
         failed_job,
         ["submit", "--name", "demo", "--replicas", "4", "--replace"],
@@ -174,15 +169,6 @@ def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, 
     result = api.command_line("suspend", "demo")
     assert api.requests == ["GET pytorchjobs", "GET jobs", "GET pytorchjobs"]
     assert result.exit_code == 102 and "no PyTorchJob demo" in result.stderr
-
-
-def test_a_job_that_another_submit_has_created_a_moment_ago_is_the_same(api):
-    """Not there when it was looked for, and there when it was to be created."""
-    submitted(api, api.command_line)
-    api.fault, api.requests = (0, 404), []
-    result = submit(api.command_line)
-    assert "POST pytorchjobs" in api.requests
-    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
 
 
 def named(api, k8s):

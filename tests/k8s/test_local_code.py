@@ -64,7 +64,7 @@ def test_a_sample_is_of_the_jobs_own_code_and_run(submit, tmp_path, capfd):
     """With the options that it was given; its exit code is that of `gptddp sample`."""
     load = tmp_path / "own/gptddp/inference/load.py"
     load.parent.mkdir(parents=True)
-    load.write_text("def load(run, data):\n    print('of', run)\n    raise SystemExit(7)\n")
+    load.write_text("def load(run, *_):\n    print('of', run)\n    raise SystemExit(7)\n")
     assert submit("first").exit_code == 0
     asked = ["--local", "--local-dir", "local", "--prompt", "a b"]
     assert CliRunner().invoke(cli, ["sample", "job", *asked]).exit_code == 7

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import random
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from support.prepared import BYTES, all_texts, contents, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare import sources
-from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.build import prepare
 
 BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
@@ -95,37 +93,29 @@ def test_it_is_not_gone_on_from_another_policy(lines: Path, books: Path, tmp_pat
 
 
 def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
-    """A row that is not UTF-8, and the rest of a file that is cut: one record each."""
+    """A row that is not UTF-8, and the rest of a file that is cut, compressed text too: one record
+    each."""
     rows = pa.array([b"a", b"\xff", b"b"])
-    pq.write_table(pa.table({"text": rows}), tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
     random.seed(0)
     text = b"".join(b'{"text": "%d"}\n' % random.getrandbits(8000) for _ in range(1000))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(text)[:-100])
-    pq.write_table(pa.table({"text": ["c"] * 9}), tmp_path / "cut.parquet")
-    cut = (tmp_path / "cut.parquet").read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(cut[: len(cut) // 2])
-    sources = [tmp_path / name for name in ("rows.parquet", "cut.jsonl.gz", "cut.parquet")]
-    args = ["--on-bad", "skip", "--tokenizer", "bytes", "--out", tmp_path / "out"]
-    assert run(*sources, *args).exit_code == 0
-    row, gz, parquet = listed(tmp_path / "out")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(text)[:-100])
+    pq.write_table(pa.table({"text": ["c"] * 9}), tmp_path / "c.parquet")
+    cut = (tmp_path / "c.parquet").read_bytes()
+    (tmp_path / "c.parquet").write_bytes(cut[: len(cut) // 2])
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(random.randbytes(10**6).hex().encode())[:-99])
+    sources = sorted(tmp_path.iterdir())
+    args = ["--tokenizer", "bytes", "--out", tmp_path / "out"]
+    for source in sources[1:]:  # each is refused by itself, too
+        refused(run(source, *args), f"{source.name}", "--exclude, or leave such records out with")
+    assert run(*sources, *args, "--on-bad", "skip").exit_code == 0
+    row, gz, parquet, txt = listed(tmp_path / "out")
     assert row["row"] == 2 and "column 'text' is not UTF-8" in row["reason"]
     kept = all_texts(open_dataset(tmp_path / "out"))
     assert len(kept) > 300 and {"a", "b"} < set(kept)
     assert gz["line"] == len(kept) - 2 + 1 and "the rest of the file" in gz["reason"]
     assert parquet["row"] == 1 and "not a readable parquet file" in parquet["reason"]
-
-
-def test_a_text_that_is_cut_is_a_record_too(tmp_path: Path) -> None:
-    """A compressed text is damaged as compressed lines are: refused, or left out and listed."""
-    for name, text in (("a", b"a"), ("b", b"b"), ("c", random.Random(0).randbytes(10**6))):
-        data = gzip.compress(text.hex().encode())
-        (tmp_path / f"{name}.txt.gz").write_bytes(data[:-100] if name == "c" else data)
-    args = [*sorted(tmp_path.iterdir()), "--tokenizer", "bytes", "--out", tmp_path / "out"]
-    refused(run(*args), "c.txt.gz, record 1: damaged", "--exclude", "--on-bad skip")
-    assert run(*args, "--on-bad", "skip").exit_code == 0
-    (bad,) = listed(tmp_path / "out")
-    assert bad["file"].endswith("c.txt.gz") and bad["record"] == 1
-    assert all_texts(open_dataset(tmp_path / "out")) == ["61", "62"]
+    assert txt["record"] == 1 and "damaged" in txt["reason"]
 
 
 def test_an_error_of_the_volume_is_no_bad_record(
@@ -140,7 +130,7 @@ def test_an_error_of_the_volume_is_no_bad_record(
     result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
     refused(result, "cannot read", "x.jsonl: Input/output error")
     (tmp_path / "x.txt").write_text("text")
-    monkeypatch.setattr(sources, "_why_not_text", broken)
+    monkeypatch.setattr(sources, "_check_text", broken)
     result = run(tmp_path / "x.txt", "--on-bad", "skip", "--out", tmp_path / "out")
     refused(result, "cannot read", "x.txt: Input/output error")
 
@@ -161,27 +151,13 @@ def test_a_full_disk_is_not_a_source_that_cannot_be_read(
     refused(result, f"no space left for {tmp_path / 'out'}")
 
 
-def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
-    """That all of them are bad is why there are none."""
-    (tmp_path / "x.jsonl").write_text("bad\n" * 7)
-    result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
-    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
-
-
-def test_many_bad_records_take_no_more_time_each(tmp_path: Path) -> None:
-    """The list of a file grows by a line, whatever its length: 60,000 once took half a minute."""
-    bad = BadRecords(tmp_path, "skip", 10**6, (0, 0))
-    before_s = time.process_time()
-    for number in range(60_000):
-        bad.add("crawl.jsonl", "line", number, "not valid JSON; " * 9, "mend it")
-    bad.save()
-    assert time.process_time() - before_s < 5
-    assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == bad.count == 60_000
-
-
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
-    """A limit without --on-bad skip, and one below zero."""
+    """A limit without --on-bad skip, and one below zero; where all records are bad, that is why
+    there is no document."""
     out = tmp_path / "out"
+    (tmp_path / "y.jsonl").write_text("bad\n" * 7)
+    result = run(tmp_path / "y.jsonl", "--on-bad", "skip", "--out", out)
+    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
     refused(run(lines, "--max-bad", 5, "--out", out), "--max-bad is 5", "--on-bad skip")
     refused(run(lines, "--max-bad", -1, "--on-bad", "skip", "--out", out), "a number from 0")
     refused(run(lines, "--on-bad", "ignore", "--out", out), "'fail', 'skip'")

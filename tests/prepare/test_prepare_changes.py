@@ -80,7 +80,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     settings = Settings(tokenizer="bytes", on_bad=on_bad, max_bad=max_bad)
     with pytest.raises(DataError, match=rf"/{name} has changed since .* run the same command"):
         prepare([folder], out, settings, Meanwhile(lambda: change(file)))
-    journal = (out / ".prepare/read.jsonl").read_text().splitlines()
+    journal = (out / ".prepare/journal.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["files"]) for line in journal[1:]] == [3]
     file.write_text("the new text\n" if name == "z.txt" else '{"text": "the new text\\n"}\n')
     if name.endswith("gz"):

@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from gptddp.prepare.shard_writer import ShardWriter
 @pytest.mark.parametrize(
     ("moment", "calls"),
     [
-        ("gptddp.prepare.shuffle.Shuffle.finish", 1),
+        ("gptddp.prepare.shuffle.Shuffle.totals", 1),
         ("gptddp.prepare.build.train_bpe", 1),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 10),
         *(("gptddp.prepare.shard_writer.fsync", calls) for calls in range(1, 5)),
@@ -98,28 +97,21 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
     assert not (tmp_path / "new").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for the shuffle, but not for the shards as well."""
+def test_a_full_file_system_is_one_message(large: Path, tmp_path: Path) -> None:
+    """On a disk that really is full, with room for the shuffle but not for the shards as well, the
+    message is the same, and the space is given back."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root; see the test above")
     try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command; the limit on file sizes stands in for a full disk")
-    if mounted.returncode:
-        pytest.skip(f"mounting needs root ({mounted.stderr.strip()}); see the test above")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_file_system_is_one_message(large: Path, small_disk: Path) -> None:
-    """On a disk that really is full the message is the same, and the space is given back."""
-    free = shutil.disk_usage(small_disk).free
-    result = run(large, "--out", small_disk / "out", "--tokenizer", "bytes")
-    refused(result, "no space left for", "No space left on device", "Nothing was left behind")
-    assert os.listdir(small_disk) == [] and shutil.disk_usage(small_disk).free == free
+        free = shutil.disk_usage(disk).free
+        result = run(large, "--out", disk / "out", "--tokenizer", "bytes")
+        refused(result, "no space left for", "No space left on device", "Nothing was left behind")
+        assert os.listdir(disk) == [] and shutil.disk_usage(disk).free == free
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_disk_without_room_for_a_name_is_one_message(

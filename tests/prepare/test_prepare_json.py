@@ -184,7 +184,7 @@ import resource
 from gptddp.prepare.json_files import any_json
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open({str(tmp_path / "x.json")!r}, "rb") as file:
-    assert sum(1 for _ in any_json(file, "text", print)) == 6000
+    assert sum(1 for _ in any_json(file)) == 6000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,7 +6,7 @@ from support.report_pages import Text, draw, figures, marks, points, table, writ
 
 from gptddp.checkpoint.retention import list_checkpoints
 from gptddp.report import strip
-from gptddp.report.read import read
+from gptddp.report.run_record import read
 from gptddp.report.words import clock, duration, percent
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
@@ -54,7 +54,7 @@ def test_the_goodput_is_that_of_the_metrics(killed, page):
             assert rows[name][0] == f"{it:,.1f}" and rows[name][1] == percent(it / total)
         if it and name != "training":
             assert rows[name][3] == percent(seconds["training"] / (total - it))
-    assert f"{percent(seconds['training'] / total)} of all rank-seconds" in Text(page).text
+    assert f"Goodput {percent(seconds['training'] / total)}: the part of all" in Text(page).text
 
 
 def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
@@ -76,7 +76,7 @@ def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
     stopped = write(tmp_path / "stopped", 600, lives=4, ranks=3, stop_s=86_400.0)
     for path in (killed, stopped):
         run = read(path)
-        drawn = sum((it.seconds.sum(1) for it in strip.spans(run)), np.zeros(len(OWNERS)))
+        drawn = sum((it.seconds.sum(1) for it in strip.stretches(run)), np.zeros(len(OWNERS)))
         owned = summary.read(path).owners.so_far()
         assert dict(zip(OWNERS, drawn, strict=True)) == pytest.approx(owned, rel=0.01, abs=0.02)
 
@@ -118,7 +118,6 @@ def compared(page: str) -> list[list[str]]:
 def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):
     """What the log knows of the newest life counts as it does in the metrics."""
     path = write(tmp_path / "run", 100)
-    (path / "finished.json").unlink()
     ledger = (path / "ledger.jsonl").read_text().splitlines()
     (path / "ledger.jsonl").write_text(ledger[0] + "\n")
     told = [line["phases"] for line in history(path) if "phases" in line][-1]

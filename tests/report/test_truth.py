@@ -8,8 +8,8 @@ import shlex
 import pytest
 from support.report_pages import Text, draw, figures, points, refused, table, write
 
-from gptddp.report import figures as plots
-from gptddp.report.read import read
+from gptddp.report import curves
+from gptddp.report.run_record import read
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def test_a_run_without_its_ledger_is_drawn_from_its_log(tmp_path, written):
 
 
 def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
-    """The marker and the ledger know the last step as well."""
+    """The ledger knows the last step as well."""
     for log in written.glob("log.*"):
         log.unlink()
     assert "Finished after step 60, 60.0 k tokens" in said(draw(written, out=tmp_path / "a.html"))
-    (written / "finished.json").unlink()
+    change(written / "ledger.jsonl", {"cause": "stopped"}, event="stop")
     assert "Stopped after step 60/60" in said(draw(written, out=tmp_path / "b.html"))
 
 
@@ -72,8 +72,8 @@ def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
     change(written / "ledger.jsonl", {"event": "stop", "cause": "stopped"}, event="end",
            generation=1)  # fmt: skip
     page = draw(written, out=tmp_path / "report.html")
-    assert "A fault interrupted it once, for 9.0 s; no step had to be done again" in said(page)
-    assert "it was formed anew once, for 9.0 s, as pods came or went" in said(page)
+    assert "Faults interrupted it once, which took 9.0 s; no step was lost" in said(page)
+    assert "pods joined or left once, which took 9.0 s" in said(page)
     ends = [row[5] for row in table(page, "Lives and restarts")[1:]]
     assert ends[0] == "stopped by its launcher: pods came or went" and "is gone" in ends[1]
 
@@ -97,11 +97,9 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
 def test_the_commands_can_be_given_in_any_folder(tmp_path, monkeypatch):
     """They name the run, and a dataset that was named from the folder of the run's command."""
     run = write(tmp_path / "my jobs/-odd 'run", 30)
-    config = json.loads((run / "config.json").read_text())
-    config["config"] |= {"run_dir": "my jobs/-odd 'run", "data": "a b"}
-    (run / "config.json").write_text(json.dumps(config))
-    (run / "ledger.jsonl").write_text("")
-    (run / "finished.json").unlink()
+    start = json.loads((run / "ledger.jsonl").read_text().splitlines()[0])
+    start["config"] |= {"run_dir": "my jobs/-odd 'run", "data": "a b"}
+    (run / "ledger.jsonl").write_text(json.dumps(start) + "\n")
     monkeypatch.chdir(run.parent)
     found = commands(draw(f"./{run.name}", out=tmp_path / "report.html"))
     assert {it[1] for it in found} == {"train", "checkpoints", "audit"}
@@ -125,7 +123,7 @@ def test_a_run_that_is_given_twice_is_drawn_once(tmp_path, written):
 def test_many_runs_do_not_look_alike(tmp_path):
     """Each of 36 lines has a colour and a dash that no other one has."""
     run = read(write(tmp_path / "run", 3))
-    (figure,) = (plots.panel(*it[:3], [run] * 36) for it in plots.PANELS if it[0] == "lr")
+    (figure,) = (it for it in curves.panels([run] * 36) if it["id"] == "lr")
     lines = [it for it in figure["traces"] if it["kind"] == "line"]
     assert len({(it["colour"] % 6, it["dash"]) for it in lines}) == len(lines) == 36
 

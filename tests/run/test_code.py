@@ -9,7 +9,7 @@ from support.forked import TRAIN, ranks
 from support.toy import SMALL
 
 from gptddp.checkpoint import store
-from gptddp.report.figures import other_notes
+from gptddp.report import happenings
 from gptddp.run import summary
 from gptddp.run.code import made_by
 from gptddp.run.history import read_ledger
@@ -48,7 +48,7 @@ def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, c
     for line in ("own code aaaaaaaaaaaa: steps 1 to 3", "own code bbbbbbbbbbbb: steps 4 to 5"):
         assert f"made by: {line}" in text
     assert "made by: the installed code: steps 6 to 7" in text
-    notes = other_notes(SimpleNamespace(skipped=[], events=events))
+    notes = happenings.others(SimpleNamespace(skipped=[], events=events))
     assert (3, "code: own code aaaaaaaaaaaa -> own code bbbbbbbbbbbb") in notes
 
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from support.toy import SMALL, training_here
 
 from gptddp import train
+from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
@@ -44,13 +45,18 @@ def edit(run, step, **changes):
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def save_again(run, **changes):
-    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out."""
+def save_again(run, parent=None, **changes):
+    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out.
+
+    `parent`: the checkpoint that it says to follow.
+    """
     loaded = load_newest(run)
     meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
-    shutil.rmtree(loaded.path)
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
-    writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
+    path = run / "checkpoints" / loaded.name
+    manifest = store.unsealed(path)
+    how = {name: manifest[name] for name in ("run_id", "config")}
+    shutil.rmtree(path)
+    writer = Writer(run, loaded.generation, keep=9, parent=parent, **how)
     assert writer.save(loaded.step, loaded.tensors, meta).error is None
 
 

@@ -69,7 +69,7 @@ def test_memory_carries_no_more_than_the_disk_lacks(run, disk, tmp_path, monkeyp
 def test_every_rank_hands_on_what_rank_0_had(tmp_path):
     """One that writes no log: the lines and events that it was told, until they are on the disk."""
     origin = SimpleNamespace(run_id="run", generation=4, step=20)
-    live = live_state.LiveState(tmp_path / "s", origin, SimpleNamespace(told=dict, since_s=0.0))
+    live = live_state.LiveState(tmp_path / "s", origin, SimpleNamespace(by_phase=dict, since_s=0.0))
     start, found = ({"event": kind, "time": 1.0, "generation": 4} for kind in ("start", "found"))
 
     def handed_on(step: int) -> tuple[list[int], list[str]]:

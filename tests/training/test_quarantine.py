@@ -126,11 +126,11 @@ def test_a_lane_that_loses_all_its_row_groups_takes_those_of_the_next():
 
 def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
     """It stood within its own row group: that place says nothing of another, which may be short."""
-    run = Run(corpus(n_groups=LANES)).go(1, 1)
+    run = Run(corpus(n_groups=4 * LANES)).go(1, 1)
     before = run.progress.data["lanes"].split()
     lane = before.index("0.0.2")
     with open_loader(run.dataset, state=run.progress.data) as loader:
-        groups = [share.group for share in loader.shares[lane]]
+        groups = [block.group for block in loader.dealt[lane]]
         after = quarantine.without(loader, run.progress.data, groups)["lanes"].split()
     assert after == [*before[:lane], "0.0.0", *before[lane + 1 :]]
 

@@ -1,4 +1,4 @@
-"""Everything that the page says of a run, read once: log, ledger, checkpoints, markers.
+"""All that the page says of a run, read once: log, ledger, checkpoints, errors, samples.
 
 Nothing is counted here that has been counted elsewhere: rank-seconds are those of the ledger's sum,
 steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
@@ -18,20 +18,10 @@ from gptddp.config import Config, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import exists, read_json
 from gptddp.flags import from_saved
-from gptddp.report.lives import Life, lives_of, number
-from gptddp.report.tables import Tables
+from gptddp.report.life_records import LifeRecord, lives_of, number
+from gptddp.report.phase_tables import PhaseTables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    CONFIG,
-    DATASET,
-    FAULTS,
-    FINISHED,
-    LEDGER,
-    SAMPLES,
-    about,
-    log_generations,
-)
+from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES, log_generations
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
@@ -39,35 +29,33 @@ from gptddp.run.owners import Owners
 SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
 MOST_FAULTS = 20
 
-Events = list[dict[str, Any]]
+Event = Mapping[str, Any]
+Tell = Callable[[str], None]  # takes what is read now
 
 
 @dataclass
-class Run:
+class RunRecord:
     """One run. Times are unix seconds; a list of a series has a number for each of `steps`."""
 
     path: Path
-    about: dict[str, Any]  # config.json; empty where it cannot be used
     config: Config | None
-    events: Events
-    lives: list[Life]
+    events: list[dict[str, Any]]
+    lives: list[LifeRecord]
     owners: Owners
-    marker: dict[str, Any] | None  # of a finished run
     checkpoints: list[Status]
     faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
-    tables: Tables
+    samples: dict[int, str]  # texts, by step
+    dataset: str  # the hash of its manifest; "": not known
+    wrong: list[str]  # what of its files is not as it should be
+    log_wrong: bool = False  # is the log among them?
+    tables: PhaseTables = field(default_factory=PhaseTables)
     steps: "array[int]" = field(default_factory=lambda: array("q"))
-    of_life: "array[int]" = field(default_factory=lambda: array("q"))  # which life logged the step
     series: "dict[str, array[float]]" = field(
         default_factory=lambda: {name: array("d") for name in SERIES}
     )
     skipped: list[int] = field(default_factory=list)  # steps
     last: dict[str, Any] = field(default_factory=dict)  # the last line
     state_fp: tuple[int, str] | None = None  # the newest, and its step
-    wrong: list[str] = field(default_factory=list)  # what of its files is not as it should be
-    log_wrong: bool = False  # is the log among them?
-    samples: dict[int, str] = field(default_factory=dict)  # texts, by step
-    dataset: str = ""  # the hash of its manifest; "": not known
 
     @property
     def name(self) -> str:
@@ -79,14 +67,9 @@ class Run:
         """The run directory, for a shell in any folder."""
         return shlex.quote(str(self.path.resolve()))
 
-    @property
-    def tells_seconds(self) -> bool:
-        """Has any life told where its seconds went? Those of version 0.1.0 have not."""
-        return any(life.phases or self.tables.of.get(life.generation) for life in self.lives)
-
-    def is_over(self, life: Life) -> bool:
+    def is_over(self, life: LifeRecord) -> bool:
         """Has another life followed, or has it stopped?"""
-        return life is not self.lives[-1] or life.stop is not None
+        return life is not self.lives[-1] or bool(life.stop)
 
     @property
     def step(self) -> int:
@@ -96,87 +79,84 @@ class Run:
     @property
     def done(self) -> int:
         """The last step that is known to be done, be the log whole or not."""
-        told = [self.marker or {}, *(it.stop or it.end or {} for it in self.lives[-1:])]
-        return max([self.step, *(int(number(it.get("step"))) for it in told)])
+        ends = [it.stop or it.end for it in self.lives[-1:]]
+        return max([self.step, *(int(number(it.get("step"))) for it in ends)])
 
-    def events_of(self, *kinds: str) -> Events:
-        """The events of these kinds, in order."""
-        return [it for it in self.events if it["event"] in kinds]
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """The last step that has a number in this series, and that number."""
+        known = zip(reversed(self.steps), reversed(self.series[name]), strict=True)
+        return next(((step, it) for step, it in known if math.isfinite(it)), None)
 
-
-def is_run(path: Path) -> bool:
-    """Has a folder anything of a run? Raises OSError."""
-    files = (CONFIG, LEDGER, CHECKPOINTS, FINISHED)
-    return any(exists(path / name) for name in files) or bool(log_generations(path))
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of this kind, in order."""
+        return [it for it in self.events if it["event"] == kind]
 
 
 def check(path: Path) -> Path:
     """The folder, where it is a run's. Raises ConfigError with what may be meant, OSError."""
-    if is_run(path):
+    if _is_run(path):
         return path
     if not exists(path):
         raise ConfigError(f"{path} does not exist: give the folder that --run-dir has named")
-    near = [*sorted(path.glob("*/config.json")), *sorted(path.glob("volumes/runs/*/config.json"))]
+    near = [*sorted(path.glob(f"*/{LEDGER}")), *sorted(path.glob(f"volumes/runs/*/{LEDGER}"))]
     fix = "give the folder that --run-dir has named"
-    if runs := [str(it.parent) for it in near if is_run(it.parent)][:3]:
-        fix = f"these are: {', '.join(runs)}"
-    raise ConfigError(f"{path} is not a run directory, it has neither {CONFIG} nor {LEDGER}: {fix}")
+    if near:
+        fix = f"these are: {', '.join(str(it.parent) for it in near[:3])}"
+    raise ConfigError(f"{path} is not a run directory, it has neither ledger nor log: {fix}")
 
 
-def read(path: Path, tell: Callable[[str], None] = lambda _: None) -> Run:
+def _is_run(path: Path) -> bool:
+    return exists(path / LEDGER) or bool(log_generations(path))
+
+
+def read(path: Path, tell: Tell = lambda _: None) -> RunRecord:
     """All that the page needs of one run. `tell` is told what is read. Raises OSError."""
-    wrong: list[str] = []
-    whole, config = {}, None
-    try:
-        whole = about(path)
-    except ConfigError as error:
-        wrong.append(str(error))
-    sums = summary.read(path)
-    wrong += [f"{path / LEDGER}: left out: {it}" for it in sums.left_out]
-    with contextlib.suppress(ConfigError):  # the ledger is written first
-        values = sums.config or whole.get("config")
-        if values:
-            config = with_preset(from_saved(path / LEDGER, values), accelerator=False)
     events = read_ledger(path)
-    run = Run(
+    lives, owners = lives_of(events)
+    left_out = summary.read(path).left_out
+    run = RunRecord(
         path=path,
-        about=whole,
-        config=config,
+        config=None,
         events=events,
-        lives=lives_of(events),
-        owners=sums.owners,
-        marker=_marker(path, whole, wrong),
+        lives=lives,
+        owners=owners,
         checkpoints=list_checkpoints(path),
         faults=_faults(path),
-        tables=Tables(),
-        wrong=wrong,
+        samples=_samples(path),
+        dataset=_dataset(path),
+        wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
     )
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        began: Any = read_json(path / DATASET)
-        run.dataset = str(began["sha256"])
-    run.samples = _samples(path)
+    recorded = [it.start["config"] for it in lives if it.start.get("config")]
+    if recorded:
+        try:
+            config = from_saved(path / LEDGER, recorded[-1])
+            run.config = with_preset(config, accelerator=False)
+        except ConfigError as error:
+            run.wrong.append(str(error))
     _read_log(run, tell)
-    run.tables.tell(run.owners)
+    for table in run.tables.by_life.get(owners.generation, [])[-1:]:  # as the metrics have it
+        phases = {name: row.tolist() for name, row in table.items()}
+        said = {"event": "checkpoint", "generation": owners.generation, "phases": phases}
+        owners.add(said)
     return run
 
 
-def _read_log(run: Run, tell: Callable[[str], None]) -> None:
-    """Every step once, into the series; what of the log is wrong is told."""
+def _read_log(run: RunRecord, tell: Tell) -> None:
+    """Every step once, into the series; what of the log is wrong is added."""
     check = log_check.LogCheck(run.path)
     for life, line in logged(run.path, tell=tell):
         check.add(life, line)
         if not is_step(line):
             continue
         run.steps.append(line["step"])
-        run.of_life.append(life)
         for name, series in run.series.items():
             series.append(number(line.get(name), none=math.nan))
         if line.get("loss", 0) is None:
             run.skipped.append(line["step"])
         if isinstance(found := line.get("state_fp"), str):
             run.state_fp = line["step"], found
-        if isinstance(phases := line.get("phases"), dict):
-            run.tables.add(life, phases)
+        if "phases" in line:
+            run.tables.add(life, line["phases"])
         run.last = line
     if run.steps and not run.lives:
         run.wrong.append(
@@ -188,15 +168,11 @@ def _read_log(run: Run, tell: Callable[[str], None]) -> None:
         run.log_wrong = True
 
 
-def _marker(path: Path, whole: Mapping[str, Any], wrong: list[str]) -> dict[str, Any] | None:
-    """finished.json, where it is this run's."""
-    try:
-        marker = read_json(path / FINISHED)
-    except ValueError as error:
-        wrong.append(f"{error}: remove it, and give the run's command again, which writes it anew")
-        return None
-    ours = isinstance(marker, dict) and marker.get("run_id") in (None, whole.get("run_id"))
-    return marker if ours else None
+def _dataset(path: Path) -> str:
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        began: Any = read_json(path / DATASET)
+        return str(began["sha256"])
+    return ""
 
 
 def _samples(path: Path) -> dict[int, str]:
@@ -220,6 +196,6 @@ def _faults(path: Path) -> list[dict[str, Any]]:
             numbers = list(map(int, file.name.split(".")[:3]))
             record = read_json(file)
             if isinstance(record, dict) and isinstance(record.get("time"), float):
-                of = dict(zip(("step", "generation", "rank"), numbers, strict=True))
-                found.append({**record, **of})
+                at = dict(zip(("step", "generation", "rank"), numbers, strict=True))
+                found.append({**record, **at})
     return sorted(found, key=lambda it: it["time"])[-MOST_FAULTS:]

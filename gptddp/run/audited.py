@@ -1,0 +1,243 @@
+"""What a run has recorded of its steps and lives, for an audit: log, ledger, and their copies.
+
+All of it is read anew, and nothing from sums. What does not fit together is named.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gptddp.budget import BUDGETS
+from gptddp.config import KEPT, Config, shown
+from gptddp.errors import AuditError, ConfigError
+from gptddp.files import read_json
+from gptddp.flags import differences, from_saved, of_run
+from gptddp.run import log_check, summary
+from gptddp.run.directory import CONFIG, FINISHED, LEDGER
+from gptddp.run.history import is_step, logged, read_ledger
+from gptddp.run.quarantine import decided
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Steps of the newest life and of what it has gone on from; of other branches, nothing."""
+
+    run: Path
+    lines: Mapping[int, Mapping[str, Any]]  # of the log, by step
+    lives: Mapping[int, int]  # which life has logged a step
+    prints: Mapping[int, Sequence[tuple[str, Any]]]  # fingerprints in the ledger, by step
+    starts: Mapping[int, Event]  # by life
+    configs: Mapping[int, Config]  # by life
+    events: Sequence[Event]
+    quarantine: dict[int, list[int]]
+    aside: list[str]  # what does not count, and why
+    wrong: list[str]  # what does not fit together
+
+    @property
+    def last(self) -> int:
+        """The last step of the log."""
+        return self._steps[-1]
+
+    @property
+    def data(self) -> str:
+        """Where the newest life has read the data."""
+        return self.configs[max(self.configs)].data
+
+    @property
+    def init_from(self) -> str:
+        """Where the newest life that was given one has had the weights of the first step."""
+        given = [it.init_from for _, it in sorted(self.configs.items()) if it.init_from]
+        return given[-1] if given else ""
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        return sorted(self.lines)
+
+    def config_at(self, step: int) -> Config:
+        """What a step was done with; one that the log lacks, as the next or last that it has."""
+        at = min(bisect_left(self._steps, step), len(self._steps) - 1)
+        return self.configs[self.lives[self._steps[at]]]
+
+    def same_config(self, first: int, end: int) -> int:
+        """The last step up to `end` that was done with the configuration of the step `first`."""
+        config = of_run(self.config_at(first))
+        same: set[int] = set()  # lives
+        begin = bisect_left(self._steps, first)
+        for step in self._steps[begin : bisect_right(self._steps, end)]:
+            if (life := self.lives[step]) in same:
+                continue
+            if of_run(self.configs[life]) != config:
+                return step - 1
+            same.add(life)
+        return end
+
+    def left_by(self, life: int, step: int) -> int | None:
+        """The first later life that has begun before this step of a life; None: there is none."""
+        away = (it for it, start in self.starts.items() if it > life and start["step"] < step)
+        return min(away, default=None)
+
+    def unrecorded(self, parents: Mapping[tuple[int, int], Any]) -> Iterator[tuple[int, int]]:
+        """Checkpoints, by life and step, whose event the ledger lacks, though it has a later one.
+
+        `parents`: of those that are there, the checkpoint that each says to follow. Of a life that
+        was killed the last save may lack its event. Before a stop, or the next save of the same
+        life, it was recorded.
+        """
+        saves = [it for it in self.events if it["event"] == "checkpoint"]
+        known = {(it["generation"], it.get("step")) for it in saves}
+        stops = [it for it in self.events if it["event"] == "stop"]
+        due = {(it["generation"], it.get("step")) for it in stops}
+        for at in sorted(parents, reverse=True):
+            if at in due and at not in known:
+                yield at
+            if at in due | known and (before := parents[at]) and before[0] == at[0]:
+                due.add(before)
+
+
+def read(run: Path, fields: Collection[str]) -> Recorded:
+    """What a run has recorded; of its lines, these fields. Raises AuditError, ConfigError, OSError.
+
+    The copies are read first, as they are written last.
+    """
+    copies = {name: _copy(run / name) for name in (CONFIG, FINISHED)}
+    check = log_check.LogCheck(run)
+    lines, lives = {}, {}
+    for generation, line in logged(run):
+        check.add(generation, line)
+        if is_step(line):
+            lines[line["step"]] = {name: line[name] for name in fields if name in line}
+            lives[line["step"]] = generation
+    if not lines:
+        raise AuditError(f"{run} has logged no step yet: nothing to recompute")
+    events = read_ledger(run)
+    wrong = [log_check.told(run, found)] if (found := check.found()) else []
+    wrong += [
+        f"{run / LEDGER}: the {it['event']} of life {it['generation']} has the step "
+        f"{shown(it.get('step'))}"
+        for it in events
+        if it["event"] in log_check.PRINTED and not log_check.is_done(it)
+    ]
+    starts = {
+        it["generation"]: it for it in events if it["event"] == "start" and log_check.is_done(it)
+    }
+    end = _end(lives, starts, events)
+    left = [step for step in lines if step > end]
+    for step in left:
+        del lines[step], lives[step]
+    if not lines:
+        raise AuditError(f"{run} has no step of its newest life, nor of what that began from")
+    aside = [f"the log's steps from {end + 1} on: the run has left them"] if left else []
+    recorded = Recorded(
+        run=run,
+        lines=lines,
+        lives=lives,
+        prints=check.prints,
+        starts=starts,
+        configs=_configs(run, starts, set(lives.values())),
+        events=events,
+        quarantine=decided(summary.read(run).quarantine, 0),
+        aside=aside,
+        wrong=wrong,
+    )
+    wrong += _config_json(recorded, copies[CONFIG])
+    wrong += _finished_json(recorded, copies[FINISHED])
+    return recorded
+
+
+def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence[Event]) -> float:
+    """How far the newest life has come: what lives before it have logged beyond, it has left.
+
+    They may have done these steps otherwise, as with another learning rate.
+    """
+    if not (newest := max(starts, default=0)):
+        return math.inf
+    own = [step for step, life in lives.items() if life >= newest]
+    own += [it["step"] for it in events if it["generation"] >= newest and log_check.is_done(it)]
+    return max(own)
+
+
+def _configs(run: Path, starts: Mapping[int, Event], lives: Collection[int]) -> dict[int, Config]:
+    """By life; a start has its configuration where that is not the one of the start before."""
+    found: dict[int, Config] = {}
+    config: Config | None = None
+    for life, start in sorted(starts.items()):
+        if isinstance(recorded := start.get("config"), dict):
+            config = from_saved(run / LEDGER, recorded)
+        if config is not None:
+            found[life] = replace(config, cache_dir="none")  # one has what the data had
+    if unknown := sorted(lives - found.keys()):
+        raise AuditError(
+            f"{run / LEDGER} does not say what life {unknown[0]} was computed with: put the ledger "
+            "back from a backup"
+        )
+    return found
+
+
+# -- the copies for people -------------------------------------------------------------------------
+
+
+def _copy(path: Path) -> Any:
+    """The content of a file; None where it is not there; a ValueError where it is torn."""
+    try:
+        return read_json(path)
+    except ValueError as error:
+        return error
+
+
+def _config_json(recorded: Recorded, copy: Any) -> Iterator[str]:
+    """Does config.json say what the ledger does of the same life?"""
+    path, ledger = recorded.run / CONFIG, recorded.run / LEDGER
+    if copy is None:
+        return
+    values = copy.get("config") if isinstance(copy, dict) else None
+    if not isinstance(values, dict):
+        why = copy if isinstance(copy, ValueError) else f"{path} has no configuration"
+        yield f"{why}: remove it; the run's next start writes it anew"
+        return
+    ids = {it.get("run_id") for it in recorded.starts.values()}
+    if copy.get("run_id") not in ids:
+        yield f"{path} and {ledger} are of different runs"
+    life = copy.get("generation")
+    known = [it for it in recorded.configs if type(life) is int and it <= life]
+    if not known:
+        yield f"{path} is of life {shown(life)}, which {ledger} does not have"
+        return
+    try:
+        new = of_run(from_saved(path, values))
+    except ConfigError as error:
+        yield str(error)
+        return
+    old = of_run(recorded.configs[max(known)])
+    if what := [*differences(old, new), *differences(old, new, KEPT)]:
+        yield f"{path} is not what life {max(known)} ran with: {'; '.join(what)}"
+
+
+def _finished_json(recorded: Recorded, copy: Any) -> Iterator[str]:
+    """Does the marker of a finished run say what the ledger and the last line do?"""
+    path, ledger = recorded.run / FINISHED, recorded.run / LEDGER
+    if copy is None:
+        return
+    if not isinstance(copy, dict):
+        why = copy if isinstance(copy, ValueError) else f"{path} is no marker of a finished run"
+        yield f"{why}: remove it, and give the run's command again, which writes it anew"
+        return
+    life: Any = copy.get("generation")
+    stops = (it for it in recorded.events if it["event"] == "stop" and log_check.is_done(it))
+    ends = [it for it in stops if it["generation"] == life]
+    if not ends or life not in recorded.configs:
+        yield f"{path} is of life {shown(life)}, and {ledger} has no stop of it"
+        return
+    stop, config = ends[-1], recorded.configs[life]
+    there = {"run_id": recorded.starts[life].get("run_id"), "step": stop["step"]}
+    there |= {"cause": stop.get("cause")} | {name: getattr(config, name) for name in BUDGETS}
+    if "tokens" in (line := recorded.lines.get(stop["step"], {})):
+        there["tokens"] = line["tokens"]
+    for name in there:
+        if copy.get(name) != there[name]:
+            yield f"{path} has {name} {shown(copy.get(name))}, and the run {shown(there[name])}"
