@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from support.audits import audit, edit, lines_of, trained
+from support.audits import audit, edit, edit_ledger, lines_of, trained
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
@@ -31,6 +31,7 @@ def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path)
     (run / "finished.json").unlink()  # nor was it written
     trained(corpus, run, "--steps", "4", "--lr", "1e-3")
     (run / "finished.json").unlink()
+    edit_ledger(run, "stop", 2)
     code, said = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
     assert "not counted: the log's steps from 5 on: the run has left them" in said

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from support import ledgers
 
 from gptddp.cli import cli
 from gptddp.run.progress import fold
@@ -84,8 +85,7 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
 def exact(run, *, reduce="exact", **changes):
     """A run of eight steps with losses and two states; a change: of a field from step 5 on."""
     write(run, 1, range(1, 9))
-    event = {"event": "start", "time": 1.0, "generation": 1, "config": {"reduce": reduce}}
-    (run / "ledger.jsonl").write_text(json.dumps(event) + "\n")
+    ledgers.begun(run, {"reduce": reduce})
     log = run / "log.1.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
