@@ -8,7 +8,7 @@ import click
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import FULL, MISPLACED, exists, explain, may_pass
+from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.commands import evaluate, sample
 from gptddp.prepare.commands import prepare
 
@@ -49,7 +49,9 @@ def cli() -> None:
 
 def _run_dir(run: Path) -> Path:
     """The run directory; ConfigError for another folder, which would look like an empty run."""
-    if not exists(run / "ledger.jsonl") and not exists(run / "config.json"):
+    from gptddp.run.directory import is_run
+
+    if not is_run(run):
         raise ConfigError(f"{run} is not a run directory: it has no ledger.jsonl")
     return run
 
@@ -143,10 +145,10 @@ def checkpoints(
 def _prune(run: Path, keep: int | None) -> None:
     """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
     from gptddp.checkpoint.retention import prune_by_hand
-    from gptddp.config import Config, with_preset
-    from gptddp.run.directory import config_of
+    from gptddp.checkpoint.run_state import configuration
+    from gptddp.config import with_preset
 
-    config = with_preset(config_of(run) or Config(), accelerator=False)
+    config = with_preset(configuration(run), accelerator=False)
     for name in prune_by_hand(run, keep or config.keep, config.keep_every):
         click.echo(f"deleted {name}", err=True)
 

@@ -15,22 +15,12 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, given_by
 
-# What becomes of a field when a run is continued.
+# What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
 KEPT = "kept"  # it stays as the run has it; another value that is given counts, and is recorded
-START = "start"  # of one start on one machine, and not of the run: each start brings its own
-
-# Why a field is not of the run.
-NOT_OF_THE_RUN = {
-    "data": "a path, which may change; the data itself is fixed, by its hash",
-    "run_dir": "a path, which may change; it is the run",
-    "cache_dir": "a folder of the machine; it changes no row",
-    "device": "what the machine has; what it computes with is fixed, as `precision`",
-    "init_from": "a path, which may change; the weights themselves are fixed, by their hash",
-    "from_scratch": "a word for one start",
-    "from_step": "a word for one start; the branch itself is on the ledger",
-    "metrics_port": "a port of the machine, or of the pod",
-}
+# A path, a port, a device or a word for one start: each start brings its own. What the paths lead
+# to is fixed by hashes, and what the device computes with as `precision`.
+START = "start"
 
 
 def _f(
@@ -116,8 +106,7 @@ class Config:
     pack: str = _f(
         None,
         FIXED,
-        "documents to rows: best-fit (few are cut) or concat (cut every T tokens); runs of version "
-        "0.1.0 have best-fit-0.1 or concat-0.1",
+        "documents to rows: best-fit (few are cut) or concat (cut every T tokens)",
     )
     mask: str = _f(
         None, FIXED, "none, or document: attention and positions within a document of a row"
@@ -237,11 +226,6 @@ class Config:
     def __post_init__(self) -> None:
         _check(self)
 
-    @property
-    def as_0_1(self) -> bool:
-        """Is it of a run that version 0.1.0 has begun, and that goes on as it was begun?"""
-        return str(self.pack).endswith("-0.1")
-
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
@@ -252,7 +236,7 @@ _CHOICES = {
     "qk_norm": ("none", "rmsnorm"),
     "head": ("tied", "untied"),
     "extras": ("none", "autoresearch"),
-    "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
+    "pack": ("best-fit", "concat"),
     "mask": ("none", "document"),
     "optimizer": tuple(OPTIMIZERS),
     "schedule": ("cosine", "linear", "wsd"),
@@ -281,8 +265,6 @@ def _check(c: Config) -> None:
         if (value := getattr(c, name)) is not None:
             _check_value(name, value)
     check_shape(c)
-    if c.reduce == "exact" and c.as_0_1:
-        raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -325,7 +307,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
     Only `metrics_port` stays open, and `precision`, `matmul`, `attention`, `threads` and `device`:
-    the hardware decides, of a run of version 0.1.0 at each start.
+    the hardware decides.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}

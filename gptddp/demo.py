@@ -22,7 +22,7 @@ from typing import Any
 
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
-from gptddp.run.directory import FINISHED
+from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 
 NAME = "demo"
@@ -156,7 +156,7 @@ def main() -> int:
     prepare(data)
 
     job_dir = args.dir / "jobs" / NAME
-    if (run / FINISHED).exists():
+    if summary.read(run).is_finished:
         say("The last demo's run is complete: removing it, to train a new one")
         shutil.rmtree(run)
         shutil.rmtree(job_dir, ignore_errors=True)

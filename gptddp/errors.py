@@ -60,6 +60,12 @@ class CrashLoopError(GptddpError):
     exit_code = 5
 
 
+class Finished(GptddpError):
+    """The run is complete, and this start has no step to do: nothing is written."""
+
+    exit_code = 0
+
+
 class Stopped(GptddpError):
     """A signal stopped the run; its state is saved and the run can be continued."""
 

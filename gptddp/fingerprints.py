@@ -6,10 +6,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from gptddp.checkpoint import run_state
 from gptddp.errors import DataError
 from gptddp.files import explain
 from gptddp.flags import differences
-from gptddp.run import summary
 from gptddp.run.history import logged
 from gptddp.run.log_check import LogCheck
 from gptddp.run.progress import FINGERPRINT
@@ -80,7 +80,7 @@ def read(run: Path) -> Logged:
         raise DataError(f"cannot read the log of {run}: {explain(error)}") from error
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
-    return Logged(run, steps, summary.read(run).config or {}, check.found())
+    return Logged(run, steps, run_state.read(run).config or {}, check.found())
 
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any], bits: bool | None) -> list[str]:

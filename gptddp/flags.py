@@ -15,6 +15,7 @@ from gptddp.presets import PARTS
 GPT2 = {name: FIELDS[name].metadata["default"] for name in PARTS}
 
 STDIN = "-"
+_OF_ONE_START = ("from_scratch", "from_step")  # not even of the run as it is on this machine
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
 
 
@@ -75,22 +76,26 @@ def from_values(values: Mapping[str, Any], where: str) -> Config:
 
 
 def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
-    """The configuration that a run has saved; a field that it lacks, or that is null, is open.
+    """The configuration that a run has recorded; a field that it lacks, or that is null, is open.
 
-    But for the parts of its model: a run of an older version is a GPT-2.
-    Fields that this version does not know are left out. Raises ConfigError, naming the file, for
-    values that no version can have written.
+    Raises ConfigError, naming the file, for values that this version cannot have written.
     """
-    given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
-    if "reduce" not in values and isinstance(pack := given.get("pack"), str):
-        given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
-    given = GPT2 | {"attention": "fused"} | given  # what there was before the field
-    if "n_head" in given:
-        given.setdefault("kv_heads", given["n_head"])
+    given = {name: v for name, v in values.items() if v is not None}
+    if unknown := sorted(given.keys() - FIELDS.keys()):
+        raise ConfigError(
+            f"{path} has fields of a newer gptddp ({', '.join(unknown)[:200]}): use the version "
+            "that has written them"
+        )
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used ({error}): put it back from a backup") from error
+
+
+def to_saved(config: Config) -> dict[str, Any]:
+    """The fields as a run records them, and as JSON keeps them."""
+    fields = {name: getattr(config, name) for name in FIELDS if name not in _OF_ONE_START}
+    return {name: list(it) if isinstance(it, tuple) else it for name, it in fields.items()}
 
 
 def _known(path: str | Path, key: str) -> str:

@@ -18,7 +18,7 @@ from support.audits import audit, edit, lines_of, save_again, trained
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
 
-from gptddp.checkpoint import store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.load import load, load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.data import blocks, lanes
@@ -119,8 +119,8 @@ def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
         meta = dict(loaded.meta)
         if not honest_meta:
             meta["state_fp"] = f"{state_fp(tensors):016x}"
-        shutil.rmtree(loaded.path)
-        run_id = json.loads((forged / "config.json").read_text())["run_id"]
+        shutil.rmtree(forged / "checkpoints" / loaded.name)
+        run_id = run_state.read(forged).run_id
         writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
         assert writer.save(loaded.step, tensors, meta).error is None
         code, text = audit(forged)

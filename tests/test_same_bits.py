@@ -1,6 +1,5 @@
 """The comparison of bits that fault tests end with: it sees what a tolerance would pass."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,12 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL, training_here
 
 from gptddp import train
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
 from gptddp.run.history import history
-from gptddp.training import changes, life, recorder
+from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 FLAGS = ["--steps", "6", "--final-lr", "1"]  # the rate does not depend on the number of steps
@@ -36,23 +36,6 @@ def here(corpus):
 @pytest.fixture(scope="module")
 def undisturbed(here, tmp_path_factory):
     return here(tmp_path_factory.mktemp("same_bits") / "run")
-
-
-def test_a_run_from_before_there_was_a_choice_of_optimizers(
-    here, undisturbed, tmp_path, monkeypatch
-):
-    """Its config.json and its ledger do not have the fields: it goes on with AdamW, bit for bit."""
-    since = {"optimizer", "schedule", "warmdown"}
-
-    def older(config, fields_of=changes.fields_of):
-        return {name: it for name, it in fields_of(config).items() if name not in since}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(changes, "fields_of", older)
-        patch.setattr(recorder, "fields_of", older)
-        run = here(tmp_path / "run", "--steps", "3")
-    assert not since & json.loads((run / "config.json").read_text())["config"].keys()
-    check_same_bits(here(run), undisturbed)
 
 
 def test_the_last_step_of_the_optimizer_is_left_out(here, undisturbed, tmp_path, monkeypatch):
@@ -96,10 +79,10 @@ def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(
     """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
     run = here(tmp_path / "run", "--steps", "4")
     loaded = load_newest(run)
-    shutil.rmtree(loaded.path)
+    shutil.rmtree(run / "checkpoints" / loaded.name)
     tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
     tensors["model.wte.weight"][3, 3] += 1
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
+    run_id = run_state.read(run).run_id
     assert Writer(run, 1, keep=9, run_id=run_id).save(4, tensors, loaded.meta).error is None
     fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
     assert train.main([*fixed, *FLAGS]) == 4

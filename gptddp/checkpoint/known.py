@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gptddp.checkpoint import owner, store
-from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError
-from gptddp.files import patiently, read_json
-from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER
+from gptddp.files import patiently
+from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def load(
     lost: int,
     from_scratch: Anew | None,
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.
@@ -53,6 +54,7 @@ def load(
     checkpoints is left. Raises CheckpointError where that is not said for this start, and what
     `load_newest` does.
     """
+    unknown = [f"life {lost}, whose checkpoints {LEDGER} does not know"] if lost else []
     for seconds in RETRY_S:
         if not patiently(lambda: missing(run, run_id, committed)):
             break
@@ -61,9 +63,7 @@ def load(
     if loaded is not None:
         origin = f"{loaded.name}, step {loaded.step}"
         patiently(lambda: warn(run, run_id, committed, origin))
-    elif gone := patiently(
-        lambda: missing(run, run_id, committed) or _unknown(run, committed, lost)
-    ):
+    elif gone := patiently(lambda: missing(run, run_id, committed)) or unknown:
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
         back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
@@ -106,17 +106,6 @@ def missing(run: Path, run_id: str, committed: Sequence[str] | None) -> list[str
             newest_first,
         )
     )
-
-
-def _unknown(run: Path, committed: Sequence[str] | None, lost: int) -> list[str]:
-    """What a run has had whose ledger is gone too, or has lost its end, as other books know it."""
-    try:
-        marker = read_json(run / FINISHED) if lost or committed is None else None
-        if marker:
-            return [f"one of step {marker['step']} ({FINISHED})"]
-    except (ValueError, LookupError, TypeError):
-        pass
-    return [f"life {lost}, whose checkpoints {LEDGER} does not know"] if lost else []
 
 
 def _listed(gone: Sequence[str]) -> str:

@@ -5,36 +5,13 @@ backup would go on from them without a word. So each says the id of its run, and
 counts or deletes one of another. It is left as it is: it may be config.json that is the other's.
 """
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gptddp.checkpoint import content, store
 from gptddp.errors import Unusable
 from gptddp.files import patiently
-from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, id_of
-
-
-def run_id_of(run_dir: str | Path) -> str | None:
-    """The id of the run that a directory is of; None where nothing there has one. Raises OSError.
-
-    By config.json, else the ledger; where both are lost the newest checkpoint has it.
-    """
-    run = Path(run_dir)
-    if known := id_of(run) or summary.read(run).run_id:
-        return known
-    for name in filter(store.is_candidate, store.names(run)):
-        try:
-            found: Any = store.unsealed(run / CHECKPOINTS / name).get("run_id")
-        except Unusable as unusable:
-            if unusable.transient:
-                raise OSError(errno.EIO, str(unusable), str(run / CHECKPOINTS)) from unusable
-            continue
-        if isinstance(found, str):
-            return found
-    return None
+from gptddp.run.directory import CHECKPOINTS
 
 
 def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import content, owner, store
+from gptddp.checkpoint import content, owner, run_state, store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
-from gptddp.run import summary
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]
     """The status of each checkpoint of a run, newest first; `full` reads and hashes every byte."""
     root, run_id = Path(run_dir) / CHECKPOINTS, None
     with contextlib.suppress(OSError):  # a list is of use all the same
-        run_id = owner.run_id_of(run_dir)
+        run_id = run_state.read(run_dir).run_id
     return [verify(root / name, full=full, run_id=run_id) for name in store.names(run_dir)]
 
 
@@ -187,7 +186,8 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
     flight. Raises ConfigError where nothing can be deleted.
     """
     try:
-        begun, run_id = summary.read(run_dir).source or "", owner.run_id_of(run_dir)
+        found = run_state.read(run_dir)
+        begun, run_id = found.source or "", found.run_id
         how: dict[str, Any] = {"keep_every": keep_every, "full": True, "run_id": run_id}
         return prune(run_dir, keep, spare=[begun], **how)
     except OSError as error:

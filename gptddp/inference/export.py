@@ -17,17 +17,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
-from gptddp.inference.load import configuration, load
+from gptddp.flags import to_saved
+from gptddp.inference.load import load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
 from gptddp.pretrained.kind import Kind, rows
 from gptddp.pretrained.kinds import kind_for
-from gptddp.run.directory import saved_config
 
 
 def export(run: Path, out: Path, data: str | None = None, step: int | None = None) -> int:
@@ -46,7 +47,7 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
         "format": "pt",
         "step": str(step),
         "tokenizer_sha256": tokenizer.sha256,
-        "gptddp_config": json.dumps(saved_config(run)),
+        "gptddp_config": json.dumps(to_saved(c)),
     }
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:

@@ -2,14 +2,17 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from gptddp.checkpoint import store
-from gptddp.checkpoint.load import Loaded, copy_into, load_newest
+from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint.load import copy_into, load_newest
 from gptddp.checkpoint.load import load as load_checkpoint
+from gptddp.checkpoint.run_state import configuration
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer
@@ -18,7 +21,7 @@ from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import exists
 from gptddp.model.gpt import GPT, build
 from gptddp.pretrained.folder import is_folder
-from gptddp.run.directory import CHECKPOINTS, config_of, id_of
+from gptddp.run.directory import CHECKPOINTS, is_run
 from gptddp.training.first_state import first_state, with_fields_of_folder
 
 CPU = torch.device("cpu")
@@ -30,13 +33,6 @@ class Trained(NamedTuple):
     net: GPT
     config: Config
     step: int | None
-
-
-def configuration(run: Path) -> Config:
-    """What the run was last started with. Raises ConfigError where there is no run."""
-    if (config := config_of(run)) is None:
-        raise ConfigError(f"{run} is not a run directory: it has no config.json")
-    return config
 
 
 def load(run: Path, data: str | None = None, step: int | None = None) -> tuple[GPT, Tokenizer, int]:
@@ -62,8 +58,8 @@ def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.devic
         if step is not None:
             raise ConfigError(f"{path} is no run, and has no checkpoint of step {step}")
         return _of_folder(path, dataset, device)
-    if not exists(path / "config.json"):
-        raise ConfigError(f"{path} is neither a run directory nor a model: it has no config.json")
+    if not is_run(path):
+        raise ConfigError(f"{path} is neither a run directory nor a model: it has no ledger.jsonl")
     config = configuration(path)
     file = Path(config.data) / "tokenizer.json"
     tokenizer = file if exists(file) else "bytes"
@@ -91,10 +87,10 @@ def _of_run(
     return Trained(_net(config, dataset, loaded.tensors, device), config, loaded.step)
 
 
-def checkpoint(run: Path, step: int | None = None) -> Loaded:
+def checkpoint(run: Path, step: int | None = None) -> SavedState:
     """The newest valid checkpoint, or that of a step. Raises CheckpointError, OSError."""
     if step is None:
-        if loaded := load_newest(run, run_id=id_of(run), set_aside=False):
+        if loaded := load_newest(run, run_id=run_state.read(run).run_id, set_aside=False):
             return loaded
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
     orders = {name: store.order(name) for name in store.names(run) if store.is_candidate(name)}
@@ -104,7 +100,7 @@ def checkpoint(run: Path, step: int | None = None) -> Loaded:
         raise ConfigError(f"{run} has no checkpoint of step {step}: use one of these: {there}")
     name = max(found, key=lambda name: orders[name] or (0, 0))
     try:
-        return load_checkpoint(run / CHECKPOINTS / name, id_of(run))
+        return load_checkpoint(run / CHECKPOINTS / name, run_state.read(run).run_id)
     except Unusable as unusable:
         if unusable.transient:
             raise OSError(f"checkpoint {unusable}") from unusable
@@ -115,15 +111,15 @@ def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
     try:
         config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
         config = with_preset(config, accelerator=device.type != "cpu")
-        first = first_state(config, dataset)
+        first, sha256 = first_state(config, dataset)
     except ConfigError as error:  # the same words, for another flag
         raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
-    config = dataclasses.replace(config, init_sha256=first.sha256)
+    config = dataclasses.replace(config, init_sha256=sha256)
     return Trained(_net(config, dataset, first.tensors, device), config, None)
 
 
 def _net(
-    config: Config, dataset: Dataset, tensors: dict[str, torch.Tensor], device: torch.device
+    config: Config, dataset: Dataset, tensors: Mapping[str, torch.Tensor], device: torch.device
 ) -> GPT:
     net = build(config, dataset.tokenizer().vocab_size, device)
     live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}

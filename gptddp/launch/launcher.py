@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
 from gptddp.distributed.environment import leaving
 from gptddp.distributed.report import say
@@ -36,7 +37,6 @@ from gptddp.launch.forkserver import start_server
 from gptddp.launch.pod_facts import KEY, as_elastic, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
-from gptddp.run.in_force import config_in_force, is_finished, why_finished
 
 if TYPE_CHECKING:
     from gptddp.launch.rendezvous import Rendezvous
@@ -113,7 +113,7 @@ class Launcher:
         if joining and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
             self.say_alive(VOLUME_S)
-            finished = is_finished(self.config)
+            finished = bool(run_state.why_finished(self.config))
             self.say_alive()
             if finished:
                 raise Exit(0)
@@ -189,9 +189,9 @@ class Launcher:
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # without a preset the hardware decides, of which the trainer knows: the most that may be
-        in_force = patiently(lambda: config_in_force(self.config))
+        in_force = patiently(lambda: run_state.in_force(self.config))
         check_world_size(with_preset(in_force, accelerator=True), pod.largest_world)
-        if why := why_finished(self.config):
+        if why := run_state.why_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0
         for name, value in DEFAULTS.items():

@@ -18,7 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, recorded, snapshot, store
+from gptddp.checkpoint import late, owner, run_state, snapshot, store
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import known_lives, pulse
@@ -27,14 +28,8 @@ from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
-from gptddp.run import summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    restore_config,
-    update_config,
-)
+from gptddp.run.directory import CHECKPOINTS
 from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
-from gptddp.run.in_force import config_in_force
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 from gptddp.run.recovery import UNKNOWN
@@ -61,26 +56,24 @@ def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     return _commit(config, found, read_back=over)
 
 
-def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
+def _highest_generation(run: Path, found: SavedState) -> int:
     return highest_generation(run, ignore=_foreign(run, found))
 
 
-def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
+def _foreign(run: Path, found: SavedState) -> list[str]:
     """The checkpoints that look like later lives of the run, and are another's."""
     return owner.foreign_after(run, found.run_id, found.generation)
 
 
-def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
+def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | None:
     """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
     found = snapshot.usable(snapshot.path_of(memory, run))
     if found is None:
         return None
     newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
-    ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.life))
     if (
-        found.run_id != patiently(lambda: owner.run_id_of(run))
+        found.run_id != patiently(lambda: run_state.read(run)).run_id
         or (found.generation, found.step) <= newest
         or patiently(partial(_left, run, found))
     ):
@@ -88,18 +81,16 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
     return found
 
 
-def _left(run: Path, found: snapshot.Snapshot) -> str | None:
+def _left(run: Path, found: SavedState) -> str | None:
     return left(run, found.generation, found.step, _foreign(run, found))
 
 
 def _closed(config: Config) -> Config:
     """As the run has it, every field closed."""
-    return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
+    return with_preset(patiently(lambda: run_state.in_force(config)), accelerator=False)
 
 
-def _commit(
-    config: Config, found: snapshot.Snapshot, read_back: bool, logged: bool = False
-) -> str | None:
+def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = False) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name.
 
     `logged`: they are there already, and the log is that of a life that may train on.
@@ -118,7 +109,7 @@ def _commit(
             parent=patiently(lambda: owner.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
-            before_commit=lambda: _before_commit(run, lines),
+            before_commit=lines.sync,  # and the ledger before it
             fence=lambda: _check_lease(run),
             late=True,
         )
@@ -140,33 +131,20 @@ def _commit(
     return saved.name
 
 
-def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
+def _config_of(run: Path, found: SavedState) -> dict[str, Any] | None:
     """What the run has now; the start of a life on a full disk is in its snapshot alone."""
-    ledger = recorded.read(run)
+    ledger = run_state.read(run)
     for event in found.events:
         with suppress(LookupError, TypeError, ValueError):  # a foreign one
             ledger.add(event)
     return ledger.config
 
 
-def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
+def _with_fingerprint(found: SavedState) -> dict[str, Any]:
     """Its meta. A fault comes between two comparisons of the ranks: then no worker has made it."""
     if "state_fp" in found.meta:
         return found.meta
     return found.meta | {"state_fp": f"{state_fp(found.tensors):016x}"}
-
-
-def _before_commit(run: Path, lines: RunLog) -> None:
-    """No checkpoint knows more steps than the log, or was made with what config.json lacks."""
-    lines.sync()  # and the ledger before it
-
-    def was_behind() -> bool:
-        ledger = summary.read(run)
-        config = ledger.config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config, ledger.life)
-
-    while patiently(was_behind):
-        pass  # again: the life that trains may have recorded a change meanwhile
 
 
 def _check_lease(run: Path) -> None:
@@ -228,7 +206,7 @@ def save_late(config: Config, memory: Path, folder: Path, doubtful: bool = False
                 note.write(store.name_of(found.step, found.generation))
                 # The life that has handed it over writes its log itself, and has: this machine may
                 # see that late. What a fault has left meanwhile is of a life that is over.
-                logged = handed and found.fault.get("cause") == UNKNOWN
+                logged = handed and (found.fault or {}).get("cause") == UNKNOWN
                 name = _commit(config, found, read_back=True, logged=logged)
                 if name is None:
                     break

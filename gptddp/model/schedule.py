@@ -15,8 +15,7 @@ def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
     """
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
-    by_steps_alone = c.as_0_1  # a run of version 0.1.0 goes on as it was begun
-    end = c.steps if by_steps_alone else last_step(c, step, tokens, train_s)
+    end = last_step(c, step, tokens, train_s)
     part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
     if c.schedule == "cosine":  # Loshchilov & Hutter 2017, without restarts
         left = 0.5 * (1 + math.cos(math.pi * part))

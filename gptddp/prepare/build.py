@@ -142,7 +142,7 @@ def _sample(shuffle: Shuffle, split: Split) -> Iterator[str]:
     for key, text, given, _ in shuffle:
         if left_bytes <= 0:
             return
-        if not (given or split.holds(key)):
+        if not (given or key in split.keys):
             yield text.decode()
             left_bytes -= len(text)
 
@@ -181,7 +181,7 @@ def _write(
     ):
         for key, text, given, goes_on in shuffle:
             bar.advance(1)
-            if not (given or split.holds(key)):
+            if not (given or key in split.keys):
                 train.add(text, goes_on)
                 continue
             val.add(text, goes_on)

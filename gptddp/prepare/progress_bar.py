@@ -23,7 +23,7 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self._print("")
 
     def begin(self, what: str, total: int = 0) -> None:
         """Begin a phase of `total` units; 0 where that is not known."""
@@ -38,23 +38,15 @@ class ProgressBar:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._clear()
         self._print(text + "\n")
 
     def _show(self) -> None:
         self._shown_s = time.monotonic()
         percent = min(100, 100 * self._done // self._total) if self._total and self._done else 0
         text = f"{self._what} {percent:3} %" if percent else self._what
-        if self._live:
-            bar = f" [{'#' * (percent // 4):25}]" if self._total else ""
-            self._print(f"\r\x1b[K{text}{bar}")
-        else:
-            self._print(text + "\n")
-
-    def _clear(self) -> None:
-        if self._live:
-            self._print("\r\x1b[K")
+        self._print(text if self._live else text + "\n")
 
     def _print(self, text: str) -> None:
+        """Print in place of the line that moves."""
         if self._stream is not None:
-            print(text, end="", file=self._stream, flush=True)
+            print("\r\x1b[K" * self._live + text, end="", file=self._stream, flush=True)

@@ -21,7 +21,7 @@ from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import parse_json
-from gptddp.prepare.json_files import Problem, any_json, at, lines, text_of
+from gptddp.prepare.json_files import Problem, Record, any_json, at, lines, text_of
 from gptddp.prepare.kinds import is_plain_text
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.recipe import Settings
@@ -187,12 +187,17 @@ def _end_of_document(text: bytes) -> int:
 
 def _json(file: SourceFile, text_field: str) -> Iterator[Found]:
     is_json = file.kind == "json"
+
+    def with_text(record: Record) -> Found:
+        place, number, value = record
+        found = text_of(value, text_field)
+        if is_json and isinstance(found, tuple):
+            found = found[0], f"{found[1]}; {_FIX_JSON}"
+        return place, number, found
+
     with _open(file) as stream:
-        for place, number, record in any_json(stream) if is_json else lines(stream):
-            found = text_of(record, text_field)
-            if is_json and isinstance(found, tuple):
-                found = found[0], f"{found[1]}; {_FIX_JSON}"
-            yield place, number, found
+        # by `map`, which does not keep the value of a record, that may be huge
+        yield from map(with_text, any_json(stream) if is_json else lines(stream))
 
 
 def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:

@@ -99,24 +99,20 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             leave_out("hidden", entry.path)
     entries = [entry for entry in entries if not entry.name.startswith(".")]
-    if {"blobs", "snapshots"} <= {entry.name for entry in entries}:
-        # a cache of downloads: links to nameless files
-        _check_one_snapshot(os.path.join(path, "snapshots"))
-        entries = [entry for entry in entries if entry.name not in ("blobs", "refs")]
-    return entries
-
-
-def _check_one_snapshot(path: str) -> None:
+    if not {"blobs", "snapshots"} <= {entry.name for entry in entries}:
+        return entries
+    # a cache of downloads: links to nameless files
+    snapshots = os.path.join(path, "snapshots")
     try:
-        names = sorted(names_in(path))
+        names = sorted(name for name in names_in(snapshots) if not name.startswith("."))
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
-    names = [name for name in names if not name.startswith(".")]
+        raise DataError(unreadable(snapshots, error)) from None
     if len(names) > 1:
         raise DataError(
-            f"{show(path)} holds {len(names)} snapshots of one dataset: give one of them, as in "
-            f"{show(os.path.join(path, names[0]))}"
+            f"{show(snapshots)} holds {len(names)} snapshots of one dataset: give one of them, as "
+            f"in {show(os.path.join(snapshots, names[0]))}"
         )
+    return [entry for entry in entries if entry.name not in ("blobs", "refs")]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -18,7 +18,6 @@ from gptddp.run import branches, summary
 from gptddp.run.directory import (
     CHECKPOINTS,
     LEDGER,
-    life_of_config,
     log_generations,
     log_path,
 )
@@ -243,15 +242,6 @@ def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
     """
     newest = max(log_generations(run_dir), default=0)
     return newest if newest > ledger.life else 0
-
-
-def has_older_config(run_dir: str | Path, ledger: Summary) -> bool:
-    """Is the ledger's configuration older than that of config.json, which is whole?
-
-    It is written first. So a line of it is lost or damaged then. Raises OSError.
-    """
-    newer = life_of_config(Path(run_dir)) >= max(1, ledger.life)
-    return newer or life_without_start(run_dir, ledger) > 0
 
 
 def has_checkpoints(run_dir: str | Path) -> bool:

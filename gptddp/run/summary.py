@@ -35,6 +35,7 @@ class Summary:
     life: int = 0  # its generation; 0: no life has begun
     run_id: str | None = None
     config: dict[str, Any] | None = None  # in force
+    dataset: str | None = None  # the hash of the data
     source: str | None = None  # what that life has gone on from
     code: str | None = None  # the hash of its own code; None: it had none
     ended: bool = False  # is its end recorded?
@@ -50,7 +51,7 @@ class Summary:
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
     # who was given --from-scratch last: the generation, and the job and id of that life
     from_scratch: dict[str, Any] | None = None
-    # the last time that a budget was used up: generation, step, tokens, train_s, cause
+    # the last stop because a budget was used up: generation, step, tokens, train_s, cause, results
     finished: dict[str, Any] | None = None
     branches: list[dict[str, Any]] = field(default_factory=list)  # see branches.py
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
@@ -102,6 +103,7 @@ class Summary:
         self.life, self.ended, self.differed = generation, False, ""
         self.source, self.code = start.get("source"), start.get("code")
         self.run_id, self.config = start.get("run_id"), start.get("config")
+        self.dataset = start.get("dataset")
         if self.source == "scratch":  # what was committed before has been given up
             self.commits, self.finished = [], None
 
@@ -109,7 +111,8 @@ class Summary:
         if stop["generation"] >= (self.finished or {}).get("generation", 0):
             done = {"generation": stop["generation"], "step": int(stop["step"])}
             done |= {"tokens": int(stop.get("tokens") or 0), "cause": stop["cause"]}
-            self.finished = {**done, "train_s": float(stop.get("train_s") or 0.0)}
+            done |= {"train_s": float(stop.get("train_s") or 0.0), "results": stop.get("results")}
+            self.finished = done
 
     def sums(self) -> dict[str, Any]:
         """What a start has of all events up to it, itself included."""

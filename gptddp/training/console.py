@@ -9,7 +9,7 @@ from typing import Any
 
 from gptddp import budget
 from gptddp.run.code import named
-from gptddp.run.in_force import why_ended
+from gptddp.run.finished import why_ended
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
 from gptddp.training import results

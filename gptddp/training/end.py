@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gptddp.distributed.connect import World
-from gptddp.run.directory import finish
 from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
 from gptddp.training.live_state import LiveState
@@ -128,25 +128,29 @@ class Ending(threading.Thread):
             error = self._insist(self._save)
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
-            known = recorder.of_step(self._progress)
-            since_s = round(recorder.spent.since_s, 3)
-            about = {"cause": self._cause, **known, "since_s": since_s}
-            recorder.events.emit("stop", step=step, **about)
-            error = self._insist(self._finish) or error
+            error = self._record(where) or error
             recorder.lease.release()
-            recorder.ended(self._progress, self._cause, where)
         self.done = error is None
+
+    def _record(self, where: str) -> str | None:
+        """Record it, and what has come out of a run that is finished; why the disk has not it."""
+        recorder, now = self._recorder, self._progress
+        stop: dict[str, Any] = {"step": now.step, "cause": self._cause, **recorder.of_step(now)}
+        stop |= {"tokens": now.tokens, "train_s": now.train_s}
+        if self._cause != "stopped":
+            stop["results"] = recorder.results(now)
+        recorder.events.emit("stop", **stop, since_s=round(recorder.spent.since_s, 3))
+        error = self._insist(recorder.log.sync)  # and the ledger before it
+        if error is None and self._cause != "stopped":
+            recorder.copy_finished(stop)
+        ended = {"step": now.step, "cause": self._cause, "where": where}
+        recorder.events.emit("ended", **ended, results=stop.get("results"))
+        return error
 
     def _save(self) -> None:
         known = self._recorder.of_step(self._progress)
         read_back = self._cause != "stopped"
         self._recorder.saves.save_last(self._tensors, self._progress, known, read_back)
-
-    def _finish(self) -> None:
-        self._recorder.log.sync()
-        if self._cause != "stopped":
-            of = self._recorder.origin
-            finish(of.config, of.run_id, of.generation, self._progress, self._cause)
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

@@ -13,7 +13,7 @@ from gptddp.distributed.peers import is_lost_peer
 from gptddp.distributed.pulse import Listening
 from gptddp.distributed.report import VisibleFormatter, report
 from gptddp.distributed.torch_private import TRAINER, check_torch
-from gptddp.errors import ConfigError, GptddpError, LifeLost, Stopped, Superseded
+from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
 from gptddp.run import crash_loop
@@ -40,6 +40,9 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
         with listening, connect(config.device) as world:
             train(begin(config, world, stop))
+    except Finished as done:
+        if environment.ranks().rank == 0:
+            log.info("%s: %s", config.run_dir, done)
     except Stopped:
         return stop.exit_code  # rank 0 has said what was saved
     except Superseded as error:  # its peers, if it still has any, will start again with it
@@ -72,7 +75,8 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     # Damage is refused before anything is written, or below, where the run's on_bad is known.
     dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
     tokenizer = patiently(dataset.tokenizer)
-    life = Life(newest_state(config, dataset, world), dataset, world, stop, clock)
+    found = newest_state(config, dataset, world, clock)  # all ranks
+    life = Life(*found, dataset, world, stop, clock)
     notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)

@@ -15,18 +15,19 @@ from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.layout import Staging
-from gptddp.checkpoint.load import Loaded, load
+from gptddp.checkpoint.load import load
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import explain, may_pass, patiently
+from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another, is_on
-from gptddp.run.directory import CHECKPOINTS, FINISHED, log_generations, log_path
+from gptddp.run.directory import CHECKPOINTS, log_generations, log_path
 from gptddp.run.history import Ledger
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
-from gptddp.training.changes import fields_of
 from gptddp.training.choose import Snapshots
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,6 @@ def go_back(
     try:
         if new:
             _record(config, generation, loaded, ledger)
-        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))  # launchers would end at once
         _commit(config, run_id, generation, loaded, tell)
     except OSError as error:
         if may_pass(error):
@@ -68,7 +68,7 @@ def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> 
     return max(generations) >= int(ledger.branches[-1]["generation"])
 
 
-def _kept(run: Path, run_id: str, step: int, tell: Tell) -> Loaded:
+def _kept(run: Path, run_id: str, step: int, tell: Tell) -> SavedState:
     """The newest valid checkpoint of a step."""
     known, why = [*patiently(lambda: list(_checkpoints(run)))], []
     for name in [name for at, name in known if at == step]:
@@ -92,7 +92,7 @@ def _checkpoints(run: Path) -> Iterator[tuple[int, str]]:
             yield order[1], name
 
 
-def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) -> None:
+def _record(config: Config, generation: int, loaded: SavedState, ledger: Summary) -> None:
     """The branch, durably. Raises OSError."""
     branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
     with closing(Ledger(config.run_dir)) as file:
@@ -101,13 +101,13 @@ def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) ->
     ledger.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
 
 
-def _commit(config: Config, run_id: str, generation: int, loaded: Loaded, tell: Tell) -> None:
+def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, tell: Tell) -> None:
     """The checkpoint once more, as one of this life. Raises OSError."""
     writer = Writer(
         config.run_dir,
         generation,
         run_id=run_id,
-        config=fields_of(config),
+        config=to_saved(config),
         parent=loaded.name,
         keep=config.keep,
     )

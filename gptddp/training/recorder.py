@@ -1,6 +1,5 @@
 """Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,21 +11,24 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
-from gptddp.data import lanes
+from gptddp.checkpoint.saved_state import SavedState
+from gptddp.data import inventory, lanes
+from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment, known_lives
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
-from gptddp.files import patiently
-from gptddp.run import crash_loop, log_check, summary
-from gptddp.run.history import Ledger, RunLog, complete, recover
+from gptddp.errors import ConfigError
+from gptddp.files import explain, may_pass, patiently
+from gptddp.flags import to_saved
+from gptddp.run import copies, crash_loop, log_check, recovery, summary
+from gptddp.run.copies import Copies
+from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.recovery import Last, last_life, seconds
+from gptddp.run.recovery import Last, last_life
 from gptddp.run.summary import Summary
-from gptddp.training import results
-from gptddp.training.changes import fields_of
-from gptddp.training.choose import NewestState
+from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import Events, to_ledger, to_log
@@ -34,7 +36,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
-from gptddp.training.spikes import Spikes
+from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stragglers import Stragglers
 
@@ -44,8 +46,12 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
-    def __init__(self, origin: Origin, lease: Lease, world: World, spent: RankSeconds):
+    def __init__(
+        self, origin: Origin, dataset: Dataset, lease: Lease, world: World, spent: RankSeconds
+    ) -> None:
         c = self.config = origin.config
+        self._dataset = dataset
+        self._copies: Copies | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
@@ -72,7 +78,7 @@ class Recorder:
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
-        self._stragglers = Stragglers([len(it) for it in slots])
+        self._stragglers = Stragglers(world.names, [len(it) for it in slots])
         self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
@@ -91,7 +97,7 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: NewestState,
+        state: SavedState,
         machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
@@ -101,7 +107,7 @@ class Recorder:
         origin = self.origin
         run = self.config.run_dir
         ledger = patiently(lambda: summary.read(run))
-        self._sums = ledger
+        self._sums, is_new = ledger, not ledger.life and origin.source == "scratch"
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = ledger.began_time or self.clock.began
@@ -110,20 +116,38 @@ class Recorder:
                 ledger.add(event)
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
-        self.saves.changes.record(self.events)
+        changes.record(origin, self.events)
         if ledger.life and ledger.code != (code := environment.code()):
             about = {"field": "code", "old": ledger.code, "new": code}
             self.events.emit("changed", step=origin.step, **about)
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        if step := origin.step:  # what is usual is known from lives before this one
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
-            read_s = state.read_s + self.clock.seconds["restore"]
+            read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
-        settled = self.ledger.settle(5.0)  # a late writer of an older life looks for it
-        trouble = None if settled else self.ledger.trouble(0.0) or "the ledger waits for the disk"
-        self.saves.changes.try_to_save(trouble)
+        if not self.ledger.settle(5.0):  # a late writer of an older life looks for it
+            self._check_writable(is_new)
         self._ready = time.time()
+
+    def _check_writable(self, is_new: bool) -> None:
+        """A new run has its start on the disk before its first step; another goes on without."""
+        try:
+            if is_new:
+                return patiently(self.ledger.sync)
+        except OSError as error:
+            self.lease.release()
+            if may_pass(error):
+                raise
+            raise ConfigError(
+                f"run {self.config.run_dir} cannot be written: {explain(error)}"
+            ) from error
+        trouble = self.ledger.trouble(0.0) or "the ledger waits for the disk"
+        log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
     def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
@@ -150,7 +174,8 @@ class Recorder:
             run_began=self._run_began,
             version=__version__,
             **({"code": code} if (code := environment.code()) else {}),
-            config=json.loads(json.dumps(fields_of(self.config))),
+            config=to_saved(self.config),
+            dataset=self._dataset.sha256,
             **self._from_scratch(),
         )
         self._sums.add(
@@ -177,7 +202,7 @@ class Recorder:
         start = {"job": self.world.job, "life": self.world.life}
         return {"from_scratch": start} if self.config.from_scratch else {}
 
-    def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
+    def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
@@ -205,46 +230,43 @@ class Recorder:
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
+        emit, step, spent = self.events.emit, line["step"], self.spent
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
-        if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
+        if "phases" in line or step % self.config.log_every == 0:  # it will be said
+            self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
-        self._end_stall(line["step"])
-        self._judge_pace(line, step_s)
-        slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
-        about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
-        self.events.emit("step", line=line, **about)
-        for spike in self._spikes.add(line):
-            self.events.emit("spike", step=line["step"], **spike)
-        if self._last:  # this was the first step of a life that is not the first
-            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
-            world_size = line["world_size"]
-            self.events.emit("recovered", step=line["step"], world_size=world_size, **parts)
-            self._last = None
-        self._stepped_at = time.monotonic()
-        self.saves.watch()
-
-    def _end_stall(self, step: int) -> None:
-        """A step that was told to stall has moved after all."""
-        if stall := self._stall:
+        if stall := self._stall:  # it has moved after all
             self._stall = None
             # not by the pulse, which counts less where its listener could not run either
-            seconds = max(stall.seconds, time.monotonic() - self._stepped_at)
-            self.events.emit("stall_end", step=step, seconds=round(seconds, 1))
+            stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
+            emit("stall_end", step=step, seconds=round(stalled_s, 1))
+        if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
+            seconds = step_s + line["data_wait_s"]
+            for kind, about in self._stragglers.add(seconds, spent.busy_s):
+                emit(kind, step=step, **about)
+        slow = self._stragglers.shown
+        emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
+        for about in self._spikes.add(line):
+            emit("spike", step=step, **about)
+        if self._last:  # this was the first step of a life that is not the first
+            parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
+            emit("recovered", step=step, world_size=line["world_size"], **parts)
+            self._last = None
+        self._stepped_at = time.monotonic()
+        if self._copies is None:
+            self._copies = self._begin_copies()
+        self.saves.watch()
 
-    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
-        """Which ranks are slow from now on, and which are so no longer."""
-        step, names = line["step"], self.world.names
-        if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
-            return
-        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], self.spent.busy_s)
-        for it in new:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow", step=step, **about, ratio=it.ratio)
-        for it in over:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow_end", step=step, **about, seconds=round(it.seconds, 1))
+    def _begin_copies(self) -> Copies:
+        """What the run has now, for people: a step was done with it."""
+        origin, dataset = self.origin, self._dataset
+        about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
+        config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
+        files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+        made = Copies(Path(self.config.run_dir), config, files)
+        made.start()
+        return made
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
@@ -281,12 +303,18 @@ class Recorder:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def ended(self, progress: Progress, cause: str, where: str) -> None:
-        """The life is over; `where` its last state is. A run that is finished has results."""
-        found = None if cause == "stopped" else self._results(progress)
-        self.events.emit("ended", step=progress.step, cause=cause, where=where, results=found)
+    def copy_finished(self, stop: Mapping[str, Any]) -> None:
+        """The run is finished: the marker for people, where the disk takes it."""
+        if self._copies:
+            self._copies.close()
+        about = {"generation": self.origin.generation, **stop}
+        try:
+            config = to_saved(self.config)
+            copies.finish(Path(self.config.run_dir), self.origin.run_id, config, about)
+        except OSError as error:
+            log.warning("%s", explain(error))
 
-    def _results(self, progress: Progress) -> dict[str, float | None]:
+    def results(self, progress: Progress) -> dict[str, float | None]:
         """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
@@ -318,6 +346,8 @@ class Recorder:
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
+        if self._copies:
+            self._copies.close()
         self.log.close()
         self.ledger.close()
         self.lease.close()

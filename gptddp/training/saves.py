@@ -13,6 +13,7 @@ from torch import Tensor
 from gptddp.checkpoint import store
 from gptddp.checkpoint.writer import Saved, Writer
 from gptddp.errors import Superseded
+from gptddp.flags import to_saved
 from gptddp.run import summary
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Lease
@@ -20,7 +21,6 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
-from gptddp.training.changes import Changes, fields_of
 from gptddp.training.events import Events
 
 BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
@@ -38,18 +38,17 @@ class Saves:
         events: Events,
     ) -> None:
         c = origin.config
-        self.changes = Changes(origin)
         self.trouble: str | None = None  # with the storage, as told
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
             Path(c.run_dir),
             origin.generation,
             run_id=origin.run_id,
-            config=fields_of(c),
+            config=to_saved(c),
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
-            before_commit=self._before_commit,
+            before_commit=log.sync,  # and the ledger before it
             fence=lease.check,
         )
         self._origin, self._lease, self._ledger = origin, lease, ledger
@@ -83,10 +82,6 @@ class Saves:
             return False
         self._events.emit("newest", step=max(orders)[1], since=ledger.saved_time)
         return True
-
-    def _before_commit(self) -> None:
-        self._log.sync()  # and the ledger before it
-        self.changes.save()
 
     @property
     def is_due(self) -> bool:

@@ -3,32 +3,20 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from gptddp.checkpoint import known, owner, retention, store
-from gptddp.checkpoint.load import Loaded
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
-from gptddp.files import exists, patiently
-from gptddp.run.directory import FINISHED
+from gptddp.files import patiently
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.choose import Snapshots, newest_rank, trusted
 
 log = logging.getLogger(__name__)
-
-
-class Taken(NamedTuple):
-    """The state that is taken up; the fields are those of `Origin`."""
-
-    loaded: Loaded | None  # the checkpoint; None for a snapshot, and for a run that begins
-    step: int
-    source: str
-    parent: str | None
-    snapshot_rank: int | None
-    late: str | None
 
 
 def take_up(
@@ -40,8 +28,9 @@ def take_up(
     saving: Sequence[str | None],
     world: World,
     tell: Tell,
-) -> Taken:
-    """Rank 0 only: read the newest checkpoint, unless a snapshot of this run is newer.
+) -> tuple[SavedState | None, dict[str, Any]]:
+    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
+    begins; and what that is for `Origin`.
 
     `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
@@ -54,7 +43,8 @@ def take_up(
     if rank is None:
         loaded = _load(config, run_id, ledger, lost, world, tell)
         name = loaded.name if loaded else None
-        return Taken(loaded, loaded.step if loaded else 0, name or "scratch", name, None, None)
+        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
+        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
     generation, step, _ = snapshots[rank]
     save = _late_save(config, ledger, saving, store.name_of(step, generation))
     patiently(lambda: retention.fence(run, [save] if save else []))
@@ -62,21 +52,18 @@ def take_up(
     patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     for other in foreign:  # else the load has said so
         log.warning("checkpoint skipped: %s: it is of another run", other)
-    return Taken(None, step, "memory", newest, rank, save)
+    about = {"step": step, "source": "memory", "parent": newest}
+    return None, {**about, "snapshot_rank": rank, "late": save}
 
 
 def _load(
     config: Config, run_id: str, ledger: Summary, lost: int, world: World, tell: Tell
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest valid checkpoint; None where the run begins."""
     run, commits = Path(config.run_dir), known.committed(ledger)
     patiently(lambda: retention.fence(run))
     anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-    loaded = known.load(run, run_id, commits, lost, anew, tell)
-    if loaded is None and patiently(lambda: exists(run / FINISHED)):
-        # of a run that was given up; its launchers would end at once
-        patiently(lambda: (run / FINISHED).unlink(missing_ok=True))
-    return loaded
+    return known.load(run, run_id, commits, lost, anew, tell)
 
 
 def _late_save(

@@ -1,7 +1,6 @@
 """Checkpoints that were there and are gone: a run never begins at step 0 again without a word."""
 
 import dataclasses
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known
+from gptddp.checkpoint import known, run_state
+from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
 from gptddp.run.history import read_ledger
-from gptddp.run.in_force import is_finished
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +52,11 @@ def lose_the_end_of_the_ledger_too(root):
     shutil.rmtree(root)
 
 
-def lose_all_books_but_the_log(root):
-    lose_the_ledger_too(root)
-    (root.parent / "finished.json").unlink()
-
-
 BOOKS = {
     move_away: "step-000000000006.3",
     empty: "step-000000000006.3",
-    lose_the_ledger_too: "one of step 6 (finished.json)",
-    lose_the_end_of_the_ledger_too: "one of step 6 (finished.json)",
-    lose_all_books_but_the_log: "life 3, whose checkpoints ledger.jsonl does not know",
+    lose_the_ledger_too: "dataset.json, finished.json of a run (6 steps logged)",
+    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl does not know",
 }
 
 
@@ -87,7 +80,7 @@ def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
     move_away(root)
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
-    assert "from_scratch" not in json.loads((tmp_path / "run/config.json").read_text())["config"]
+    assert "from_scratch" not in run_state.read(tmp_path / "run").config
     for file in (tmp_path / "memory").iterdir():
         file.unlink()
     assert run("--steps", "8") == 0
@@ -136,11 +129,11 @@ def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
     """The marker of what was given up ends no job, while the run is begun or later."""
     asked = Config(run_dir=str(tmp_path / "run"), steps=6)
     again = dataclasses.replace(asked, from_scratch=True)
-    assert is_finished(asked) and is_finished(again)
+    assert why_finished(asked) and why_finished(again)
     shutil.rmtree(root)
-    assert is_finished(asked) and not is_finished(again)
+    assert why_finished(asked) and not why_finished(again)
     lose_a_peer(run, "--steps", "6", "--from-scratch")
-    assert not is_finished(asked) and not is_finished(again)
+    assert not why_finished(asked) and not why_finished(again)
 
 
 def test_an_older_one_goes_on_with_a_word(run, root, tmp_path, caplog):

@@ -1,16 +1,16 @@
 """A checkpoint is its own run's: one of another run is never gone on from, counted or deleted."""
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support import ledgers
 from support.checkpoints import loaded_step, meta, save
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, owner, retention, snapshot, store
+from gptddp.checkpoint import known, owner, retention, run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.flags import from_args
@@ -63,8 +63,8 @@ def test_each_checkpoint_says_whose_it_is(mine, others):
     said = [
         store.unsealed(path)["run_id"] for path in (mine / "checkpoints" / MINE, others / OTHERS)
     ]
-    wanted = [json.loads((path / "config.json").read_text()) for path in (mine, others.parent)]
-    assert said == [it["run_id"] for it in wanted] and said[0] != said[1]
+    wanted = [run_state.read(path).run_id for path in (mine, others.parent)]
+    assert said == wanted and said[0] != said[1]
 
 
 def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
@@ -129,7 +129,7 @@ def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, c
         assert rescue(from_args(["--run-dir", str(mine)]), tmp_path / "memory") == MINE
     assert f"{MINE} is another run's: it is set aside" in caplog.text
     assert store.names(mine) == [LATER, OTHERS, f"{MINE}.bad.1", MINE]
-    assert owner.newest(mine, owner.run_id_of(mine)) == MINE
+    assert owner.newest(mine, run_state.read(mine).run_id) == MINE
     shutil.rmtree(mine)
     shutil.move(kept, mine)
     assert run("--steps", "4") == 0 and sources(mine) == ["scratch", "memory"]
@@ -137,21 +137,13 @@ def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, c
         assert f"checkpoint skipped: {name}: it is of another run" in caplog.text
 
 
-def test_the_id_of_a_run_is_not_lost_with_its_configuration(run, mine, tmp_path):
-    """The ledger has it, and where that is gone too the checkpoint; a copy of the run elsewhere,
-    and one of which nothing but its checkpoints is left, go on."""
-    config = mine / "config.json"
-    wanted = json.loads(config.read_text())["run_id"]
-    config.unlink()
-    assert run("--steps", "3") == 0
-    shutil.copytree(mine, tmp_path / "copy")
-    for path in tmp_path.glob("copy/*"):
-        if path.name != "checkpoints":
-            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path)
-    assert run("--steps", "4", "--run-dir", str(tmp_path / "copy")) == 0
-    for place in ("run", "copy"):
-        assert json.loads((tmp_path / place / "config.json").read_text())["run_id"] == wanted
-    assert sources(tmp_path / "copy") == ["step-000000000003.2"]
+def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_path):
+    """They say its id and its configuration."""
+    wanted = run_state.read(mine)
+    shutil.copytree(mine / "checkpoints", tmp_path / "copy/checkpoints")
+    assert run("--steps", "3", "--run-dir", str(tmp_path / "copy")) == 0
+    assert run_state.read(tmp_path / "copy").run_id == wanted.run_id
+    assert sources(tmp_path / "copy") == [MINE]
 
 
 def test_one_that_does_not_say_whose_it_is_is_believed(tmp_path):
@@ -174,7 +166,7 @@ def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
         save(tmp_path, step, 2, meta=meta(step), **how)
     left = {store.order(name) for name in store.names(tmp_path)}
     assert left == {(9, 500), (9, 400), (2, 230), (2, 220), (2, 210), (2, 110), (1, 101), (1, 1)}
-    (tmp_path / "config.json").write_text('{"run_id": "mine", "config": {"keep_every": 100}}')
+    ledgers.begun(tmp_path, {"keep_every": 100}, run_id="mine")
     code, said = gptddp("checkpoints", tmp_path, "--prune", "--keep", "1")
     assert code == 0 and said.count("deleted") == 1 and said.count("foreign") == 4
     states = {row.name: row.state for row in retention.list_checkpoints(tmp_path)}

@@ -4,6 +4,7 @@ import os
 
 import torch
 from click.testing import CliRunner
+from support import ledgers
 from support.many_checkpoints import save, steps
 
 from gptddp.checkpoint import store
@@ -13,7 +14,7 @@ from gptddp.run.history import Ledger
 
 
 def by_hand(run_dir, *args):
-    (run_dir / "config.json").write_text('{"config": {"keep": 3}}')
+    ledgers.begun(run_dir, {"keep": 3}, run_id=None)
     return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
 
 

@@ -57,8 +57,6 @@ def test_killed_at_every_system_call(fast_disk, saver):
         status = saver(run=str(run), generation=2, step=2, crash=point)
         assert status in (0, signal.SIGKILL)
         results.append(loaded_step(run))
-        for name, key in (("config.json", "generation"), ("finished.json", "step")):
-            assert json.loads((run / name).read_text())[key] in (1, 2)
         steps = [line["step"] for line in history(run)]
         assert steps in ([1], [1, 2]) and results[-1] in steps
         lives = [event["generation"] for event in read_ledger(run)]

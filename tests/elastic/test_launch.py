@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import ledgers
 from support.launchers import PATIENCE_S, PORT, Job, launch, until
 from support.processes import alive, children
 from torch.distributed import TCPStore
@@ -216,7 +217,8 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
             until("both", lambda pid=pid: len(children(pid)) > 1)
         time.sleep(1.0)
         stopped.pods[slot % 2].send_signal(number)
-        (ended.folder / "finished.json").write_text('{"step": 1000000, "steps": 1000000}')
+        stop = {"event": "stop", "step": 1000000, "cause": "steps"}
+        ledgers.begun(ended.folder, {"steps": 1000000}, stop)
         assert stopped.pods[slot % 2].wait(20) == 128 + number
         assert ended.pods[slot % 2].wait(20) == 0
     finally:

@@ -278,6 +278,6 @@ def test_an_export_without_a_checkpoint(run, tmp_path):
     """A folder that is no run, and a run without a checkpoint, are told apart and exported by no
     means."""
     assert "not a run directory" in invoke(tmp_path, "--export", tmp_path / "m").stderr
-    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    (tmp_path / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes())
     result = invoke(tmp_path, "--export", tmp_path / "m")
     assert result.exit_code == 4 and "no checkpoint yet" in result.stderr

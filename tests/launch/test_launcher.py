@@ -1,6 +1,5 @@
 """The launcher before torchrun begins, and the worker's way out."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -10,42 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support import ledgers
 from support.forked import LAUNCH as forked_launch
 from support.launchers import until
 from support.pod_env import ENV
 
 import gptddp
-from gptddp.config import Config
 from gptddp.launch import worker_script
-from gptddp.run.in_force import is_finished
-
-
-def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
-    """Finished means: no more steps are wanted, and no more time; the rest is the run's own."""
-    marker = tmp_path / "finished.json"
-    config = Config(run_dir=str(tmp_path))
-    assert not is_finished(config)
-    for torn in ("", "{", "[]", "{}", '{"step": null, "steps": 1}'):
-        marker.write_text(torn)
-        assert not is_finished(config)
-    marker.write_text(json.dumps({"step": 40, "steps": 40}))
-    assert is_finished(config) and is_finished(dataclasses.replace(config, steps=40))
-    assert not is_finished(dataclasses.replace(config, steps=41))
-    marker.write_text(json.dumps({"step": 30, "steps": 40, "max_time": 5.0}))
-    assert is_finished(dataclasses.replace(config, max_time=5.0))
-    assert not is_finished(dataclasses.replace(config, max_time=6.0)) and is_finished(config)
-    assert not is_finished(dataclasses.replace(config, max_time=0.0))
-    marker.write_text(json.dumps({"step": 40, "steps": 40, "max_time": 5.0}))
-    assert not is_finished(dataclasses.replace(config, steps=41, max_time=5.0))
-    wanted = {"steps": 40, "max_tokens": 900, "max_time": 5.0}
-    marker.write_text(json.dumps({"step": 30, "tokens": 910, "train_s": 4.0} | wanted))
-    assert is_finished(config) and is_finished(dataclasses.replace(config, max_tokens=905))
-    assert not is_finished(dataclasses.replace(config, max_tokens=911))
-    assert not is_finished(dataclasses.replace(config, max_tokens=0))
-    assert is_finished(dataclasses.replace(config, max_tokens=0, max_time=4.0))
-    for foreign in ({"tokens": "x"}, {"train_s": None}, {"steps": 0}, {"max_tokens": [1]}):
-        marker.write_text(json.dumps({"step": 30, "tokens": 1, "train_s": 1.0} | wanted | foreign))
-        assert not is_finished(config)
 
 
 @pytest.fixture
@@ -71,38 +41,29 @@ LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 EARLY = "import sys; sys.modules['torch'] = None; " + LAUNCH
 
 
-LANES = '{"config": {"lanes": 3, "batch": 3}}'
+STOP = {"event": "stop", "step": 5, "cause": "steps"}
 
 
 @pytest.mark.parametrize(
-    ("args", "files", "code", "words"),
+    ("args", "run", "code", "words"),
     [
-        (["--step", "3"], {}, 2, "unknown option '--step'"),
-        (["--batch", "10", "--lanes", "4"], {}, 2, "batch 10 is not divisible by lanes 4"),
-        (["--lanes", "3", "--batch", "3"], {}, 2, "4 workers but only 3 lanes"),
+        (["--step", "3"], [], 2, "unknown option '--step'"),
+        (["--batch", "10", "--lanes", "4"], [], 2, "batch 10 is not divisible by lanes 4"),
+        (["--lanes", "3", "--batch", "3"], [], 2, "4 workers but only 3 lanes"),
         # those of the preset would be too many or too few
-        ([], {"config.json": LANES}, 2, "4 workers but only 3 lanes"),
-        (["--steps", "5"], {"finished.json": '{"step": 5, "steps": 5}'}, 0, "is finished"),
-        ([], {}, 200, "Traceback"),  # torch: what nobody expected may be retried
+        ([], [{"lanes": 3, "batch": 3}], 2, "4 workers but only 3 lanes"),
+        (["--steps", "5"], [{"steps": 5}, STOP], 0, "is finished"),
+        (["--steps", "5", "--lr", "1"], [{"steps": 5, "lr": 2.0}, STOP], 2, "no step is left"),
+        ([], [], 200, "Traceback"),  # torch: what nobody expected may be retried
     ],
 )
-def test_what_ends_a_pod_before_the_rendezvous(python, tmp_path, args, files, code, words):
+def test_what_ends_a_pod_before_the_rendezvous(python, tmp_path, args, run, code, words):
     """One line on stderr says what is wrong, or that the run is finished; without torch even."""
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+    if run:
+        ledgers.begun(tmp_path, *run)
     found, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), *args, env=ENV))
     assert (found, out) == (code, "") and words in err
     assert err.count("\n") == 1 or code == 200
-
-
-def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
-    """Else a job of another seed would succeed without a step; open fields are the run's own."""
-    (tmp_path / "finished.json").write_text('{"step": 40, "steps": 40}')
-    (tmp_path / "config.json").write_text('{"config": {"seed": 7, "seq_len": 64, "lr": 0.1}}')
-    config = Config(run_dir=str(tmp_path), seed=7)
-    assert is_finished(config) and is_finished(dataclasses.replace(config, seq_len=64, lr=0.2))
-    assert not is_finished(dataclasses.replace(config, seed=8))
-    assert not is_finished(dataclasses.replace(config, seq_len=128))
 
 
 def test_help_is_printed(python):

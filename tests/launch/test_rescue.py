@@ -5,19 +5,18 @@ import json
 import shutil
 
 import pytest
+from support import ledgers
 from support.failing_disk import Disk
 from support.failing_volume import Reads
 from support.trainer_patches import lose_a_peer
 
 from gptddp import files
-from gptddp.checkpoint import snapshot, store
+from gptddp.checkpoint import run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
-from gptddp.errors import ConfigError
 from gptddp.flags import from_args
 from gptddp.launch import rescue as rescue_module
 from gptddp.launch.rescue import rescue
 from gptddp.run import lines
-from gptddp.run.directory import save_config
 from gptddp.run.history import Ledger, RunLog, history, read_ledger
 from gptddp.run.progress import FINGERPRINT
 
@@ -80,25 +79,18 @@ def test_a_run_that_is_taken_during_the_save_is_left_alone(
     assert not list((left / "checkpoints").glob("step-*"))
 
 
-def test_the_state_of_another_run_is_not_saved(left, rescued, tmp_path):
-    """The run directory was removed and made again under the same name."""
-    about = json.loads((left / "config.json").read_text()) | {"run_id": "other"}
-    save_config(left, {n: v for n, v in about.items() if n != "sha256"}, 1)
-    with pytest.raises(ConfigError, match="are of different runs"):
-        rescued()
+def test_the_state_of_another_run_is_not_saved(left, rescued):
+    """The run directory was removed and made again under the same name, or nothing says its id."""
+    ledgers.begun(left, run_state.read(left).config, run_id="other")
+    assert rescued() is None
     (left / "ledger.jsonl").unlink()
     assert rescued() is None
 
 
-def test_as_many_checkpoints_stay_as_the_run_keeps(left, rescued, tmp_path, monkeypatch):
+def test_as_many_checkpoints_stay_as_the_run_keeps(left, rescued, monkeypatch):
     """Where `keep` is not given again."""
-    path, kept = left / "config.json", []
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"config": content["config"] | {"keep": 7}}))
-    ledger = path.with_name("ledger.jsonl")  # whose copy counts
-    text = ledger.read_text()
-    assert '"keep": 3,' in text
-    ledger.write_text(text.replace('"keep": 3,', '"keep": 7,'))
+    (start, *events), kept = read_ledger(left), []
+    ledgers.write(left, [start | {"config": start["config"] | {"keep": 7}}, *events])
     monkeypatch.setattr(
         rescue_module,
         "Writer",
@@ -124,39 +116,32 @@ def test_a_volume_that_fails_meanwhile_loses_nothing(left, rescued, tmp_path, mo
             assert rescued() == "step-000000000003.1", reads.seen[at]
     shutil.rmtree(left)
     shutil.copytree(kept, left)
-    with reads.failing(code, path=str(left / "config.json")), pytest.raises(OSError):
+    with reads.failing(code, path=str(left / "ledger.jsonl")), pytest.raises(OSError):
         rescued()
-
-
-def test_a_lost_configuration_is_taken_from_the_ledger(left, rescued, tmp_path):
-    """The state in memory is still this run's."""
-    (left / "config.json").unlink()
-    assert rescued() == "step-000000000003.1"
 
 
 def test_a_change_that_the_disk_has_not_taken_is_not_lost(run, pod, tmp_path, monkeypatch):
     """A life begins with another value while the disk is full, and its rank 0 is lost: what it has
     done becomes a checkpoint only with it, and a life that is given nothing goes on with it."""
-    settle, path = lines.Lines.settle, tmp_path / "run/config.json"
+    settle, path = lines.Lines.settle, tmp_path / "run"
     monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
-    disk = Disk(tmp_path / "run", monkeypatch.setattr)
+    disk = Disk(path, monkeypatch.setattr)
 
     def values():
-        saved = json.loads(path.read_text())["config"]
-        return saved["lr"], saved["grad_clip"], saved["newer"]
+        config = run_state.configuration(path)
+        return config.lr, config.grad_clip
 
     lose_a_peer(run, "--steps", "9", "--lr", "0.003", at=3)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"config": content["config"] | {"newer": [1]}}))
     disk.turn("ENOSPC")
     lose_a_peer(run, "--steps", "9", "--lr", "0.001", "--grad-clip", "0.5", at=3)
     disk.turn(None)
-    assert values() == (0.003, 1.0, [1])
-    saved = rescue(from_args(["--run-dir", str(tmp_path / "run")]), tmp_path / "memory")
-    assert saved == "step-000000000004.2" and values() == (0.001, 0.5, [1])
+    assert values() == (0.003, 1.0)
+    saved = rescue(from_args(["--run-dir", str(path)]), tmp_path / "memory")
+    assert saved == "step-000000000004.2" and values() == (0.001, 0.5)
+    assert store.unsealed(path / "checkpoints" / saved)["config"]["lr"] == 0.001
     for file in (tmp_path / "memory").iterdir():
         file.unlink()
-    assert run("--steps", "6") == 0 and values() == (0.001, 0.5, [1])
+    assert run("--steps", "6") == 0 and values() == (0.001, 0.5)
 
 
 def test_what_another_pod_is_saving_is_left_alone(left, rescued, tmp_path):
@@ -183,20 +168,18 @@ sys.exit(launcher.main([]))
 def test_a_final_error_saves_what_memory_has(run, left, tmp_path, forked, lives):
     """The next life is refused, at once or after others that were killed before their first step:
     the pods go, and the job that is mended goes on from where this one was."""
+    about = {name: read_ledger(left)[0][name] for name in ("run_id", "config")}
     for life in range(lives):
-        Ledger(left).event("start", 2 + life, source="memory", step=3)
-    whole = (left / "dataset.json").read_text()
-    (left / "dataset.json").write_text("{")
-    assert run("--steps", "6") == 2
+        Ledger(left).event("start", 2 + life, source="memory", step=3, **about)
+    assert run("--steps", "6", "--seed", "9") == 2
     verdict, where = tmp_path / "pod/verdict.json", ["--run-dir", str(left)]
     launcher = forked(FINAL, str(verdict), str(tmp_path / "memory"), *where)
     assert launcher.wait(60) == 2
     said = launcher.stderr.read().splitlines()
     assert "the newest state was in memory: checkpoint step-000000000003.1 is saved" in said[-2]
-    assert "dataset.json cannot be used" in said[-1]
+    assert "seed: 1337 -> 9" in said[-1]
     for file in (tmp_path / "memory").iterdir():
         file.unlink()
-    (left / "dataset.json").write_text(whole)
     assert run("--steps", "6") == 0
     starts = [event for event in read_ledger(left) if event["event"] == "start"]
     assert (starts[-1]["step"], starts[-1]["redo"]) == (3, 0)

@@ -1,6 +1,5 @@
 """Whole runs of each kind of model: it learns, and neither worlds nor kills change a bit."""
 
-import json
 import time
 
 import pytest
@@ -10,7 +9,6 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL
 
 from gptddp.cli import cli
-from gptddp.presets import PARTS
 from gptddp.run.history import history
 
 STEPS = 24
@@ -76,37 +74,3 @@ def test_another_kind_is_refused_for_the_run(kind, run_here, capfd):
     flags, folder = kind
     assert run_here([*flags, "--run-dir", str(folder), "--norm", "layernorm"]) == 2
     assert "norm: rmsnorm -> layernorm" in capfd.readouterr().err
-
-
-def test_a_run_without_these_fields_is_a_gpt2(corpus, tmp_path, run_here, capfd):
-    """As every run was before there were others: it goes on, and no other kind is taken for it."""
-    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--final-lr", "1"]
-    assert run_here([*flags, "--steps", "4"]) == 0
-    path = tmp_path / "run/config.json"
-    saved = json.loads(path.read_text())
-    for name in (*PARTS, "kv_heads"):
-        del saved["config"][name]
-    del saved["sha256"]
-    path.write_text(json.dumps(saved))
-    ledger = tmp_path / "run/ledger.jsonl"
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    for config in (line["config"] for line in lines if "config" in line):
-        for name in (*PARTS, "kv_heads"):
-            config.pop(name, None)
-    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for command in (["sample", path.parent, "--tokens", "3"], ["audit", path.parent, "--whole"]):
-        result = CliRunner().invoke(cli, list(map(str, command)))
-        assert result.exit_code == 0, result.output
-    assert run_here([*flags, "--steps", "6", "--qk-norm", "rmsnorm"]) == 2
-    assert "qk_norm: none -> rmsnorm" in capfd.readouterr().err
-    assert run_here([*flags, "--steps", "6"]) == 0
-    flags[flags.index("--run-dir") + 1] = str(tmp_path / "whole")
-    assert run_here([*flags, "--steps", "6"]) == 0
-    check_same_bits(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.fixture
-def run_here(train_here):
-    from gptddp import train as trainer
-
-    return trainer.main

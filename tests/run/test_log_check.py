@@ -39,7 +39,6 @@ def event(name: str, generation: int, step: int, of=OURS, **more) -> str:
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Four lives: to step 12, from 10 to 20, from 20 to 30, from 30 by memory to 40."""
-    (tmp_path / "config.json").write_text("{}")
     begins, ends = (0, 10, 20, 30), (12, 20, 30, 40)
     ledger = ""
     for life, (begin, end) in enumerate(zip(begins, ends, strict=True), 1):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from support import ledgers
 
 from gptddp.cli import cli
 from gptddp.config import Config
+from gptddp.run import summary
 from gptddp.run.progress import fold
 
 BEGAN = 1.7e9
@@ -101,58 +101,63 @@ def write(
     del config["from_scratch"]
     config |= {"preset": "tiny", "steps": steps, "reduce": "exact", "run_dir": str(run)}
     config["data"] = f"data{odd}"
-    events = []
+    known = summary.Summary()
+    with open(run / "ledger.jsonl", "w") as ledger:
 
-    def event(name: str, life: int, **fields: Any) -> None:
-        events.append({"event": name, "time": now, "generation": life, **fields})
+        def event(name: str, life: int, **fields: Any) -> None:
+            said = {"event": name, "time": now, "generation": life, **fields}
+            known.add(said)
+            if name == "start":
+                said["sums"] = known.sums() | {"bytes": ledger.tell()}
+                said[summary.HASH] = summary.hash_of(said)
+            ledger.write(json.dumps(said) + "\n")
 
-    for life in range(1, lives + 1):
-        now += 5.0
-        source = "memory" if step else "scratch"
-        event("start", life, step=step, source=source, redo=0, world_size=ranks, nodes=ranks,
-              restarts=int(step > 0 and not (stop_s and life == 2)), device="cpu", seconds=5.0,
-              machines=[f"a processor{odd}"], run_id="one", version=f"1{odd}",
-              config=config)  # fmt: skip
-        phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
-        if step:
-            parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}
-            event("recovered", life, step=step + 1, world_size=ranks, **parts, total_s=9.0)
-        with open(run / f"log.{life}.jsonl", "w") as log:
-            for step in range(step + 1, steps * life // lives + 1):  # noqa: B020
-                now += STEP_S
-                for rank in range(ranks):  # the last one is slow
-                    phases["step"][rank] += STEP_S * (0.5 + 0.5 * (rank == ranks - 1))
-                    phases["wait"][rank] += STEP_S * 0.5 * (rank != ranks - 1)
-                batch = numbers.getrandbits(64)
-                chain = fold(chain, batch)
-                line = {
-                    "step": step,
-                    "loss": 2 + 5 * math.exp(-5 * step / steps) + numbers.gauss(0, 0.05),
-                    "grad_norm": numbers.lognormvariate(0, 0.3),
-                    "lr": 0.003 * (1 - step / steps),
-                    "tokens": 1000 * step,
-                    "tok_s": 2000 * numbers.uniform(0.9, 1.0),
-                    "data_wait_s": numbers.expovariate(1e4),
-                    "batch_fp": f"{batch:016x}",
-                    "chain_fp": f"{chain:016x}",
-                    "world_size": ranks,
-                    "time": now,
-                }
-                if step % max(1, steps // 20) == 0:
-                    line |= {"val_loss": line["loss"] + 0.1, "val_bpb": line["loss"] / 3}
-                if step % 20 == 1:
-                    line["phases"] = {name: list(row) for name, row in phases.items()}
-                log.write(json.dumps(line) + "\n")
-        if life == lives:
-            event("stop", life, step=step, cause="steps", tokens=1000 * step, phases=phases)
-        elif stop_s and life == 1:
-            event("stop", life, step=step, cause="stopped", phases=phases)
-            now += stop_s
-        else:
-            at, now = now + 0.5, now + GAP_S
-            cause = f"rank {ranks - 1} (job-worker-1{odd}) is gone"
-            event("end", life, step=step, cause=cause, at=at, phases=phases)
-    ledgers.write(run, events)
+        for life in range(1, lives + 1):
+            now += 5.0
+            source = "memory" if step else "scratch"
+            event("start", life, step=step, source=source, redo=0, world_size=ranks, nodes=ranks,
+                  restarts=int(step > 0 and not (stop_s and life == 2)), device="cpu", seconds=5.0,
+                  machines=[f"a processor{odd}"], run_id="one", version=f"1{odd}",
+                  config=config)  # fmt: skip
+            phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
+            if step:
+                parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}
+                event("recovered", life, step=step + 1, world_size=ranks, **parts, total_s=9.0)
+            with open(run / f"log.{life}.jsonl", "w") as log:
+                for step in range(step + 1, steps * life // lives + 1):  # noqa: B020
+                    now += STEP_S
+                    for rank in range(ranks):  # the last one is slow
+                        phases["step"][rank] += STEP_S * (0.5 + 0.5 * (rank == ranks - 1))
+                        phases["wait"][rank] += STEP_S * 0.5 * (rank != ranks - 1)
+                    batch = numbers.getrandbits(64)
+                    chain = fold(chain, batch)
+                    line = {
+                        "step": step,
+                        "loss": 2 + 5 * math.exp(-5 * step / steps) + numbers.gauss(0, 0.05),
+                        "grad_norm": numbers.lognormvariate(0, 0.3),
+                        "lr": 0.003 * (1 - step / steps),
+                        "tokens": 1000 * step,
+                        "tok_s": 2000 * numbers.uniform(0.9, 1.0),
+                        "data_wait_s": numbers.expovariate(1e4),
+                        "batch_fp": f"{batch:016x}",
+                        "chain_fp": f"{chain:016x}",
+                        "world_size": ranks,
+                        "time": now,
+                    }
+                    if step % max(1, steps // 20) == 0:
+                        line |= {"val_loss": line["loss"] + 0.1, "val_bpb": line["loss"] / 3}
+                    if step % 20 == 1:
+                        line["phases"] = {name: list(row) for name, row in phases.items()}
+                    log.write(json.dumps(line) + "\n")
+            if life == lives:
+                event("stop", life, step=step, cause="steps", tokens=1000 * step, phases=phases)
+            elif stop_s and life == 1:
+                event("stop", life, step=step, cause="stopped", phases=phases)
+                now += stop_s
+            else:
+                at, now = now + 0.5, now + GAP_S
+                cause = f"rank {ranks - 1} (job-worker-1{odd}) is gone"
+                event("end", life, step=step, cause=cause, at=at, phases=phases)
     return run
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from gptddp import train
+from gptddp.checkpoint import run_state
+from gptddp.checkpoint.run_state import configuration
+from gptddp.config import Config
 from gptddp.errors import LifeLost
 from gptddp.model.schedule import lr_at
-from gptddp.run.directory import config_of
 from gptddp.run.history import history, logged, read_ledger
-from gptddp.run.in_force import why_finished
 from gptddp.training import life, quarantine
 
 TIME = ("--steps", "1000", "--max-time", "7.5", "--eval-every", "100000")  # of 10 steps
@@ -42,7 +43,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 def rates(folder: Path) -> list[float]:
     """Of every step, from the log and the configuration alone."""
-    config, lines = config_of(folder / "run"), log(folder)
+    config, lines = configuration(folder / "run"), log(folder)
     tokens = [0, *(line["tokens"] for line in lines)]
     return [
         lr_at(line["step"] - 1, config, used, line.get("train_s", 0.0))
@@ -59,8 +60,7 @@ def check_ended(folder: Path, cause: str, step: int) -> None:
     assert (marker["cause"], marker["step"], marker["tokens"]) == (cause, step, lines[-1]["tokens"])
     (manifest,) = (folder / "run/checkpoints").glob(f"step-{step:012}.*/manifest.json")
     assert json.loads(manifest.read_text())["meta"]["state_fp"] == lines[-1]["state_fp"]
-    config = config_of(folder / "run")
-    assert cause in why_finished(dataclasses.replace(config, run_dir=str(folder / "run")))
+    assert cause in run_state.why_finished(Config(run_dir=str(folder / "run")))
 
 
 def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
@@ -72,7 +72,7 @@ def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
     assert [line["train_s"] for line in lines] == [0.75 * n for n in range(10)]
     assert ["val_loss" in line for line in lines] == [False] * 9 + [True]
     assert [line["lr"] for line in lines] == rates(tmp_path)
-    peak = config_of(tmp_path / "run").lr
+    peak = configuration(tmp_path / "run").lr
     assert lines[2]["lr"] == peak and 0.1 * peak < lines[-1]["lr"] < 0.15 * peak
     assert run(*TIME) == 0 and log(tmp_path) == lines
 
@@ -110,7 +110,7 @@ def test_more_time_computes_the_schedule_anew(run, tmp_path, clock, caplog):
     check_ended(tmp_path, "max_time", 20)
     found, wanted = [line["lr"] for line in log(tmp_path)], rates(tmp_path)
     assert found[10:] == wanted[10:] and found[3:10] != wanted[3:10]
-    peak = config_of(tmp_path / "run").lr
+    peak = configuration(tmp_path / "run").lr
     told = f"the learning rate of step 11 is {found[10]:.1e} instead of {0.1 * peak:.1e}"
     assert found[10] > found[9] and told in caplog.text
 
@@ -123,7 +123,7 @@ def test_tokens_end_a_run_as_steps_would(run, tmp_path, caplog):
     assert lines[-2]["tokens"] < 2000 <= lines[-1]["tokens"]
     assert "train_s" not in lines[-1]  # the rate is a function of step and tokens
     assert [line["lr"] for line in lines] == rates(tmp_path)
-    assert lines[-1]["lr"] < 0.2 * config_of(tmp_path / "run").lr
+    assert lines[-1]["lr"] < 0.2 * configuration(tmp_path / "run").lr
     assert run(*TOKENS) == 0 and log(tmp_path) == lines
     assert run(*TOKENS, "--max-tokens", "3000") == 0
     check_ended(tmp_path, "max_tokens", len(log(tmp_path)))

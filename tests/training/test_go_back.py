@@ -6,12 +6,11 @@ import pytest
 from support.trainer_patches import lose_a_peer
 
 from gptddp.audit import audit
-from gptddp.checkpoint import store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.run import branches
 from gptddp.run.history import logged, read_ledger
-from gptddp.run.in_force import is_finished
 
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 
@@ -64,13 +63,13 @@ def test_the_same_command_again_goes_on(run, folder, monkeypatch, caplog):
     another step, it goes back again; also to what it has left."""
     assert run(*BACK, "--steps", "10") == 0
     assert run(*BACK, "--steps", "10") == 0
-    assert [it["step"] for it in starts(folder)[4:]] == [4, 10]
+    assert [it["step"] for it in starts(folder)[4:]] == [4]
     assert lives(folder) == {1: 1, 2: 1, 3: 2, 4: 2} | dict.fromkeys(range(5, 11), 5)
     assert run(*BACK, "--steps", "10", "--lr", "2e-3") == 0
-    assert starts(folder)[-1]["source"] == "step-000000000004.7"
+    assert starts(folder)[-1]["source"] == "step-000000000004.6"
     assert run("--steps", "9", "--from-step", "8") == 0
     assert [it["name"][-3:] for it in of_branches(folder)] == ["4.2", "4.5", "8.4"]
-    assert list(lives(folder).values()) == [1, 1, 2, 2, 3, 3, 4, 4, 8]
+    assert list(lives(folder).values()) == [1, 1, 2, 2, 3, 3, 4, 4, 7]
     assert "checkpoint skipped" not in caplog.text and "lacks" not in caplog.text
 
 
@@ -114,9 +113,11 @@ def test_a_state_in_memory_is_left_too(run, folder):
 def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
     """For its launchers; it is again, when the branch has come to its end."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)
-    assert not is_finished(asked)
+    assert not run_state.why_finished(asked)
     assert run(*BACK, "--steps", "8") == 0
-    assert is_finished(asked) and not is_finished(Config(run_dir=str(folder), steps=8, from_step=2))
+    assert run_state.why_finished(asked) and not run_state.why_finished(
+        Config(run_dir=str(folder), steps=8, from_step=2)
+    )
 
 
 def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):

@@ -13,11 +13,11 @@ from support.hf_folder import write_gpt2
 
 from gptddp import train
 from gptddp.audit import audit
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import PRESETS, Config
 from gptddp.errors import AuditError
 from gptddp.inference.export import export
 from gptddp.inference.load import load
-from gptddp.run.directory import config_of
 from gptddp.run.history import history, read_ledger
 from gptddp.training import first_state
 
@@ -57,25 +57,25 @@ def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_
     there = load_file(gpt2 / "model.safetensors")
     assert torch.allclose(net.wte.weight, there["transformer.wte.weight"], atol=1e-7)
     assert len(net.wte.weight) == tokenizer.vocab_size  # none beside them
-    config = config_of(tmp_path / "run")
+    config = configuration(tmp_path / "run")
     assert (config.n_layer, config.n_head, config.n_embd, config.seq_len) == (1, 2, 32, 32)
     assert begin("--init-from", gpt2, "--seq-len", 16, run="short") == 0
-    config = config_of(tmp_path / "short")
+    config = configuration(tmp_path / "short")
     assert config.seq_len == 16 and config.lr == PRESETS["tiny"]["lr"] / 10
-    assert config.init_sha256 == config_of(tmp_path / "run").init_sha256
+    assert config.init_sha256 == configuration(tmp_path / "run").init_sha256
 
 
 def test_a_run_that_is_continued_does_not_need_the_folder(gpt2, begin, tmp_path):
     """It goes on with the same flags where the folder is gone, without them, and with a copy of it
     elsewhere; its weights stay what it was begun with."""
     assert begin("--init-from", gpt2, "--steps", 1) == 0
-    begun = config_of(tmp_path / "run").init_sha256
+    begun = configuration(tmp_path / "run").init_sha256
     shutil.move(gpt2, tmp_path / "moved")
     assert begin("--init-from", gpt2, "--steps", 2) == 0
     assert begin("--steps", 3) == 0
     assert begin("--init-from", tmp_path / "moved", "--steps", 4) == 0
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
-    assert config_of(tmp_path / "run").init_sha256 == begun
+    assert configuration(tmp_path / "run").init_sha256 == begun
 
 
 def flip(folder):
@@ -95,7 +95,7 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
     assert begin("--n-layer", 1, "--n-embd", 32, "--seq-len", 32, run="seed") == 0
     assert begin("--init-from", gpt2, "--steps", 4, run="seed") == 2
     assert "was begun with the weights of its seed: leave out --init-from" in capfd.readouterr().err
-    mine = config_of(tmp_path / "run").init_sha256
+    mine = configuration(tmp_path / "run").init_sha256
     assert begin("--init-from", other, "--init-sha256", mine, run="new") == 2
     assert "has other weights (sha256" in capfd.readouterr().err
     assert begin("--init-from", gpt2, "--init-sha256", mine, run="new") == 0
@@ -161,7 +161,7 @@ it.{name} = killed
     ("module", "name", "after"),
     [
         ("opening", "first_state", True),
-        ("opening", "_write_config", True),
+        ("recorder", "recover", True),
         ("recorder", "complete", False),  # behind the event of the start
     ],
 )
@@ -218,7 +218,7 @@ def test_a_run_that_is_exported_begins_another_with_the_same_bits(gpt2, begin, t
     n = tokenizer.vocab_size
     assert a.wte.weight[:n].equal(b.wte.weight[:n])
     (event,) = [it for it in read_ledger(tmp_path / "next") if it["event"] == "start"]
-    assert event["config"]["init_sha256"] == config_of(tmp_path / "next").init_sha256 != ""
+    assert event["config"]["init_sha256"] == configuration(tmp_path / "next").init_sha256 != ""
     assert json.loads((folder / "config.json").read_text())["model_type"] == "gpt2"
 
 

@@ -25,9 +25,10 @@ USUAL = [3.0] * LEAST
     [
         ([*USUAL, 5.2, 3.0], []),  # nine times the perplexity
         ([*USUAL, 5.4, 3.0], [LEAST + 1]),  # eleven times
-        ([*USUAL, 5.4, 9.0, 8.0, 3.0, 7.0], [LEAST + 1, LEAST + 5]),  # two streaks
+        ([*USUAL, 5.4, 9.0, 3.0, 8.0, *[3.0] * (WINDOW - 1), 7.0], [LEAST + 1]),  # one streak
+        ([*USUAL, 5.4, *[3.0] * WINDOW, 7.0], [LEAST + 1, LEAST + WINDOW + 2]),  # two of them
         ([*USUAL, 5.4, None, None, 9.0], [LEAST + 1]),  # steps that are skipped end none
-        ([*USUAL, *[9.0] * 2 * WINDOW, 3.0, 9.0], [LEAST + 1]),  # what lasts becomes usual
+        ([*USUAL, *[9.0] * 2 * WINDOW, 10.0], [LEAST + 1]),  # what lasts becomes usual
         ([3.0, 9.0], []),  # of two steps nobody knows what is usual
         ([9.0] * WINDOW + [3.0] * WINDOW, []),  # smaller is no harm
     ],
@@ -61,3 +62,12 @@ def test_a_spike_of_a_run_is_on_the_console_and_in_the_ledger(run, tmp_path, mon
     assert spike["value"] == lines[LEAST + 2]["loss"] and math.isclose(spike["usual"], 6, abs_tol=1)
     assert caplog.text.count(f"step {LEAST + 3}: loss is {spike['value']:.4g}, where ") == 1
     assert len(lines) == LEAST + 6
+
+
+def test_a_rate_that_is_too_large_for_a_run_is_told_when_it_goes_on(run, tmp_path):
+    """What is usual is known from the log of the lives before: the loss need not be NaN first."""
+    assert run("--steps", "20") == 0
+    assert run("--steps", "30", "--lr", "30") in (0, 3)
+    events = read_ledger(tmp_path / "run")
+    found = [(it["generation"], it["field"]) for it in events if it["event"] == "spike"]
+    assert (2, "loss") in found

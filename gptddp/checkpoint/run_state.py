@@ -1,0 +1,91 @@
+"""What a run has recorded of itself: every reader of its state and configuration begins here.
+
+The ledger says it. Where the ledger is lost, or has lost the start of a life that has saved, the
+newest checkpoint says the run's id and the configuration that was in force. `config.json` and
+`finished.json` are copies for people, which nothing goes by.
+"""
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import store
+from gptddp.config import Config
+from gptddp.errors import ConfigError, Unusable
+from gptddp.flags import continued, from_saved
+from gptddp.run import finished, summary
+from gptddp.run.directory import CHECKPOINTS, LEDGER, is_run
+from gptddp.run.summary import Summary
+
+
+def read(run_dir: str | Path) -> Summary:
+    """The state of a run; an empty one where nothing of a run is there. Raises OSError."""
+    found, root = summary.read(run_dir), Path(run_dir) / CHECKPOINTS
+    for name in filter(store.is_candidate, store.names(run_dir)):
+        if (store.order(name) or (0, 0))[0] <= found.life:
+            break  # the ledger has the start of all that is older
+        try:
+            manifest: Any = store.unsealed(root / name)
+        except Unusable as unusable:
+            if unusable.transient:
+                raise OSError(errno.EIO, str(unusable), str(root)) from unusable
+            continue
+        run_id, config = manifest.get("run_id"), manifest.get("config")
+        if found.run_id in (None, run_id) and isinstance(config, dict):
+            found.run_id, found.config = run_id, config
+            break
+        found.older |= config is None and not found.life
+    found.older = found.older and found.config is None
+    return found
+
+
+def configuration(run_dir: str | Path) -> Config:
+    """The configuration in force. Raises ConfigError where none is recorded, OSError."""
+    run = Path(run_dir)
+    found = read(run)
+    check_version(run, found)
+    if found.config is not None:
+        return from_saved(run / LEDGER, found.config)
+    if not is_run(run):
+        raise ConfigError(f"{run} is not a run directory: it has no {LEDGER} and no checkpoint")
+    raise ConfigError(
+        f"{run}: no {LEDGER} and no checkpoint says the configuration of the run: put one of them "
+        "back from a backup"
+    )
+
+
+def check_version(run: Path, found: Summary) -> None:
+    """Raise ConfigError for a run of version 0.1.0."""
+    if found.older:
+        raise ConfigError(
+            f"run {run} was begun by gptddp 0.1.0, which this version cannot read: go on with it "
+            "by gptddp 0.1.0, or give another --run-dir"
+        )
+
+
+# -- for the launcher, which refuses nothing that the trainer will ---------------------------------
+
+
+def in_force(config: Config) -> Config:
+    """The configuration with what is not given as the run has it, where there is one.
+
+    Raises OSError for trouble that may pass.
+    """
+    with suppress(ConfigError):  # what is given and the run do not go together
+        return continued(config, configuration(config.run_dir))
+    return config
+
+
+def why_finished(config: Config) -> str:
+    """Why a start has no step to do; "" where it has. Raises ConfigError as in finished.py."""
+    try:
+        if not config.run_dir or not (found := read(config.run_dir)).is_finished:
+            return ""
+        run = configuration(config.run_dir)
+    except (ConfigError, OSError):
+        return ""  # the trainer will see
+    try:
+        return finished.why_finished(config, run, found)
+    except OSError:
+        return ""
