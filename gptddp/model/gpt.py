@@ -6,6 +6,7 @@ RMSNorm, SwiGLU, fewer heads of keys and values, normed queries and keys.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from gptddp.model import shape
 from gptddp.model.attention import rotation_of, visible
 from gptddp.model.block import TransformerBlock, capped, norm, normed
 from gptddp.model.init import init
-from gptddp.model.kv_cache import KVCache
+from gptddp.model.kv_cache import LayerCache
 from gptddp.model.loss import linear_cross_entropy, nats_of_each
 
 
@@ -63,13 +64,13 @@ class GPT(nn.Module):
         return linear_cross_entropy(h.flatten(0, 1), self.unembedding, y.flatten(), self.softcap)
 
     def hidden(
-        self, x: Tensor, positions: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, positions: Tensor | None = None, cache: Sequence[LayerCache] | None = None
     ) -> Tensor:
         """What the output projection gets, (rows, T, width); x and positions as in `forward`.
 
-        cache: of the tokens before x, which it takes in; not with positions.
+        cache: a layer each, of the tokens before x, which it takes in; not with positions.
         """
-        h, rotation, before = self.wte(x), None, cache.length if cache else 0
+        h, rotation, before = self.wte(x), None, cache[0].length if cache else 0
         if self.wpe is None:
             # Scores depend on distances: these do for documents too, which see themselves alone.
             places = torch.arange(before, before + x.size(1), device=x.device)
@@ -85,7 +86,7 @@ class GPT(nn.Module):
             if self.extras:
                 h = self.resid_lambdas[i] * h + self.x0_lambdas[i] * first
                 values = self.value_embeds[str(i)](x) if str(i) in self.value_embeds else None
-            layer = cache.layers[i] if cache else None
+            layer = cache[i] if cache else None
             h = block(h, masks[self.windows[i]], rotation, values, layer)
         out: Tensor = self.ln_f(h)
         return out

@@ -33,15 +33,3 @@ class LayerCache:
         self._both[1, :, :, begin : self.length] = v
         keys, values = self._both[:, :, :, : self.length]
         return keys, values
-
-
-class KVCache:
-    """A `LayerCache` for each layer; without gradients, for rows of the same length."""
-
-    def __init__(self, n_layer: int, capacity: int) -> None:
-        self.layers = [LayerCache(capacity) for _ in range(n_layer)]
-
-    @property
-    def length(self) -> int:
-        """Tokens so far."""
-        return self.layers[0].length

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.config import Config
+from gptddp.config import Config, shown
 from gptddp.data.tokenizer import Tokenizer, load_tokenizer, same_ids
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, is_inside, may_pass, names_in, read_json
 from gptddp.pretrained.kind import Kind, rows
-from gptddp.pretrained.kinds import kind_of
+from gptddp.pretrained.kinds import kind_of, other_parts
 from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -72,7 +72,9 @@ def open_folder(path: Path) -> Folder:
     try:
         kind = kind_of(about)
         fields = kind.fields(about)
-        Config(**fields)  # as numbers of a model
+        if other := other_parts(Config(**fields), kind):
+            name = next(iter(other))
+            raise ConfigError(f"{name} is {shown(fields[name])}: a {kind.model_type} has none such")
         return Folder(path, kind, fields)
     except ConfigError as error:
         raise ConfigError(f"--init-from: {file}: {error}") from None
@@ -172,21 +174,28 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
 def _stored(folder: Folder) -> dict[str, Stored]:
     """The tensors of all files by name, without the prefix and without what is no weight."""
     found: dict[str, Stored] = {}
-    for name, stored in _in_files(folder.path).items():
-        name = name.removeprefix(folder.kind.prefix)
-        if name in found:
+    for file in _files(folder.path):
+        if not exists(folder.path / file):
             raise ConfigError(
-                f"--init-from: {stored.path} has {name} twice, with and without "
-                f"{folder.kind.prefix!r}: use a folder that has each tensor once"
+                f"--init-from: {folder.path / file} is not there, and {INDEX} names it: copy it too"
             )
-        if not folder.kind.ignored.fullmatch(name):
-            found[name] = stored
+        for name, stored in tensors_in(folder.path / file).items():
+            name = name.removeprefix(folder.kind.prefix)
+            if name in found:
+                raise ConfigError(
+                    f"--init-from: {name} is there twice, in {found[name].path} and {stored.path} "
+                    f"(with and without {folder.kind.prefix!r}, perhaps): use a folder that has "
+                    "each tensor once"
+                )
+            if not folder.kind.ignored.fullmatch(name):
+                found[name] = stored
     return found
 
 
-def _in_files(path: Path) -> dict[str, Stored]:
+def _files(path: Path) -> list[str]:
+    """The names of the files with weights."""
     if exists(path / WEIGHTS):
-        return tensors_in(path / WEIGHTS)
+        return [WEIGHTS]
     try:
         index = read_json(path / INDEX)
     except ValueError as error:
@@ -199,25 +208,7 @@ def _in_files(path: Path) -> dict[str, Stored]:
             f"--init-from: {path / INDEX} has no weight_map from tensors to files of the folder: "
             "copy it anew from where it came from"
         )
-    parts: dict[str, dict[str, Stored]] = {}
-    for file in sorted(set(files.values())):
-        if not exists(path / file):
-            raise ConfigError(
-                f"--init-from: {path / file} is not there, and {INDEX} names it: copy it as well"
-            )
-        parts[file] = tensors_in(path / file)
-    if lost := [name for name, file in files.items() if name not in parts[file]]:
-        raise ConfigError(
-            f"--init-from: {path / files[lost[0]]} has no tensor {lost[0]}, and {INDEX} says so: "
-            "copy both anew from where they came from"
-        )
-    for file, tensors in parts.items():
-        if more := [name for name in tensors if files.get(name) != file]:
-            raise ConfigError(
-                f"--init-from: {path / file} has the tensor {more[0]}, and {INDEX} does not say "
-                "so: copy both anew from where they came from"
-            )
-    return {name: parts[file][name] for name, file in files.items()}
+    return sorted(set(files.values()))
 
 
 def _pickled(path: Path) -> str:

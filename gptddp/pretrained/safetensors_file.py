@@ -44,45 +44,35 @@ def tensors_in(path: Path) -> dict[str, Stored]:
     try:
         header = parse_json(text)
         assert isinstance(header, dict)
-        header.pop("__metadata__", None)
-        found = {name: _stored(path, name, it, 8 + length, size) for name, it in header.items()}
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"{path} has a header that is not JSON ({error}): {_FIX}") from None
-    _check_places(path, found, 8 + length, size)
+    header.pop("__metadata__", None)
+    found = {name: _stored(path, name, entry, 8 + length) for name, entry in header.items()}
+    end = 8 + length
+    for name, it in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if it.begin != end:  # the format has tensor behind tensor, up to the end
+            raise ConfigError(
+                f"{path}: {name} begins at byte {it.begin}, and what is before it ends at {end}, "
+                f"which is none of the format: {_FIX}"
+            )
+        end = it.end
+    if end != size:
+        what = "is cut off" if size < end else "has bytes that belong to no tensor"
+        raise ConfigError(f"{path} {what}: it has {size} bytes in place of {end}; {_FIX}")
     return found
 
 
-def _check_places(path: Path, found: Mapping[str, Stored], begin: int, size: int) -> None:
-    """Refuse offsets that are damaged: the format has tensor behind tensor, up to the end."""
-    for name, it in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if it.begin != begin:
-            raise ConfigError(
-                f"{path}: {name} begins at byte {it.begin}, and what is before it ends at {begin}, "
-                f"which is none of the format: {_FIX}"
-            )
-        begin = it.end
-    if begin != size:
-        raise ConfigError(f"{path} has {size - begin} bytes that belong to no tensor: {_FIX}")
-
-
-def _stored(path: Path, name: str, it: Any, base: int, size: int) -> Stored:
+def _stored(path: Path, name: str, entry: Any, base: int) -> Stored:
     """One entry of the header, which may have any content."""
-    entry = it if isinstance(it, Mapping) else {}
-    where, shape = (_counts(entry.get(key)) for key in ("data_offsets", "shape"))
-    dtype = str(entry.get("dtype"))
-    if where is None or shape is None or len(where) != 2 or where[0] > where[1]:
+    entry = entry if isinstance(entry, Mapping) else {}
+    dtype, shape, where = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    lists = isinstance(shape, list) and isinstance(where, list) and len(where) == 2
+    if not lists or any(type(n) is not int or n < 0 for n in [*shape, *where]):
         raise ConfigError(f"{path}: the header's entry of {name} is none of the format: {_FIX}")
-    begin, end = (base + n for n in where)
-    if end > size:
-        raise ConfigError(f"{path} is cut off in {name}: it has {size} of {end} bytes; {_FIX}")
-    if dtype in _FLOATS and end - begin != math.prod(shape) * _FLOATS[dtype].itemsize:
-        raise ConfigError(f"{path}: {name} has {end - begin} bytes for {dtype} {shape}: {_FIX}")
-    return Stored(path, dtype, tuple(shape), begin, end)
-
-
-def _counts(values: Any) -> list[int] | None:
-    right = isinstance(values, list) and all(type(n) is int and n >= 0 for n in values)
-    return list(values) if right else None
+    dtype, n_bytes = str(dtype), where[1] - where[0]
+    if n_bytes < 0 or (dtype in _FLOATS and n_bytes != math.prod(shape) * _FLOATS[dtype].itemsize):
+        raise ConfigError(f"{path}: {name} has {n_bytes} bytes for {dtype} {shape}: {_FIX}")
+    return Stored(path, dtype, tuple(shape), base + where[0], base + where[1])
 
 
 def read_tensor(name: str, stored: Stored) -> Tensor:

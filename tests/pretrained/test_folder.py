@@ -230,7 +230,7 @@ def test_a_torn_file_is_refused_wherever_it_was_cut(tmp_path):
     whole = file.read_bytes()
     for size in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=f"{file} is .*cut off in .*copy the file anew"):
+        with pytest.raises(ConfigError, match=f"{file} is .*cut off.*copy the file anew"):
             read(made)
     file.write_bytes(whole)
     assert read(made)
@@ -245,15 +245,16 @@ def test_any_header_is_an_error_or_a_file(tmp_path):
         ({"a": 1}, "entry of a is none"),
         ({"a": right | {"shape": [-2]}}, "entry of a is none"),
         ({"a": right | {"shape": [True]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [8, 0]}}, "entry of a is none"),
+        ({"a": right | {"data_offsets": [8, 0]}}, "a has -8 bytes for F32"),
         ({"a": right | {"data_offsets": [0]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [0, 2**70]}}, "is cut off in a"),
+        ({"a": right | {"shape": [9], "data_offsets": [0, 36]}}, "is cut off: it has"),
+        ({"a": right | {"shape": [2**68], "data_offsets": [0, 2**70]}}, "is cut off: it has"),
         ({"a": right | {"shape": [3]}}, "a has 8 bytes for F32"),
         # with values, but of other tensors
         ({"a": right, "b": right}, "b begins at byte .*, and what is before it ends at"),
         ({"a": right | {"shape": [1], "data_offsets": [4, 8]}}, "a begins at byte"),
-        ({"a": right | {"shape": [1], "data_offsets": [0, 4]}}, "has 4 bytes that belong to no"),
-        ({}, "has 8 bytes that belong to no tensor"),
+        ({"a": right | {"shape": [1], "data_offsets": [0, 4]}}, "has bytes that belong to no"),
+        ({}, "has bytes that belong to no tensor"),
     ):
         text = json.dumps(header).encode()
         file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
@@ -301,14 +302,16 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
     def also_without(_about, tensors):
         tensors["transformer.wpe.weight"] = tensors["wpe.weight"] + 1
 
-    with pytest.raises(ConfigError, match="wpe.weight twice, with and without 'transformer.'"):
+    with pytest.raises(
+        ConfigError, match="wpe.weight is there twice, in .*with and without 'transformer.'"
+    ):
         read(small(tmp_path / "gpt2", change=also_without, prefix=""))
     for number, name in enumerate(("wte.weight", "h.0.lora")):
         cut = small(tmp_path / f"{number}", shards=2)
         for file in cut.glob("*.safetensors"):
             tensors = load_file(file)
             save_file({f"transformer.{name}": torch.ones(2)} | tensors, file)
-        words = rf"\d-of-00002.safetensors has the tensor transformer.{name}, and .* does not say"
+        words = rf"{name} is there twice, in .*1-of-00002.safetensors and .*2-of-00002.safetensors"
         with pytest.raises(ConfigError, match=words):
             read(cut)
 
