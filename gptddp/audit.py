@@ -13,6 +13,7 @@ from typing import Any
 
 from gptddp.checkpoint import owner, run_state, store
 from gptddp.checkpoint.load import load
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.environment import ranks
@@ -29,7 +30,7 @@ from gptddp.train import train
 from gptddp.training.first_state import first_state
 from gptddp.training.opening import check_data
 from gptddp.training.quarantine import check
-from gptddp.training.replay import DUE, FIELDS, After, Difference, Replay, Span, unlike
+from gptddp.training.replay import DUE, FIELDS, Difference, Replay, Span, unlike
 from gptddp.training.stop import StopFlag
 
 _TIMES = ("train_s",)  # of a checkpoint's `meta`: what cannot be recomputed
@@ -118,7 +119,7 @@ class _Audit:
             self._check_checkpoint(path, state)
         self._recomputed(state, self.report.last)
 
-    def _recomputed(self, state: After, end: int) -> After:
+    def _recomputed(self, state: SavedState, end: int) -> SavedState:
         """The state after the step `end`, with the configuration of each step on the way."""
         books = self.recorded
         while state.step < end:
@@ -129,7 +130,7 @@ class _Audit:
             state = self._lived(span)
         return state
 
-    def _lived(self, span: Span) -> After:
+    def _lived(self, span: Span) -> SavedState:
         """Live the steps of a span again, up to its end or the first that is wrong."""
         dataset, step = self._dataset(span.config.on_bad), span.begin.step
         replay = Replay(span, dataset, self.world, self.stop, self.run_id)
@@ -173,17 +174,16 @@ class _Audit:
 
     # -- the states that the run has kept ----------------------------------------------------------
 
-    def _first(self) -> After:
+    def _first(self) -> SavedState:
         """What the run has begun with: its seed, or the weights of a folder, read anew."""
         config = self.recorded.config_at(1)
         if not config.init_sha256:
-            return After(0, "the seed", None, {})
+            return SavedState("the seed")
         config = replace(config, init_from=self.init_from or self.recorded.init_from)
         try:
-            first = first_state(config, self._dataset(config.on_bad))
+            return first_state(config, self._dataset(config.on_bad))[0]
         except ConfigError as error:
             raise AuditError(f"{error}. For an audit from the first step: --init-from") from error
-        return After(0, "the weights of --init-from", first.tensors, {})
 
     def checkpoints(self, names: Sequence[str]) -> list[Path]:
         """Those of the run as it is now, of the first steps first; the others are named."""
@@ -210,7 +210,7 @@ class _Audit:
         step = self.recorded.starts[life]["step"]
         return f"the run has left it, as life {life} has begun from step {step}"
 
-    def _loaded(self, path: Path) -> After | None:
+    def _loaded(self, path: Path) -> SavedState | None:
         """A checkpoint; the tensors have to have its fingerprint, where it says one.
 
         None where the run, which goes on beside the audit, has deleted it. Raises AuditError where
@@ -231,9 +231,9 @@ class _Audit:
         there, fp = loaded.meta.get("state_fp"), f"{state_fp(loaded.tensors):016x}"
         if there not in (None, fp):
             raise Difference(step, f"state_fp is {there!r} in {name}, and {fp!r} of its tensors")
-        return After(step, name, loaded.tensors, loaded.meta | {"state_fp": fp})
+        return replace(loaded, meta=loaded.meta | {"state_fp": fp})
 
-    def _check_beside_its_line(self, state: After) -> None:
+    def _check_beside_its_line(self, state: SavedState) -> None:
         """Log and ledger have to be right of the step of a checkpoint that is not recomputed."""
         line, where = self.recorded.lines.get(state.step, {}), f"in {state.name}"
         logged = [(it, line[it]) for it in ("state_fp", "chain_fp", "tokens") if it in line]
@@ -242,7 +242,7 @@ class _Audit:
             if wrong := unlike(state.step, there, state.meta, name, where):
                 raise wrong
 
-    def _check_checkpoint(self, path: Path, state: After) -> None:
+    def _check_checkpoint(self, path: Path, state: SavedState) -> None:
         """A checkpoint has to have all that is so in the recomputed state of its step.
 
         It is read for that, and held no longer.

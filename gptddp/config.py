@@ -106,8 +106,7 @@ class Config:
     pack: str = _f(
         None,
         FIXED,
-        "documents to rows: best-fit (few are cut) or concat (cut every T tokens); runs of version "
-        "0.1.0 have best-fit-0.1 or concat-0.1",
+        "documents to rows: best-fit (few are cut) or concat (cut every T tokens)",
     )
     mask: str = _f(
         None, FIXED, "none, or document: attention and positions within a document of a row"
@@ -227,11 +226,6 @@ class Config:
     def __post_init__(self) -> None:
         _check(self)
 
-    @property
-    def as_0_1(self) -> bool:
-        """Is it of a run that version 0.1.0 has begun, and that goes on as it was begun?"""
-        return str(self.pack).endswith("-0.1")
-
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
@@ -242,7 +236,7 @@ _CHOICES = {
     "qk_norm": ("none", "rmsnorm"),
     "head": ("tied", "untied"),
     "extras": ("none", "autoresearch"),
-    "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
+    "pack": ("best-fit", "concat"),
     "mask": ("none", "document"),
     "optimizer": tuple(OPTIMIZERS),
     "schedule": ("cosine", "linear", "wsd"),
@@ -271,8 +265,6 @@ def _check(c: Config) -> None:
         if (value := getattr(c, name)) is not None:
             _check_value(name, value)
     check_shape(c)
-    if c.reduce == "exact" and c.as_0_1:
-        raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -315,7 +307,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
     Only `metrics_port` stays open, and `precision`, `matmul`, `attention`, `threads` and `device`:
-    the hardware decides, of a run of version 0.1.0 at each start.
+    the hardware decides.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}

@@ -119,7 +119,7 @@ def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
         meta = dict(loaded.meta)
         if not honest_meta:
             meta["state_fp"] = f"{state_fp(tensors):016x}"
-        shutil.rmtree(loaded.path)
+        shutil.rmtree(forged / "checkpoints" / loaded.name)
         run_id = run_state.read(forged).run_id
         writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
         assert writer.save(loaded.step, tensors, meta).error is None

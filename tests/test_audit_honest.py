@@ -21,6 +21,13 @@ def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
     assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
 
 
+def killed(run):
+    """The newest life was killed before it could record its end."""
+    *events, _ = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(events))
+    (run / "finished.json").unlink()
+
+
 def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path):
     """The second life has come to step 6, and all that it had is lost; the third, with another
     rate, to step 4 so far."""
@@ -28,9 +35,9 @@ def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path)
     trained(corpus, run, "--steps", "6")
     for path in run.glob("checkpoints/step-*.2"):
         shutil.rmtree(path)
-    (run / "finished.json").unlink()  # nor was it written
+    killed(run)
     trained(corpus, run, "--steps", "4", "--lr", "1e-3")
-    (run / "finished.json").unlink()
+    killed(run)
     code, said = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
     assert "not counted: the log's steps from 5 on: the run has left them" in said

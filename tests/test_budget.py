@@ -11,7 +11,6 @@ import torch
 from gptddp import budget
 from gptddp.config import Config, with_preset
 from gptddp.data.loader import Batch
-from gptddp.flags import from_saved
 from gptddp.model.schedule import lr_at
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.clock import PhaseClock, RankSeconds
@@ -68,18 +67,6 @@ def test_a_reader_sees_when_the_run_will_end():
     assert [budget.shown(c, 12, tokens) for tokens in (0, 140, 1000, 9999)] == [
         *("12/400", "12/~86", "12/~12", "12/~12")
     ]
-
-
-def test_a_run_of_version_0_1_0_keeps_the_schedule_that_it_was_begun_with():
-    """There a budget of time ended a run, and the rate followed the steps alone."""
-    fields = {"lr": 1.0, "steps": 100, "warmup_steps": 10, "final_lr": 0.1}
-    saved = fields | {"pack": "best-fit", "max_time": 10.0}
-    old = with_preset(from_saved("config.json", saved), accelerator=False)
-    new = closed(**fields | {"max_time": 10.0})
-    for step in range(10, 40):
-        assert lr_at(step, old, 64, 9.0) == lr_at(step, closed(**fields))
-    assert lr_at(40, new, 64, 9.0) < lr_at(40, old, 64, 9.0)
-    assert budget.used_up(old, 40, 64, 10.0) == "max_time"
 
 
 # -- the same on all ranks -----------------------------------------------------------------------

@@ -140,3 +140,11 @@ def test_every_metric_is_documented():
     page = (ROOT / "docs/train.md").read_text().split("## Metrics")[1]
     named = {re.sub("_(total|info)$", "", name) for name in re.findall(r"gptddp_\w+", page)}
     assert named == ours
+
+
+def test_all_name_one_version_of_the_operator():
+    """What is built for the tests, what users apply, and what they are told to apply."""
+    built = re.search(r"OPERATOR=(\S+)", (ROOT / "tests/cluster/lib.sh").read_text())
+    assert built
+    for name in ("operator/kustomization.yaml", "operator/README.md", "gptddp/k8s/cluster.py"):
+        assert set(re.findall(r"v1\.\d+\.\d+", (ROOT / name).read_text())) == {built[1]}, name

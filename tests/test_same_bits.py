@@ -79,7 +79,7 @@ def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(
     """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
     run = here(tmp_path / "run", "--steps", "4")
     loaded = load_newest(run)
-    shutil.rmtree(loaded.path)
+    shutil.rmtree(run / "checkpoints" / loaded.name)
     tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
     tensors["model.wte.weight"][3, 3] += 1
     run_id = run_state.read(run).run_id

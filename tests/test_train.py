@@ -5,20 +5,16 @@ import json
 import os
 import shutil
 import socket
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 from support.prepared import BYTES, flip
 from support.toy import SMALL
 
 from gptddp import files, train
-from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger
-from gptddp.training import life
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
@@ -148,26 +144,6 @@ def test_what_stands_in_the_way_is_told(run, tmp_path, capfd, damage, names):
     assert "Traceback" not in err
 
 
-def test_a_file_for_the_folder_of_unfinished_checkpoints_is_an_alarm(
-    run, tmp_path, caplog, monkeypatch
-):
-    """Training goes on, says what is in the way, and saves when it is gone."""
-    agree, file = life.agree, tmp_path / "run/checkpoints/.tmp"
-
-    def in_the_way(*args):  # from the first step on
-        if not timer.is_alive():
-            file.parent.mkdir()
-            file.write_text("")
-            timer.start()
-        return agree(*args)
-
-    timer = threading.Timer(3, file.unlink)
-    monkeypatch.setattr(life, "agree", in_the_way)
-    assert run("--steps", "2") == 0
-    assert "STORAGE" in caplog.text and "/.tmp" in caplog.text
-    assert load_newest(tmp_path / "run").step == 2
-
-
 def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, monkeypatch):
     """No final exit code: the next life tries again, and goes on when the volume is back."""
     assert run("--steps", "2") == 0
@@ -199,14 +175,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(run, tmp_path):
     assert (start["step"], start["redo"], start["generation"]) == (4, 4, 3)
 
 
-def test_the_time_budget_ends_the_run_with_a_checkpoint(run, tmp_path):
-    """--max-time stops after whole steps, saves, and counts as finished."""
-    assert run("--steps", "100000", "--max-time", "0.3") == 0
-    marker = json.loads((tmp_path / "run/finished.json").read_text())
-    assert marker["cause"] == "max_time" and 0 < marker["step"] < 100000
-    assert list((tmp_path / "run/checkpoints").glob(f"step-{marker['step']:012}.1"))
-
-
 def test_an_occupied_metrics_port_does_not_stop_the_training(run, capfd):
     """A warning that names the port and the way out, then the steps."""
     with socket.socket() as taken:
@@ -214,17 +182,6 @@ def test_an_occupied_metrics_port_does_not_stop_the_training(run, capfd):
         taken.listen()
         port = taken.getsockname()[1]
         assert run("--steps", "2", "--metrics-port", str(port)) == 0
-
-
-def test_dropout_is_the_same_in_every_life(corpus, tmp_path):
-    """Random numbers belong to step and lane: the global generator has no say."""
-    losses = []
-    for name in ("a", "b"):
-        torch.manual_seed(len(losses))
-        flags = ["--data", str(corpus), "--run-dir", str(tmp_path / name), "--dropout", "0.3"]
-        assert train.main([*SMALL, *flags, "--steps", "4"]) == 0
-        losses.append([line["loss"] for line in history(tmp_path / name)])
-    assert losses[0] == losses[1]
 
 
 def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatch, capfd):

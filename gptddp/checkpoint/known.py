@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gptddp.checkpoint import owner, store
-from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS, LEDGER
@@ -45,7 +46,7 @@ def load(
     lost: int,
     from_scratch: Anew | None,
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.

@@ -3,8 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,12 @@ from torch import Tensor
 
 from gptddp.checkpoint import content, retention, store
 from gptddp.checkpoint.layout import tensors_at
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint: tensors in CPU memory, views of one buffer a shard."""
-
-    path: Path
-    step: int
-    generation: int
-    tensors: dict[str, torch.Tensor]
-    meta: dict[str, Any]
-    nbytes: int
-    skipped: tuple[str, ...]  # why each newer one was not taken
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
 
 def load_newest(
@@ -45,7 +28,7 @@ def load_newest(
     set_aside: bool = True,
     known: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
@@ -62,7 +45,7 @@ def load_newest(
         for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
             path = Path(run_dir) / CHECKPOINTS / name
             try:
-                return patiently(partial(load, path, run_id, skipped, tell))
+                return patiently(partial(load, path, run_id, tell))
             except Unusable as unusable:
                 if _is_gone(path):
                     vanished = True
@@ -79,11 +62,8 @@ def load_newest(
 
 
 def load(
-    path: Path,
-    run_id: str | None,
-    skipped: Sequence[Unusable] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> Loaded:
+    path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None
+) -> SavedState:
     """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
     if reason := content.refused(manifest, run_id):
@@ -94,15 +74,8 @@ def load(
         tensors = tensors_at(buffers, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
-    return Loaded(
-        path,
-        manifest["step"],
-        manifest["generation"],
-        tensors=tensors,
-        meta=manifest["meta"],
-        nbytes=sum(buffer.numel() for buffer in buffers),
-        skipped=tuple(map(str, skipped)),
-    )
+    step, generation = manifest["step"], manifest["generation"]
+    return SavedState(path.name, step, tensors, manifest["meta"], generation)
 
 
 def _is_gone(path: Path) -> bool:

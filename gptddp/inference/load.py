@@ -2,15 +2,17 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from gptddp.checkpoint import run_state, store
-from gptddp.checkpoint.load import Loaded, copy_into, load_newest
+from gptddp.checkpoint.load import copy_into, load_newest
 from gptddp.checkpoint.load import load as load_checkpoint
 from gptddp.checkpoint.run_state import configuration
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer
@@ -85,7 +87,7 @@ def _of_run(
     return Trained(_net(config, dataset, loaded.tensors, device), config, loaded.step)
 
 
-def checkpoint(run: Path, step: int | None = None) -> Loaded:
+def checkpoint(run: Path, step: int | None = None) -> SavedState:
     """The newest valid checkpoint, or that of a step. Raises CheckpointError, OSError."""
     if step is None:
         if loaded := load_newest(run, run_id=run_state.read(run).run_id, set_aside=False):
@@ -109,15 +111,15 @@ def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
     try:
         config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
         config = with_preset(config, accelerator=device.type != "cpu")
-        first = first_state(config, dataset)
+        first, sha256 = first_state(config, dataset)
     except ConfigError as error:  # the same words, for another flag
         raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
-    config = dataclasses.replace(config, init_sha256=first.sha256)
+    config = dataclasses.replace(config, init_sha256=sha256)
     return Trained(_net(config, dataset, first.tensors, device), config, None)
 
 
 def _net(
-    config: Config, dataset: Dataset, tensors: dict[str, torch.Tensor], device: torch.device
+    config: Config, dataset: Dataset, tensors: Mapping[str, torch.Tensor], device: torch.device
 ) -> GPT:
     net = build(config, dataset.tokenizer().vocab_size, device)
     live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, owner, run_state, snapshot, store
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed import known_lives, pulse
@@ -55,16 +56,16 @@ def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     return _commit(config, found, read_back=over)
 
 
-def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
+def _highest_generation(run: Path, found: SavedState) -> int:
     return highest_generation(run, ignore=_foreign(run, found))
 
 
-def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
+def _foreign(run: Path, found: SavedState) -> list[str]:
     """The checkpoints that look like later lives of the run, and are another's."""
     return owner.foreign_after(run, found.run_id, found.generation)
 
 
-def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
+def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | None:
     """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
     found = snapshot.usable(snapshot.path_of(memory, run))
@@ -80,7 +81,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapsho
     return found
 
 
-def _left(run: Path, found: snapshot.Snapshot) -> str | None:
+def _left(run: Path, found: SavedState) -> str | None:
     return left(run, found.generation, found.step, _foreign(run, found))
 
 
@@ -89,9 +90,7 @@ def _closed(config: Config) -> Config:
     return with_preset(patiently(lambda: run_state.in_force(config)), accelerator=False)
 
 
-def _commit(
-    config: Config, found: snapshot.Snapshot, read_back: bool, logged: bool = False
-) -> str | None:
+def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = False) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name.
 
     `logged`: they are there already, and the log is that of a life that may train on.
@@ -132,7 +131,7 @@ def _commit(
     return saved.name
 
 
-def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
+def _config_of(run: Path, found: SavedState) -> dict[str, Any] | None:
     """What the run has now; the start of a life on a full disk is in its snapshot alone."""
     ledger = run_state.read(run)
     for event in found.events:
@@ -141,7 +140,7 @@ def _config_of(run: Path, found: snapshot.Snapshot) -> dict[str, Any] | None:
     return ledger.config
 
 
-def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
+def _with_fingerprint(found: SavedState) -> dict[str, Any]:
     """Its meta. A fault comes between two comparisons of the ranks: then no worker has made it."""
     if "state_fp" in found.meta:
         return found.meta
@@ -207,7 +206,7 @@ def save_late(config: Config, memory: Path, folder: Path, doubtful: bool = False
                 note.write(store.name_of(found.step, found.generation))
                 # The life that has handed it over writes its log itself, and has: this machine may
                 # see that late. What a fault has left meanwhile is of a life that is over.
-                logged = handed and found.fault.get("cause") == UNKNOWN
+                logged = handed and (found.fault or {}).get("cause") == UNKNOWN
                 name = _commit(config, found, read_back=True, logged=logged)
                 if name is None:
                     break

@@ -31,6 +31,11 @@ class Origin:
         int, list[int]
     ]  # what earlier lives decided beyond `step`, see run/quarantine.py
 
+    @property
+    def holder(self) -> int:
+        """The rank that has the tensors."""
+        return self.snapshot_rank or 0
+
     def to_json(self) -> dict[str, Any]:
         """As the other ranks are told."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, snapshot
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
@@ -21,7 +22,8 @@ from gptddp.run.directory import LEDGER
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
-from gptddp.training.choose import NewestState, checked
+from gptddp.training.choose import checked
+from gptddp.training.clock import PhaseClock
 from gptddp.training.opening import open_run
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,12 @@ log = logging.getLogger(__name__)
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
 
 
-def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
-    """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
+def newest_state(
+    config: Config, dataset: Dataset, world: World, clock: PhaseClock
+) -> tuple[Origin, SavedState, Lease | None]:
+    """All ranks: what the run goes on from, what this rank has of it, and rank 0's hold on the run.
+
+    Rank 0 reads the storage, every rank its memory; the newest valid state counts.
 
     One reader, one opinion: with a part of the chunks on each rank, a node whose view of a network
     volume is old would have a good checkpoint set aside. It would save a part of the reading of a
@@ -45,17 +51,16 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     given, data = world.gather(of_run(config)), world.gather(identity(dataset))
     loaded: Any = None
     lease: Lease | None = None
-    read_s = 0.0
 
     def on_rank_0(tell: Tell) -> dict[str, Any]:
-        nonlocal loaded, lease, read_s
+        nonlocal loaded, lease
         lease = take_run(config, world, tell)
-        began = time.monotonic()
+        clock.enter("restore")
         with _released_by_an_error(lease, config.run_dir):
             check_same_data(data, world)
             origin, loaded = open_run(config, dataset, world, brought, saving, tell)
             check_given(given, origin.config, world)
-        read_s = time.monotonic() - began
+        clock.enter("init")
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
@@ -64,13 +69,10 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
         patiently(dataset.check_whole)
     if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
         _ask_for_late_save(verdict.parent)
-    source = origin.snapshot_rank or 0
     # `loaded` is on rank 0, or nowhere
-    state = left if world.rank == origin.snapshot_rank else loaded
-    meta, lines, events, fault = _of_the_source(world, state, source)
-    origin = dataclasses.replace(origin, meta=meta)
-    tensors = state.tensors if state else None
-    return NewestState(origin, source, tensors, lines, events, fault, path, lease, read_s)
+    mine = left if world.rank == origin.snapshot_rank else loaded
+    state = _with_what_goes_with_it(world, origin, mine or SavedState(origin.source))
+    return dataclasses.replace(origin, meta=state.meta), state, lease
 
 
 @contextlib.contextmanager
@@ -85,16 +87,13 @@ def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
         raise
 
 
-def _of_the_source(
-    world: World, state: Any, source: int
-) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
-    """All ranks: what goes with the state that rank `source` has: meta, lines, events, fault."""
-    mine: Any = ({}, [], [], None)
-    if isinstance(state, snapshot.Snapshot):
-        mine = state.meta, state.lines, state.events, state.fault
-    elif state:
-        mine = state.meta, [], [], None
-    return _checked(world.broadcast_value(mine, source), world.names[source])
+def _with_what_goes_with_it(world: World, origin: Origin, mine: SavedState) -> SavedState:
+    """All ranks: the tensors that this rank has, and what else the rank that has them knows."""
+    sent = mine.meta, mine.lines, mine.events, mine.fault
+    sent = world.broadcast_value(sent, origin.holder)
+    meta, lines, events, fault = _checked(sent, world.names[origin.holder])
+    about = {"meta": meta, "lines": lines, "events": events, "fault": fault}
+    return SavedState(origin.source, origin.step, mine.tensors, **about)
 
 
 def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:

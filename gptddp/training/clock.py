@@ -14,7 +14,7 @@ from gptddp.distributed.hardware import PeakMemory
 
 PHASES = (
     "init",  # from the start of the trainer until the newest state is known
-    "restore",  # until it is on all ranks
+    "restore",  # while rank 0 reads it, and from then until it is on all ranks
     "warmup",  # the first step of a life
     "step",  # a step that no life had finished before, with the transport of its sums
     "redo",  # one that a lost life had finished

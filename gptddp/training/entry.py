@@ -75,7 +75,8 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     # Damage is refused before anything is written, or below, where the run's on_bad is known.
     dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
     tokenizer = patiently(dataset.tokenizer)
-    life = Life(newest_state(config, dataset, world), dataset, world, stop, clock)
+    found = newest_state(config, dataset, world, clock)  # all ranks
+    life = Life(*found, dataset, world, stop, clock)
     notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)

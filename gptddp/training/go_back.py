@@ -15,7 +15,8 @@ from typing import Any
 
 from gptddp.checkpoint import owner, store
 from gptddp.checkpoint.layout import Staging
-from gptddp.checkpoint.load import Loaded, load
+from gptddp.checkpoint.load import load
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
@@ -67,7 +68,7 @@ def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> 
     return max(generations) >= int(ledger.branches[-1]["generation"])
 
 
-def _kept(run: Path, run_id: str, step: int, tell: Tell) -> Loaded:
+def _kept(run: Path, run_id: str, step: int, tell: Tell) -> SavedState:
     """The newest valid checkpoint of a step."""
     known, why = [*patiently(lambda: list(_checkpoints(run)))], []
     for name in [name for at, name in known if at == step]:
@@ -91,7 +92,7 @@ def _checkpoints(run: Path) -> Iterator[tuple[int, str]]:
             yield order[1], name
 
 
-def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) -> None:
+def _record(config: Config, generation: int, loaded: SavedState, ledger: Summary) -> None:
     """The branch, durably. Raises OSError."""
     branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
     with closing(Ledger(config.run_dir)) as file:
@@ -100,7 +101,7 @@ def _record(config: Config, generation: int, loaded: Loaded, ledger: Summary) ->
     ledger.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
 
 
-def _commit(config: Config, run_id: str, generation: int, loaded: Loaded, tell: Tell) -> None:
+def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, tell: Tell) -> None:
     """The checkpoint once more, as one of this life. Raises OSError."""
     writer = Writer(
         config.run_dir,

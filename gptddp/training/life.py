@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
+from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.load import copy_into
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
@@ -27,10 +29,11 @@ from gptddp.errors import NonFiniteError, Stopped
 from gptddp.model.evaluate import evaluate
 from gptddp.model.gpt import GPT
 from gptddp.run import crash_loop
+from gptddp.run.lease import Lease
+from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
-from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
@@ -54,21 +57,30 @@ class Life:
     """
 
     def __init__(
-        self, state: NewestState, dataset: Dataset, world: World, stop: StopFlag, clock: PhaseClock
+        self,
+        origin: Origin,
+        state: SavedState,
+        lease: Lease | None,
+        dataset: Dataset,
+        world: World,
+        stop: StopFlag,
+        clock: PhaseClock,
     ) -> None:
-        origin = self.origin = state.origin
+        """`lease`: on rank 0 only, and not in an audit."""
+        self.origin = origin
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(origin.meta)
         self.spent = RankSeconds(clock, world, world.device)
-        lease = state.lease  # rank 0 only
         self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
-        self.live = LiveState(state.snapshot_path, origin, self.spent)
+        memory, run_dir = world.memory, origin.config.run_dir
+        path = snapshot.path_of(memory, run_dir) if memory else None
+        self.live = LiveState(path, origin, self.spent)
         self.live.of = {"life": world.life, "pods": world.pods}
         self.late = LateSave(self.live)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
-        self._state: NewestState | None = state  # until it is restored
+        self._state: SavedState | None = state  # until it is restored
         self._dataset, self._tokenizer = dataset, dataset.tokenizer()
         self._rows: Rows  # from `guard` on
         self._net: GPT  # from `restore` on
@@ -126,11 +138,11 @@ class Life:
         self.clock.enter("restore")
         state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
         assert state is not None
-        if (saved := state.tensors) is not None:  # one rank only
+        if saved := state.tensors:  # one rank only
             # weights alone begin a run: the optimizer is as it is made
             copy_into(tensors if self.step else {n: tensors[n] for n in saved}, saved)
         if self.step or self.config.init_sha256:
-            self.world.broadcast(tensors.values(), state.source)  # all ranks
+            self.world.broadcast(tensors.values(), self.origin.holder)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
         self._net, self._tensors, self._guard.restored = net, tensors, True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import run_state, store
-from gptddp.checkpoint.load import Loaded
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
@@ -47,7 +47,6 @@ from gptddp.training import results
 from gptddp.training.changes import changes, resolve
 from gptddp.training.choose import Brought, of_this_run
 from gptddp.training.first_state import (
-    FirstState,
     check_continued,
     first_state,
     with_fields_of_folder,
@@ -70,7 +69,7 @@ def open_run(
     brought: Sequence[Brought],
     saving: Sequence[str | None],
     tell: Tell,
-) -> tuple[Origin, Loaded | FirstState | None]:
+) -> tuple[Origin, SavedState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
     That is a checkpoint, the snapshot that one of the ranks has (`brought`, by rank), or what a run
@@ -97,31 +96,26 @@ def open_run(
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
     go_back(config, run_id, generation, ledger, snapshots, tell)
-    taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
-    step, first = taken.step, None
-    if taken.source == "scratch" and (config.init_from or config.init_sha256):
-        first = patiently(lambda: first_state(config, dataset, tell))
-        config, before = (replace(it, init_sha256=first.sha256) for it in (config, before))
-    changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
-    redo, last_line, line = patiently(lambda: _in_history(run, ledger, step, tell))
-    tell_of_blow_up(run, ledger, taken.source, last_line)
+    loaded, taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
+    if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
+        loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
+        config, before = (replace(it, init_sha256=sha256) for it in (config, before))
+    quarantine = _quarantine(ledger, taken["step"], dataset, run)
+    redo, last_line, line = patiently(lambda: _in_history(run, ledger, taken["step"], tell))
+    tell_of_blow_up(run, ledger, taken["source"], last_line)
     origin = Origin(
+        **taken,
         config=config,
-        changes=changed,
+        changes=changes(before, config),
         generation=generation,
-        step=step,
-        meta=taken.loaded.meta if taken.loaded else {},
-        source=taken.source,
+        meta=loaded.meta if loaded else {},
         redo=redo,
         last_line=last_line,
         line=line,
         run_id=run_id,
-        parent=taken.parent,
-        snapshot_rank=taken.snapshot_rank,
-        late=taken.late,
         quarantine=quarantine,
     )
-    return origin, taken.loaded or first
+    return origin, loaded
 
 
 def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
@@ -167,11 +161,12 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
                 f"{run} is a model for transformers and no run: begin one with it in another "
                 f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
             )
-    left = [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
-    left += [LEDGER] * (ledger.bytes > 0) + [log_path(run, it).name for it in log_generations(run)]
+    left = [LEDGER] if ledger.bytes else []
+    left += [log_path(run, it).name for it in log_generations(run)[-1:]]
+    left += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
     if not left or store.names(run):
         return
-    what = f"{run} has {', '.join(left[:4])} of a run ({last_step(run)} steps logged)"
+    what = f"{run} has {', '.join(left)} of a run ({last_step(run)} steps logged)"
     what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
     if not from_scratch:
         raise CheckpointError(

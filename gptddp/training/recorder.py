@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment, known_lives
@@ -19,16 +20,15 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, log_check, summary
+from gptddp.run import copies, crash_loop, log_check, recovery, summary
 from gptddp.run.copies import Copies
 from gptddp.run.history import Ledger, RunLog, complete, history, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.recovery import Last, last_life, seconds
+from gptddp.run.recovery import Last, last_life
 from gptddp.run.summary import Summary
 from gptddp.training import changes, results
-from gptddp.training.choose import NewestState
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import Events, to_ledger, to_log
@@ -78,7 +78,7 @@ class Recorder:
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
-        self._stragglers = Stragglers([len(it) for it in slots])
+        self._stragglers = Stragglers(world.names, [len(it) for it in slots])
         self._spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
@@ -97,7 +97,7 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: NewestState,
+        state: SavedState,
         machines: Sequence[str],
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
@@ -128,7 +128,7 @@ class Recorder:
                 with suppress(LookupError, TypeError):  # a foreign line
                     self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
-            read_s = state.read_s + self.clock.seconds["restore"]
+            read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
         if not self.ledger.settle(5.0):  # a late writer of an older life looks for it
             self._check_writable(is_new)
@@ -140,6 +140,7 @@ class Recorder:
             if is_new:
                 return patiently(self.ledger.sync)
         except OSError as error:
+            self.lease.release()
             if may_pass(error):
                 raise
             raise ConfigError(
@@ -201,7 +202,7 @@ class Recorder:
         start = {"job": self.world.job, "life": self.world.life}
         return {"from_scratch": start} if self.config.from_scratch else {}
 
-    def _end_of_last(self, ledger: Summary, state: NewestState) -> None:
+    def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         lines = [*filter(None, [self.origin.last_line]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
@@ -229,22 +230,28 @@ class Recorder:
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
+        emit, step, spent = self.events.emit, line["step"], self.spent
         self._line, self._batch_fp = line, line["batch_fp"]
         owned = None
-        if "phases" in line or line["step"] % self.config.log_every == 0:  # it will be said
-            self._sums.owners.phases = line.get("phases") or self.spent.by_phase()
+        if "phases" in line or step % self.config.log_every == 0:  # it will be said
+            self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
-        self._end_stall(line["step"])
-        self._judge_pace(line, step_s)
-        slow = {self.world.names[it.rank]: it.ratio for it in self._stragglers.shown}
-        about = {"train_s": progress.train_s, "step_s": step_s, "owned": owned, "slow": slow}
-        self.events.emit("step", line=line, **about)
-        for spike in self._spikes.add(line):
-            self.events.emit("spike", step=line["step"], **spike)
+        if stall := self._stall:  # it has moved after all
+            self._stall = None
+            # not by the pulse, which counts less where its listener could not run either
+            stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
+            emit("stall_end", step=step, seconds=round(stalled_s, 1))
+        if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
+            seconds = step_s + line["data_wait_s"]
+            for kind, about in self._stragglers.add(seconds, spent.busy_s):
+                emit(kind, step=step, **about)
+        slow = self._stragglers.shown
+        emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
+        for about in self._spikes.add(line):
+            emit("spike", step=step, **about)
         if self._last:  # this was the first step of a life that is not the first
-            parts = seconds(self._last, self.clock.began, self._ready, line["time"])
-            world_size = line["world_size"]
-            self.events.emit("recovered", step=line["step"], world_size=world_size, **parts)
+            parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
+            emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
         self._stepped_at = time.monotonic()
         if self._copies is None:
@@ -260,27 +267,6 @@ class Recorder:
         made = Copies(Path(self.config.run_dir), config, files)
         made.start()
         return made
-
-    def _end_stall(self, step: int) -> None:
-        """A step that was told to stall has moved after all."""
-        if stall := self._stall:
-            self._stall = None
-            # not by the pulse, which counts less where its listener could not run either
-            seconds = max(stall.seconds, time.monotonic() - self._stepped_at)
-            self.events.emit("stall_end", step=step, seconds=round(seconds, 1))
-
-    def _judge_pace(self, line: Mapping[str, Any], step_s: float) -> None:
-        """Which ranks are slow from now on, and which are so no longer."""
-        step, names = line["step"], self.world.names
-        if step <= self.origin.step + 2:  # the clocks are of the step before; the first warms up
-            return
-        new, over = self._stragglers.add(step, step_s + line["data_wait_s"], self.spent.busy_s)
-        for it in new:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow", step=step, **about, ratio=it.ratio)
-        for it in over:
-            about = {"rank": it.rank, "name": names[it.rank]}
-            self.events.emit("slow_end", step=step, **about, seconds=round(it.seconds, 1))
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
@@ -17,7 +18,6 @@ from gptddp.run.directory import LEDGER
 from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
-from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
 from gptddp.training.stop import StopFlag
@@ -36,19 +36,6 @@ class Difference(Exception):
         self.step = step
 
 
-@dataclass
-class After:
-    """The state after a step: tensors by name, and `Progress` as a checkpoint has it.
-
-    None and {}: as the seed makes them. The tensors go into the model where it is recomputed from.
-    """
-
-    step: int
-    name: str
-    tensors: Mapping[str, Tensor] | None
-    meta: dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Span:
     """Steps of one configuration, from a state on.
@@ -58,7 +45,7 @@ class Span:
     """
 
     config: Config
-    begin: After
+    begin: SavedState
     end: int
     lines: Mapping[int, Mapping[str, Any]]
     prints: Mapping[int, Sequence[tuple[str, Any]]]
@@ -71,8 +58,8 @@ class Replay(Life):
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
     ) -> None:
-        state = NewestState(_origin(run_id, span), 0, span.begin.tensors, [], [], None, None, None)
-        super().__init__(state, dataset, world, stop, PhaseClock())
+        origin, world = _origin(run_id, span), replace(world, memory=None)
+        super().__init__(origin, span.begin, None, dataset, world, stop, PhaseClock())
         self._guard.counts = False  # no life of the run has failed
         self._span = span
         self.wrong: Difference | None = None
@@ -153,12 +140,12 @@ class Replay(Life):
     def restore(self, net: GPT, tensors: Mapping[str, Tensor]) -> None:
         """The state that the span begins with into these tensors; it is not held any longer."""
         super().restore(net, tensors)
-        self._span.begin.tensors = None
+        self._span.begin.tensors = {}
         self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
 
-    def state(self) -> After:
+    def state(self) -> SavedState:
         """The live state, after the last step that was recomputed."""
-        return After(self.step, "the log", self._tensors, self.progress.to_meta())
+        return SavedState("the log", self.step, self._tensors, self.progress.to_meta())
 
 
 def unlike(

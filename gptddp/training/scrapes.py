@@ -1,8 +1,8 @@
-"""The server of /metrics, and the scrape that rank 0 waits for at its end.
+"""The server of /metrics, and the last scrape, which rank 0 waits for.
 
-What was counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s,
-a fifth of the steps. So a run that is done waits for one more of each scraper, as long as its
-scrapes usually are apart.
+What is counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s, a
+fifth of the steps. So a run that is done waits for one more scrape by each client, for as long as
+its scrapes usually are apart.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from itertools import pairwise
-from socketserver import TCPServer
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import MetricsHandler
@@ -59,10 +58,16 @@ class Scrapes:
 
     def _listen(self) -> ThreadingHTTPServer:
         """Raises OSError."""
+        server = _Server(("", 0), self._handler(), bind_and_activate=False)
+        server.socket.close()
         if not self._address and socket.has_dualstack_ipv6():
             with contextlib.suppress(OSError):  # IPv6 may be there and of no use
-                return _ServerOfBoth(("::", self._port), self._handler())
-        return _Server((self._address or "0.0.0.0", self._port), self._handler())
+                server.socket = socket.create_server(
+                    ("", self._port), family=socket.AF_INET6, dualstack_ipv6=True
+                )
+                return server
+        server.socket = socket.create_server((self._address, self._port))
+        return server
 
     def _handler(self) -> type[MetricsHandler]:
         scrapes = self
@@ -84,7 +89,7 @@ class Scrapes:
         return Handler
 
     def answered(self, began: float, client: str) -> None:
-        """This client has got all of the answer to a scrape that began then."""
+        """A client has read all of the answer to a scrape that began then."""
         with self._answered:
             newest = [*self._began.pop(client, []), began][-3:]
             others = list(self._began.items())[1 - _MOST_CLIENTS :]
@@ -92,10 +97,10 @@ class Scrapes:
             self._answered.notify_all()
 
     def wait_for_last(self, asked: Callable[[], bool]) -> bool:
-        """Wait for a scrape of every scraper that begins from now on; False where one is missing.
+        """Wait for a scrape by every client that begins from now on; False where one is missing.
 
-        As long as its last ones were apart, and a little, or until a stop is `asked` for; not at
-        all for a client that scraped less than twice, or does no more.
+        A client is waited for as long as its last scrapes were apart, and a little, or until a stop
+        is `asked` for; not at all if it scraped less than twice, or has stopped to.
         """
         now = time.monotonic()
         with self._answered:
@@ -116,21 +121,5 @@ class Scrapes:
 
 
 class _Server(ThreadingHTTPServer):
-    def server_bind(self) -> None:
-        """Without the look-up of the host's name, which may take seconds."""
-        TCPServer.server_bind(self)
-        host, self.server_port = self.server_address[:2]
-        self.server_name = str(host)
-
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away in the middle is no error of ours."""
-
-
-class _ServerOfBoth(_Server):
-    """Of IPv6, and of IPv4 with it."""
-
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from gptddp.checkpoint import known, owner, retention, store
-from gptddp.checkpoint.load import Loaded
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
@@ -19,17 +19,6 @@ from gptddp.training.choose import Snapshots, newest_rank, trusted
 log = logging.getLogger(__name__)
 
 
-class Taken(NamedTuple):
-    """The state that is taken up; the fields are those of `Origin`."""
-
-    loaded: Loaded | None  # the checkpoint; None for a snapshot, and for a run that begins
-    step: int
-    source: str
-    parent: str | None
-    snapshot_rank: int | None
-    late: str | None
-
-
 def take_up(
     config: Config,
     run_id: str,
@@ -39,8 +28,9 @@ def take_up(
     saving: Sequence[str | None],
     world: World,
     tell: Tell,
-) -> Taken:
-    """Rank 0 only: read the newest checkpoint, unless a snapshot of this run is newer.
+) -> tuple[SavedState | None, dict[str, Any]]:
+    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
+    begins; and what that is for `Origin`.
 
     `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
@@ -53,7 +43,8 @@ def take_up(
     if rank is None:
         loaded = _load(config, run_id, ledger, lost, world, tell)
         name = loaded.name if loaded else None
-        return Taken(loaded, loaded.step if loaded else 0, name or "scratch", name, None, None)
+        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
+        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
     generation, step, _ = snapshots[rank]
     save = _late_save(config, ledger, saving, store.name_of(step, generation))
     patiently(lambda: retention.fence(run, [save] if save else []))
@@ -61,12 +52,13 @@ def take_up(
     patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     for other in foreign:  # else the load has said so
         log.warning("checkpoint skipped: %s: it is of another run", other)
-    return Taken(None, step, "memory", newest, rank, save)
+    about = {"step": step, "source": "memory", "parent": newest}
+    return None, {**about, "snapshot_rank": rank, "late": save}
 
 
 def _load(
     config: Config, run_id: str, ledger: Summary, lost: int, world: World, tell: Tell
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest valid checkpoint; None where the run begins."""
     run, commits = Path(config.run_dir), known.committed(ledger)
     patiently(lambda: retention.fence(run))

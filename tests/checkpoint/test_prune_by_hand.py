@@ -14,7 +14,7 @@ from gptddp.run.history import Ledger
 
 
 def by_hand(run_dir, *args):
-    ledgers.begun(run_dir, {"keep": 3})
+    ledgers.begun(run_dir, {"keep": 3}, run_id=None)
     return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
 
 

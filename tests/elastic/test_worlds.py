@@ -106,16 +106,6 @@ def test_a_step_whose_sums_overflow_on_one_rank_is_done_again_by_all(corpus, tmp
     check_same_bits(tmp_path / "2", tmp_path / "1")
 
 
-def test_the_idle_time_of_an_uneven_world_is_told_once_at_each_start(corpus, tmp_path):
-    """Also where it is small: one line of rank 0; the exit code is that of any run."""
-    places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
-    for steps in ("1", "2"):
-        flags = [*SMALL, *places, "--lanes", "19", "--batch", "19", "--steps", steps]
-        err = "".join(train(2, *flags))
-        assert err.count("2 workers share 19 lanes") == 1
-        assert "5.0% of the workers' time is idle" in err
-
-
 def test_a_mistake_is_told_once_whatever_the_number_of_ranks(corpus, tmp_path):
     """More workers than lanes: one line from rank 0, exit code 2, nothing left behind."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]

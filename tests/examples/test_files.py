@@ -1,8 +1,6 @@
 """What lies in examples/ is what its pages, its image and its manifest say."""
 
 import re
-import subprocess
-import sys
 
 import yaml
 from support.example_runs import EXAMPLES
@@ -44,13 +42,3 @@ def test_the_tables_for_those_who_come_from_elsewhere_name_what_there_is():
             assert re.search(rf"^ *(def|class) {name}\b", (ROOT / path).read_text(), re.M), name
     for path in re.findall(r"`(examples/[^`]+)`", text):
         assert (ROOT / path).exists(), path
-
-
-def test_the_target_runs_the_walk_through_the_page():
-    """What `make test-examples` gives to pytest has each test of the folders, the walk's too."""
-    (words,) = re.findall(r"-m pytest (tests/examples.*)$", (ROOT / "Makefile").read_text(), re.M)
-    command = f'"{sys.executable}" -m pytest --collect-only -q {words}'
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    for path in (ROOT / "tests/examples").rglob("test_*.py"):
-        assert f"{path.relative_to(ROOT)}::" in done.stdout

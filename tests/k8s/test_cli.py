@@ -90,15 +90,6 @@ def test_submit_local_says_what_a_process_takes_no_notice_of(k8s, monkeypatch):
     assert k8s("submit", "--local", "--cpu", "1").stderr == ""
 
 
-def test_submit_local_without_a_dataset_says_how_to_make_one(k8s, monkeypatch, tmp_path):
-    """Exit code 2, the command to type, and no folder left behind."""
-    monkeypatch.chdir(tmp_path)
-    result = k8s("submit", "--local", "--replicas", "4")
-    assert result.exit_code == 2
-    assert "gptddp prepare SOURCE... --out gptddp-local/volumes/data`" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_help_has_every_command_and_every_option_and_those_of_pods_apart(k8s):
     """Each has a text, and no summary of a command is cut."""
     assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"

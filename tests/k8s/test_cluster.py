@@ -32,19 +32,6 @@ def test_what_is_not_there_need_not_be_deleted(writable):
         cluster.delete("Secret", "none")
 
 
-def test_apply_creates_or_merges(writable):
-    """An object that is not there is created, one that is there keeps what others have set; a dry
-    run changes nothing."""
-    server, cluster = writable
-    head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo"}}
-    assert cluster.apply(head | {"data": {"a": "1"}})["data"] == {"a": "1"}
-    server.objects["configmaps", "demo"]["data"]["b"] = "theirs"
-    assert cluster.apply(head | {"data": {"a": "2"}}, dry_run=True)["data"]["a"] == "2"
-    assert server.objects["configmaps", "demo"]["data"] == {"a": "1", "b": "theirs"}
-    cluster.apply(head | {"data": {"a": "2"}})
-    assert server.objects["configmaps", "demo"]["data"] == {"a": "2", "b": "theirs"}
-
-
 def test_what_is_forbidden_is_done_without_and_nothing_else(writable):
     """`if_allowed` gives the other value for a 403; every other failure is raised."""
     server, cluster = writable

@@ -171,15 +171,6 @@ def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, 
     assert result.exit_code == 102 and "no PyTorchJob demo" in result.stderr
 
 
-def test_a_job_that_another_submit_has_created_a_moment_ago_is_the_same(api):
-    """Not there when it was looked for, and there when it was to be created."""
-    submitted(api, api.command_line)
-    api.fault, api.requests = (0, 404), []
-    result = submit(api.command_line)
-    assert "POST pytorchjobs" in api.requests
-    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
-
-
 def named(api, k8s):
     """What a job names."""
     for kind, name in (("Secret", "hf"), ("Secret", "site"), ("ServiceAccount", "me")):

@@ -12,7 +12,7 @@ from support.local_jobs import job, kinds, pod_file, status
 from support.manifests import container, pod_spec, worker
 
 from gptddp.k8s.local.container import localized
-from gptddp.k8s.local.controller import Conditions, Controller
+from gptddp.k8s.local.controller import Controller
 
 # -- what a pod sees ---------------------------------------------------------------------------
 
@@ -184,18 +184,3 @@ def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
     controller = Controller(job(), both, lambda text: None)
     controller.tick(0.0)
     assert controller.conditions.has("Failed")
-
-
-def test_conditions_change_as_the_operators_do():
-    """Running and Restarting replace each other; nothing follows Failed."""
-    conditions = Conditions()
-    for kind in ("Created", "Running", "Restarting"):
-        assert conditions.set(kind, "")
-    assert not conditions.has("Running")
-    assert conditions.set("Running", "") and not conditions.has("Restarting")
-    assert conditions.set("Failed", "") and not conditions.set("Succeeded", "")
-    assert [(c["type"], c["status"]) for c in conditions.items] == [
-        ("Created", "True"),
-        ("Running", "False"),
-        ("Failed", "True"),
-    ]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.manifests import SPECS, container, pod_spec, render, render_job, worker
+from support.manifests import SPECS, built, container, pod_spec, render, render_job, worker
 
 from gptddp import config
 from gptddp.errors import ConfigError
@@ -35,15 +35,23 @@ def test_the_order_of_options_does_not_matter():
 
 
 def test_a_changed_spec_has_another_hash_and_rendezvous():
-    """The annotation and rdzvId follow the manifest, and nothing else does."""
-    one, two = render_job(), render_job(args=["--steps", "7"])
-    hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two)]
-    assert hashes[0] != hashes[1]
-    for job, digest in zip((one, two), hashes, strict=True):
+    """The annotation and rdzvId follow the manifest, and nothing else does. A patch that changes
+    nothing leaves the same job, and so does a namespace that is named."""
+    one, two, three = render_job(), render_job(args=["--steps", "7"]), patched("All")
+    hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two, three)]
+    assert len(set(hashes)) == 3 and patched("Running") == one
+    there = render_job({"namespace": "team-a"})
+    assert there["metadata"].pop("namespace") == "team-a" and there == one
+    for job, digest in zip((one, two, three), hashes, strict=True):
         assert job["spec"]["elasticPolicy"]["rdzvId"] == f"gptddp-{digest[:8]}"
         bare = copy.deepcopy(job)
         del bare["metadata"]["annotations"], bare["spec"]["elasticPolicy"]["rdzvId"]
         assert manifest.spec_hash(bare) == digest
+
+
+def patched(clean):
+    """A job with a patch: which pods are removed when it has ended, Running by default."""
+    return manifest.pytorchjob(built(patch={"spec": {"runPolicy": {"cleanPodPolicy": clean}}}))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -78,8 +86,8 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
     if age_s is not None:
         file.touch()
         os.utime(file, times=(time.time() - age_s,) * 2)
-    built = container(render_job({"grace_s": 60}))
-    probe, env = built["livenessProbe"], {e["name"]: e.get("value") for e in built["env"]}
+    own = container(render_job({"grace_s": 60}))
+    probe, env = own["livenessProbe"], {e["name"]: e.get("value") for e in own["env"]}
     assert Path(env["GPTDDP_ALIVE"]).parent == Path("/tmp")
     env = os.environ | {"GPTDDP_ALIVE": str(file)}
     done = subprocess.run(probe["exec"]["command"], env=env, stderr=subprocess.DEVNULL)
@@ -91,13 +99,6 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
     )
     assert done.returncode == 0  # an image without `find`
     assert probe["failureThreshold"] * probe["periodSeconds"] >= 180
-
-
-def test_the_hash_is_that_of_the_job_in_any_namespace():
-    """Named by a flag or by the context, it is the same job: the same hash and rendezvous."""
-    here, there = render_job(), render_job({"namespace": "team-a"})
-    assert there["metadata"].pop("namespace") == "team-a"
-    assert here == there
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,6 @@ from support.queue_cases import QUEUE, workload
 from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, queue_server
 from support.writable_api_server import job, submit
 
-from gptddp.k8s.cluster import connect
-from gptddp.k8s.observe import wait
-
 
 @pytest.fixture
 def server_in():
@@ -70,30 +67,6 @@ def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state
     code = 124 if state == QUEUED else 103
     assert k8s("wait", "demo", "--timeout", "0.05").exit_code == code
     assert ("resume" in shown.output) == (state == SUSPENDED)
-
-
-def test_wait_goes_on_for_a_queued_job(api, monkeypatch):
-    """Until it has run: the reason is told at once, and again only when it changes."""
-    monkeypatch.setattr(wait, "POLL_S", 0.02)
-    put_job(api)
-    said, looks = [], iter(range(100))
-
-    real = wait.Changes.tell
-
-    def tell(changes, facts):
-        state, step = real(changes, facts), next(looks)
-        if step == 2:
-            live(api)["status"]["conditions"][0]["message"] = "other words"
-        if step == 5:
-            done = {"type": "Succeeded", "status": "True"}
-            api.objects["pytorchjobs", "demo"]["status"]["conditions"].append(done)
-        return state
-
-    monkeypatch.setattr(wait.Changes, "tell", tell)
-    assert wait.until_done(connect(None, api.kubeconfig), "demo", said.append, 20) == 0
-    assert said[0].startswith("demo: Queued: it waits in the queue team; Pending: insufficient")
-    assert said[1].startswith("demo: it waits in the queue team; Pending: other words")
-    assert said[2:] == ["demo: Succeeded"]
 
 
 # -- submit --------------------------------------------------------------------------------------

@@ -81,29 +81,6 @@ def test_who_may_not_read_logs_gets_one_error(api, k8s):
     assert result.exit_code == 1 and result.stderr.count("cannot get resource pods/log") == 1
 
 
-def test_of_a_pods_claims_the_one_without_a_volume_is_named(api, k8s):
-    """As far as claims may be read; else there are the scheduler's words."""
-    submit(k8s)
-    unbound = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims"
-    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    volumes = [
-        {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "runs")
-    ]
-    waiting = {"phase": "Pending", "conditions": [{**scheduled, "message": unbound}]}
-    owner = {"kind": "PyTorchJob", "uid": job(api)["metadata"]["uid"], "controller": True}
-    meta = {**POD["metadata"], "ownerReferences": [owner]}
-    spec = {"containers": [], "volumes": volumes}
-    api.put({**POD, "metadata": meta, "spec": spec, "status": waiting})
-    api.objects["persistentvolumeclaims", "runs"]["status"] = {"phase": "Pending"}
-    shown = k8s("status", "demo").stdout
-    assert (
-        "its PersistentVolumeClaim runs has no volume" in shown
-        and "kubectl describe pvc runs" in shown
-    )
-    api.forbidden = {"GET persistentvolumeclaims"}
-    assert f"no node takes it: {unbound}" in k8s("status", "demo").stdout
-
-
 def theirs(data=None):
     """A Secret as `render` tells to make it, or with other data."""
     key = base64.b64encode(b"0123456789abcdef" * 4).decode()

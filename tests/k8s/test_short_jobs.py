@@ -162,14 +162,3 @@ def test_who_may_not_see_events_waits_all_the_same(api, k8s):
     api.forbidden = {"GET events"}
     result = k8s("sample", "demo", "--timeout", "0.1")
     assert result.exit_code == 124 and "is not done after 0.1 s: it runs" in result.stderr
-
-
-def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
-    """What a killed sample left goes with the job."""
-    api.cut_at = 1  # its own delete does not come through
-    k8s("sample", "demo", "--timeout", "0")
-    api.cut_at = None
-    assert [kind for kind, _ in api.all()] == ["Job"]
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and 'job.batch "demo-sample-x1y2z" deleted' in result.stdout
-    assert api.all() == []

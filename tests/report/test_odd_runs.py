@@ -41,12 +41,13 @@ def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
     log = written / "log.3.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
     ledger = written / "ledger.jsonl"
-    ledger.write_text('{"event": "checkp\n' + ledger.read_text())
+    *events, stop = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join([*events, '{"event": "checkp\n', stop]))
     (written / "config.json").write_text('{"config": ')
     page = draw(written, out=tmp_path / "report.html")
     assert len(points(figures(page)["loss"], "training")) == 59
     told = " ".join(re.findall(r'class="wrong">(.*?)</p>', page, re.S))
-    assert "a line at byte 0 that is torn" in told and ">finished<" in page
+    assert re.search(r"a line at byte \d+ that is torn", told) and ">finished<" in page
     assert table(page, "Lives and restarts")[3][0] == "3"
 
 

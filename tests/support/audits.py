@@ -52,9 +52,10 @@ def save_again(run, parent=None, **changes):
     """
     loaded = load_newest(run)
     meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
-    manifest = store.unsealed(loaded.path)
+    path = run / "checkpoints" / loaded.name
+    manifest = store.unsealed(path)
     how = {name: manifest[name] for name in ("run_id", "config")}
-    shutil.rmtree(loaded.path)
+    shutil.rmtree(path)
     writer = Writer(run, loaded.generation, keep=9, parent=parent, **how)
     assert writer.save(loaded.step, loaded.tensors, meta).error is None
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from gptddp.cli import cli
 from gptddp.config import Config
+from gptddp.run import summary
 from gptddp.run.progress import fold
 
 BEGAN = 1.7e9
@@ -100,10 +101,15 @@ def write(
     del config["from_scratch"]
     config |= {"preset": "tiny", "steps": steps, "reduce": "exact", "run_dir": str(run)}
     config["data"] = f"data{odd}"
+    known = summary.Summary()
     with open(run / "ledger.jsonl", "w") as ledger:
 
         def event(name: str, life: int, **fields: Any) -> None:
             said = {"event": name, "time": now, "generation": life, **fields}
+            known.add(said)
+            if name == "start":
+                said["sums"] = known.sums() | {"bytes": ledger.tell()}
+                said[summary.HASH] = summary.hash_of(said)
             ledger.write(json.dumps(said) + "\n")
 
         for life in range(1, lives + 1):
@@ -112,7 +118,7 @@ def write(
             event("start", life, step=step, source=source, redo=0, world_size=ranks, nodes=ranks,
                   restarts=int(step > 0 and not (stop_s and life == 2)), device="cpu", seconds=5.0,
                   machines=[f"a processor{odd}"], run_id="one", version=f"1{odd}",
-                  **({} if step else {"config": config}))  # fmt: skip
+                  config=config)  # fmt: skip
             phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
             if step:
                 parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}

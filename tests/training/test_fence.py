@@ -73,9 +73,9 @@ from gptddp import train
 from gptddp.distributed import connect
 from gptddp.training import entry
 newest_state, connect.TIMEOUT_S = entry.newest_state, 2.0
-def impatient(config, dataset, world):
+def impatient(config, dataset, world, clock):
     world.set_timeout(0)  # from here on no rank waits longer than two seconds for another
-    return newest_state(config, dataset, world)
+    return newest_state(config, dataset, world, clock)
 entry.newest_state = impatient
 sys.exit(train.main(sys.argv[1:]))
 """

@@ -83,12 +83,19 @@ def server() -> Server:
     return it
 
 
-def test_nobody_is_waited_for_who_has_scraped_once():
-    """It may have been somebody with curl: nobody knows of an interval."""
+@pytest.mark.parametrize("ago_s", [(1.0,), (30.0, 29.0)])
+def test_a_client_that_does_not_scrape_in_intervals_is_not_waited_for(ago_s):
+    """It has scraped once, as somebody with curl; or it does no more."""
     server = Server()
-    server.scrape()
-    found, seconds = server.waits()
-    assert not found and seconds < 2
+    for seconds in ago_s:
+        server.scrapes.answered(time.monotonic() - seconds, "127.0.0.1")
+    assert not server.scrapes.wait_for_last(lambda: pytest.fail("it waits"))
+
+
+def test_a_stop_ends_the_wait(server):
+    """The grace period is short."""
+    found, seconds = server.waits(lambda: True)
+    assert not found and seconds < 1
 
 
 @pytest.mark.alone
@@ -109,20 +116,13 @@ def test_a_scrape_that_is_not_read_to_its_end_is_none(server):
 
 def test_a_client_that_says_nothing_is_sent_away_and_keeps_nobody(server, monkeypatch):
     """Nor does a connection that was opened before stand for a scrape."""
-    with server.connect() as silent:
+    with server.connect():
         later(server.scrape)
         assert server.waits()[0]
-        server.scrapes.answered(time.monotonic() - 30, "rare")
-        server.scrapes.answered(time.monotonic(), "rare")
-        found, seconds = server.waits(lambda: True)  # a stop
-        assert not found and seconds < 5
-        monkeypatch.setattr(scrapes, "_SILENT_S", 0.2)
-        with Server().connect() as other:  # whose limit is that
-            other.settimeout(5)
-            assert other.recv(1) == b""
-        silent.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            silent.recv(1)
+    monkeypatch.setattr(scrapes, "_SILENT_S", 0.2)
+    with Server().connect() as silent:  # whose limit is that
+        silent.settimeout(5)
+        assert silent.recv(1) == b""
 
 
 def test_each_of_two_scrapers_is_waited_for():
@@ -156,6 +156,19 @@ def test_it_is_served_to_ipv6_too(server):
     """A cluster may have nothing else."""
     with urllib.request.urlopen(f"http://[::1]:{server.port}/metrics", timeout=5) as answer:
         assert b"gptddp_step" in answer.read()
+
+
+def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(caplog, monkeypatch):
+    """Said once, and not at every retry; training goes on meanwhile."""
+    monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        Scrapes(m.Metrics(Config(), None).registry, port, "127.0.0.1")
+        time.sleep(0.5)
+        (record,) = caplog.records
+        assert "training goes on" in record.message
+    with until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")) as answer:
+        assert b"gptddp_steps_total 0.0" in answer.read()
 
 
 def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):

@@ -26,6 +26,7 @@ from gptddp.run import lines
 from gptddp.run.history import read_ledger
 from gptddp.run.origin import Origin
 from gptddp.training import begin
+from gptddp.training.clock import PhaseClock
 
 # a disk's or NFS's; those of SMB, of FUSE, Lustre and Ceph that have lost their server
 CODES = [errno.EIO, errno.EHOSTDOWN, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN]
@@ -54,7 +55,7 @@ def start(run, corpus, reads, tmp_path):
     with ExitStack() as stack:
         worlds: list[World] = []
 
-        def origin(*fault, **which) -> Origin:
+        def begun(*fault, **which) -> Origin:
             if not worlds:
                 worlds.append(stack.enter_context(connect("cpu")))
             for name in ("run", "memory"):
@@ -66,12 +67,12 @@ def start(run, corpus, reads, tmp_path):
             with reads.failing(*fault or (0,), **which):
                 dataset = patiently(lambda: open_dataset(config.data))
                 patiently(dataset.tokenizer)
-                state = begin.newest_state(config, dataset, worlds[0])
-            if state.lease:
-                state.lease.release()
-            return state.origin
+                origin, _, lease = begin.newest_state(config, dataset, worlds[0], PhaseClock())
+            if lease:
+                lease.release()
+            return origin
 
-        yield origin
+        yield begun
 
 
 def prepared(kind: str, run, tmp_path: Path) -> None:
