@@ -49,6 +49,12 @@ class Listing:
         """How the tables that were left out become files that can be read."""
         return [_convert(kind) for kind, (what, _) in TABLES.items() if what in self.left_out]
 
+    def why_none(self, fix: str) -> str:
+        """The end of the message where there is no file: what was left out, and the fix."""
+        lost = ", ".join(f"{number} {why}" for why, number in self.counts().items())
+        lost = f" (left out: {lost})" if lost else ""
+        return f"{lost}; {'; '.join(self.conversions()) or fix}"
+
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
         lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
@@ -97,15 +103,13 @@ def find(
             if side and real_path not in seen:  # several links may lead to it
                 seen.add(real_path)
                 found.files.append(_source_file(root, name, label, file_status, side == "val"))
-    if found.files:
-        return found
-    fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
-    if include or exclude:
-        fix = "check --include and --exclude, which are compared with names"
-    fix = "; ".join(found.conversions()) or fix
-    names = ", ".join(show(root) for root, _ in given)
-    lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
-    raise DataError(f"{names}: no files to read{f' (left out: {lost})' if lost else ''}; {fix}")
+    if not found.files:
+        fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
+        if include or exclude:
+            fix = "check --include and --exclude, which are compared with names"
+        names = ", ".join(show(root) for root, _ in given)
+        raise DataError(f"{names}: no files to read{found.why_none(fix)}")
+    return found
 
 
 def _status(root: str, out: str | None) -> os.stat_result:

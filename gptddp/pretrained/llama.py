@@ -77,7 +77,7 @@ def _config(c: Config, arithmetic: Callable[[Config], dict[str, Any]]) -> dict[s
     return {_OWN: own, **arithmetic(c), "attention_dropout": c.dropout}
 
 
-def _llama(c: Config) -> dict[str, Any]:
+def _arithmetic(c: Config) -> dict[str, Any]:
     return {
         "hidden_size": c.n_embd,
         "intermediate_size": shape.mlp_width(c),
@@ -89,18 +89,21 @@ def _llama(c: Config) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": _EPS,
         "attention_bias": False,
-        "mlp_bias": False,
         "rope_theta": _BASE,
         "rope_parameters": {"rope_type": "default", "rope_theta": _BASE},
         "tie_word_embeddings": c.head == "tied",
     }
 
 
+def _llama(c: Config) -> dict[str, Any]:
+    return _arithmetic(c) | {"mlp_bias": False}
+
+
 def _qwen3(c: Config) -> dict[str, Any]:
     windows = [shape.window(c, layer) for layer in range(c.n_layer)]
     slides = any(it is not None for it in windows)
     return {
-        **_llama(c),
+        **_arithmetic(c),
         "use_sliding_window": slides,
         # theirs counts the token itself
         "sliding_window": c.seq_len // 2 + 1 if slides else None,
