@@ -145,21 +145,3 @@ def finish(start):
         return process.returncode, out, err
 
     return run
-
-
-@pytest.fixture
-def api(tmp_path):
-    """An API server on a loopback port."""
-    from support.api_server import FakeAPI
-
-    server = FakeAPI(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def cluster(api):
-    """A client of `api`."""
-    from gptddp.k8s.cluster import connect
-
-    return connect(None, api.kubeconfig)
