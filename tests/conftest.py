@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.beside import beside_others
 from support.paths import ROOT
+from support.processes import ending, kill
 from support.toy import SMALL, training_here
 
 
@@ -71,16 +72,7 @@ def run(corpus, tmp_path, monkeypatch, train_here):
 @pytest.fixture
 def spawn():
     """subprocess.Popen; none of its processes outlives the test."""
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(subprocess.Popen(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    yield from ending(subprocess.Popen, kill)
 
 
 @pytest.fixture
@@ -88,16 +80,7 @@ def forked():
     """support.forked.fork; none of its processes outlives the test."""
     from support.forked import fork
 
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(fork(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(60)
+    yield from ending(fork, kill)
 
 
 @pytest.fixture

@@ -153,8 +153,8 @@ def test_no_message_of_a_cluster_reaches_a_terminal_as_it_is(monkeypatch):
 def test_the_lines_of_the_trainer_are_visible_too(forked):
     """What it logs of a lease, a path or a peer: its logging is set up for that."""
     process = forked(
-        "from gptddp import train; train.main([]); "
-        "train.log.warning('run %s: lost %s', '\x1b[2J', 'a\x07')"
+        "import logging; from gptddp import train; train.main([]); "
+        "logging.getLogger('gptddp.train').warning('run %s: lost %s', '\x1b[2J', 'a\x07')"
     )
     assert process.wait(60) == 0
     assert process.stderr.read().endswith("\nrun \\x1b[2J: lost a\\x07\n")
