@@ -50,16 +50,6 @@ def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
     assert dataset.manifest["dropped"] == {"empty": 2, "duplicate": 0, "binary_files": 0}
 
 
-def test_text_field_names_field_and_column(tmp_path: Path) -> None:
-    """--text-field is for JSONL and parquet alike."""
-    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n', "utf-8")
-    pq.write_table(pa.table({"body": ["three"], "text": ["no"]}), tmp_path / "b.parquet")
-    sources = tmp_path / "a.jsonl", tmp_path / "b.parquet"
-    result = run(*sources, "--text-field", "body", "--tokenizer", "bytes", "--out", tmp_path / "o")
-    assert result.exit_code == 0, result.output
-    assert all_texts(open_dataset(tmp_path / "o")) == ["one", "three", "two"]
-
-
 def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
     """Of objects and structs; a null on the way is an empty document, an own name goes first."""
     nested = [{"doc": {"text": "one"}}, {"doc": None}, {"doc": {"text": None}}]
@@ -153,14 +143,18 @@ def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
 
 
 def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
-    """Hidden names, loops of links, broken links, pipes, and what is excluded are passed over."""
+    """Hidden names, loops of links, broken links, pipes, sockets, devices, and what is excluded are
+    passed over; what is neither file nor folder is counted, and not waited for."""
     (books / ".git").mkdir()
     (books / ".git" / "config").write_text("hidden")
     (books / ".hidden.txt").write_text("hidden")
     (books / "more" / "loop").symlink_to(books)
     (books / "again.txt").symlink_to(books / "0.txt")
     (books / "broken").symlink_to(books / "nothing")
-    os.mkfifo(books / "pipe")
+    os.mkfifo(books / "pipe.txt")
+    (books / "null.txt").symlink_to("/dev/null")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(books / "socket.txt"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "linked.txt").write_text("behind a link")
@@ -173,7 +167,10 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
         books, elsewhere, books / "0.txt", *args, "--tokenizer", "bytes", "--out", tmp_path / "out"
     )
     assert result.exit_code == 0, result.output
+    assert "left out, neither a file nor a folder: 3 (" in result.stderr
     dataset = open_dataset(tmp_path / "out")
+    left_out = {"hidden": 2, "a broken link": 1, "neither a file nor a folder": 3}
+    assert dataset.manifest["left_out"] == left_out
     assert dataset.manifest["dropped"]["duplicate"] == 0  # again.txt too: nothing was read twice
     found = all_texts(dataset)
     kept = [p for p in books.glob("[0-9]*.txt")] + [
@@ -239,20 +236,6 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     (folder / "_SUCCESS").touch()
     dataset = prepare([tmp_path / "lang=en"], tmp_path / "out", BYTES)
     assert all_texts(dataset) == expected
-
-
-def test_what_cannot_be_read_of_a_folder_is_counted(books: Path, tmp_path: Path) -> None:
-    """Pipes and sockets are not waited for, and not passed over in silence."""
-    os.mkfifo(books / "pipe.txt")
-    (books / "more" / "null").symlink_to("/dev/null")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.path.relpath(books / "socket.txt"))
-    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    left_out = {"neither a file nor a folder": 3}
-    assert open_dataset(tmp_path / "out").manifest["left_out"] == left_out
-    assert "left out, neither a file nor a folder: 3 (" in result.stderr
-    assert "left out    3 neither a file nor a folder\n" in result.stdout
 
 
 def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None:
