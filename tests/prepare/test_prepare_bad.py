@@ -158,6 +158,7 @@ def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
     (tmp_path / "y.jsonl").write_text("bad\n" * 7)
     result = run(tmp_path / "y.jsonl", "--on-bad", "skip", "--out", out)
     refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+    assert not out.exists()  # there is nothing to go on from
     refused(run(lines, "--max-bad", 5, "--out", out), "--max-bad is 5", "--on-bad skip")
     refused(run(lines, "--max-bad", -1, "--on-bad", "skip", "--out", out), "a number from 0")
     refused(run(lines, "--on-bad", "ignore", "--out", out), "'fail', 'skip'")

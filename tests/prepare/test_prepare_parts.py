@@ -14,7 +14,7 @@ from support.prepared import BYTES, run, texts
 from gptddp.data import pretokenized
 from gptddp.data.dataset import SPLITS, Dataset, Split, open_dataset
 from gptddp.data.loader import Loader
-from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
+from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.errors import DataError
 from gptddp.prepare import parts
 from gptddp.prepare.build import prepare
@@ -78,15 +78,6 @@ def test_a_text_is_cut_where_it_hurts_least(text, ends):
     elif " " in text:
         assert all(part.startswith(b" ") for part in cut[1:])
     assert len(cut) == 1 or len(text.encode()) > LIMIT
-
-
-def test_words_have_the_tokens_of_the_whole(tmp_path):
-    """A cut in front of a space changes no token of a BPE."""
-    text = " ".join(f"word{n % 97} and" for n in range(800))
-    (tmp_path / "tokenizer.json").write_text(train_bpe([text], 300))
-    encode = load_tokenizer(tmp_path / "tokenizer.json").encoder()
-    cut = [encode(part.decode()) for part in parts.cut(text.encode())]
-    assert len(cut) > 5 and np.array_equal(np.concatenate(cut), encode(text))
 
 
 def test_ids_are_cut_between_ids():
