@@ -248,7 +248,7 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
     whole = prepare([source], tmp_path / "whole", Settings(tokenizer="bytes"))
     dataset = rewrite(whole, tmp_path / "data", 12)
     mended = Path(shutil.copytree(dataset.dir, tmp_path / "mended"))
-    sizes = [group.text_bytes for group in dataset.row_groups("train")]
+    sizes = [group.tokens for group in dataset.row_groups("train")]
     _, second, *_ = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)
     flip(dataset, second.group)
     run = trained(dataset.dir, tmp_path / "run", "--on-bad", "quarantine", "--steps", "24")

@@ -188,7 +188,7 @@ def test_a_bad_row_group_ends_the_run_or_is_left_out(books, tmp_path, monkeypatc
     """fail: exit code 2 and its name. quarantine: the same run goes on, in later lives too."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     dataset = prepare([books], tmp_path / "data", BYTES)
-    sizes = [group.text_bytes for group in dataset.row_groups("train")]
+    sizes = [group.tokens for group in dataset.row_groups("train")]
     number = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)[1].group
     bad = flip(dataset, number)
     args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]
@@ -224,8 +224,6 @@ def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_pa
     (dataset.dir / "dataset.json").write_text(json.dumps(manifest))
     assert train.main([*args, "--steps", "4"]) == 2
     err = capfd.readouterr().err
-    assert (
-        "train/00000.parquet was renamed to train/one.parquet; train/two.parquet was added" in err
-    )
+    assert "train/00000.parquet was removed; train/one.parquet was added; train/two" in err
     assert f"is not the data that run {tmp_path / 'run'} began with" in err
     assert len(list(history(tmp_path / "run"))) == 2

@@ -1,7 +1,6 @@
 """The blocks of a lane, made one after the other: read, tokenise, pack, shuffle, hash."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
+_NEVER = threading.Event()  # which stops nobody
 
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 Document = tuple[Any, bool]  # and whether it goes on in another row of the dataset
@@ -58,14 +58,7 @@ class Source:
 
     def encoder(self) -> Encode:
         """A new function from a document to its tokens (1-D), to be used in one thread."""
-        if self.dataset.pretokenized:
-            return lambda ids: ids
-        return self.tokenizer.encoder()
-
-    def pack_rows(self, tokens: Sequence[np.ndarray], goes_on: Sequence[bool]) -> Packed:
-        """Pack the tokens of a block's documents, some of which go on elsewhere."""
-        dtype = self.tokenizer.dtype
-        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack, goes_on)
+        return (lambda ids: ids) if self.dataset.pretokenized else self.tokenizer.encoder()
 
     def name(self, group: int) -> str:
         """A row group as a message says it."""
@@ -106,31 +99,43 @@ class Source:
         elif self.cache is not None and identity:
             self.cache.put(identity, rows)
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Document]:
+    def documents(self, group: int, stopped: threading.Event = _NEVER) -> list[Document]:
         """The documents of a row group that have text, or tokens, in order: [] in quarantine.
 
-        The errors of a network volume may pass, so reading is tried again, with `wait(seconds)`
-        before each attempt. Raises BadRowGroup after the last one; DataError, or an OSError that
-        may pass, where the whole dataset is out of reach.
+        The errors of a network volume may pass, so reading is tried again, after waits that
+        `stopped` ends. Raises BadRowGroup after the last attempt; DataError, or an OSError that may
+        pass, where the whole dataset is out of reach.
         """
         if group in self.quarantined:
             return []
-        for delay in RETRY_S:
+        for wait_s in (0.0, *RETRY_S):
+            stopped.wait(wait_s)
             try:
                 return self._read(group)
-            except DataError:
-                wait(delay)
-        try:
-            return self._read(group)
-        except DataError as error:
-            self.dataset.check_storage()  # a volume that is away must not count as bad files
-            # Validation has no quarantine: losses can be compared only over the same rows.
-            way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
-            raise BadRowGroup(
-                f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
-                f"back from a copy, or prepare the data again{way_out}",
-                group,
-            ) from error
+            except DataError as error:
+                last = error
+        self.dataset.check_storage()  # a volume that is away must not count as bad files
+        # Validation has no quarantine: losses can be compared only over the same rows.
+        way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
+        raise BadRowGroup(
+            f"{last} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
+            f"back from a copy, or prepare the data again{way_out}",
+            group,
+        ) from last
+
+    def pack_rows(
+        self, documents: Sequence[Document], encode: Encode, stopped: threading.Event = _NEVER
+    ) -> Packed | None:
+        """Tokenise and pack the documents of a row group; None if stopped."""
+        tokens = []
+        for document, _ in documents:
+            if stopped.is_set():
+                return None
+            tokens.append(encode(document))
+            beat()  # for the trainer, which may wait for these rows
+        goes_on = [mark for _, mark in documents]
+        bos, dtype = self.tokenizer.bos, self.tokenizer.dtype
+        return pack(tokens, bos, self.seq_len, dtype, self.pack, goes_on)
 
     def _read(self, group: int) -> list[Document]:
         found = self.dataset.read(self.groups[group])
@@ -163,7 +168,7 @@ class Lane:
         self.cursor = tuple(cursor)
 
     def make(
-        self, source: Source, encode: Encode, stopped: threading.Event | None = None
+        self, source: Source, encode: Encode, stopped: threading.Event = _NEVER
     ) -> Made | None:
         """Make the next block and move on; None if it has no rows, or if stopped.
 
@@ -178,18 +183,12 @@ class Lane:
         try:
             packed, identity = source.cached(block)
             if packed is None:
-                wait = stopped.wait if stopped else time.sleep
-                documents = source.documents(block.group, wait)
+                documents = source.documents(block.group, stopped)
         finally:
             self.reading = ""
         if packed is None:
-            tokens = []
-            for document, _ in documents:
-                if stopped and stopped.is_set():
-                    return None
-                tokens.append(encode(document))
-                beat()  # for the trainer, which may wait for this block
-            packed = source.pack_rows(tokens, [goes_on for _, goes_on in documents])
+            if (packed := source.pack_rows(documents, encode, stopped)) is None:
+                return None
             source.keep(block, identity, packed)
         # With fewer rows than lanes, several lanes have the same row.
         alone = all(other.group in quarantined for other in self._plan if other != block)

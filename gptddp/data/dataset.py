@@ -53,6 +53,7 @@ class RowGroup:
     index: int
     rows: int
     text_bytes: int
+    tokens: int  # about, with one for the end of each row: what lanes are dealt by
 
 
 class Dataset:
@@ -81,11 +82,12 @@ class Dataset:
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def row_groups(self, split: Split) -> list[RowGroup]:
-        """Every row group of a split, in the order of the files."""
+        """Every row group of a split: their numbers are their places in this list."""
+        files = self.manifest["splits"][split]["files"]
         return [
-            RowGroup(file["path"], index, rows, text_bytes)
-            for file in self.manifest["splits"][split]["files"]
-            for index, (rows, text_bytes) in enumerate(file["row_groups"])
+            RowGroup(file["path"], index, *group)
+            for file in sorted(files, key=lambda file: os.fsencode(file["path"]))
+            for index, group in enumerate(file["row_groups"])
         ]
 
     def tokenizer(self) -> Tokenizer:
@@ -233,10 +235,10 @@ def _absence(dir: Path) -> str:
 
 def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
     """A line for each damaged training file; DataError, naming every file, for any other damage."""
-    damaged, lines = inventory.on_disk(dir, manifest)
+    damaged, added = inventory.damaged(dir, manifest), inventory.added(dir, manifest)
     train = {file["path"] for file in manifest["splits"]["train"]["files"]}
-    other = len(lines) > len(damaged) or not train.issuperset(damaged)
-    if other or (lines and damage_is_fatal):
+    lines = [*damaged.values(), *(f"{path} was added" for path in added)]
+    if added or not train.issuperset(damaged) or (damaged and damage_is_fatal):
         raise _not_whole(dir, lines)
     return lines
 

@@ -4,8 +4,8 @@ A lane is a virtual rank; their number is fixed for the run. Every step takes th
 rows from every lane, and a rank owns some of the lanes, so the rows of a step do not depend on the
 world size. The position in the whole dataset is one cursor (epoch, block, row) a lane.
 
-- The row groups, in keyed order, are one line of text. Each lane has an equal length of it, to a
-  byte (McNaughton 1959): some whole row groups, and a part of one at each end.
+- The row groups, in keyed order, are one line of tokens. Each lane has an equal length of it, to
+  a token (McNaughton 1959): some whole row groups, and a part of one at each end.
 - A *block* is a row group, or the part of one that is a lane's. What is tokenised and packed at
   once is always the whole row group; a lane takes its part of the rows. So lanes are alike however
   few or long the documents are, and every row is in one lane.
@@ -50,7 +50,7 @@ def keyed_order(n: int, *words: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The part of a row group from byte `first` to byte `stop` of the `size` bytes of its text.
+    """The part of a row group from token `first` to token `stop` of its `size` tokens.
 
     `group` is an index in the list of row groups.
     """
@@ -76,16 +76,16 @@ class Block:
 
 
 def deal(sizes: Sequence[int], lanes: int, seed: int) -> list[list[Block]]:
-    """Deal row groups of these sizes, bytes of text, to lanes: a list of blocks for each lane.
+    """Deal row groups of these sizes, in tokens, to lanes: a list of blocks for each lane.
 
-    Row groups without text are left out; with fewer bytes than lanes, some lanes have no block.
+    Row groups without tokens are left out; with fewer tokens than lanes, some lanes have no block.
     """
     dealt: list[list[Block]] = [[] for _ in range(lanes)]
     total, at, lane = sum(sizes), 0, 0
     for group in keyed_order(len(sizes), seed, DEAL).tolist():
         first, size = 0, sizes[group]
         while first < size:
-            end = total * (lane + 1) // lanes  # of the lane's text
+            end = total * (lane + 1) // lanes  # of the lane
             if part := min(size - first, end - at):
                 dealt[lane].append(Block(group, first, first + part, size))
             first, at = first + part, at + part

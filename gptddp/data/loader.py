@@ -7,7 +7,6 @@ What a batch holds is a pure function of dataset, settings and step (lanes.py, p
 number of threads, and how far they are ahead (producer.py), decide only when it is ready.
 """
 
-import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +18,9 @@ import numpy as np
 from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
-from gptddp.data.dataset import Dataset, RowGroup, Split
+from gptddp.data.dataset import Dataset, Split
 from gptddp.data.lanes import Block, deal, hosts, owned
-from gptddp.data.packing import IDS, documents_of
+from gptddp.data.packing import IDS
 from gptddp.data.producer import Producer
 from gptddp.distributed import storage
 from gptddp.errors import ConfigError, DataError
@@ -54,16 +53,6 @@ class Batch:
     bos: int = -1
     bad: int = -1
     origin: np.ndarray | None = None
-
-    @property
-    def segments(self) -> np.ndarray:
-        """int32 (rows, T): number of each input's document in its row, from 0; -1: padding."""
-        return documents_of(self.tokens, self.valid, self.bos)[0]
-
-    @property
-    def positions(self) -> np.ndarray:
-        """int32 (rows, T): number of each input in its segment, from 0."""
-        return documents_of(self.tokens, self.valid, self.bos)[1]
 
 
 class Loader:
@@ -104,7 +93,12 @@ class Loader:
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
         self.dealt = _deal(source, lanes, seed)
-        self.hosts = _hosts(source, self.dealt)
+        self.hosts = hosts(self.dealt, source.quarantined)
+        if not self.hosts:
+            raise DataError(
+                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
+                "data, then begin a new run"
+            )
         self._lanes = [
             Lane(lane, self.dealt[self.hosts[lane]], seed, start[lane])
             for lane in owned(rank, world_size, lanes)
@@ -173,15 +167,10 @@ def eval_rows(
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 
-def row_groups(dataset: Dataset, split: Split) -> list[RowGroup]:
-    """The row groups of a split in the order of their numbers."""
-    return sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
-
-
 def _source(
     dataset: Dataset, split: Split, seq_len: int, pack: str, cache: Cache | None = None
 ) -> Source:
-    groups = row_groups(dataset, split)
+    groups = dataset.row_groups(split)
     return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
 
 
@@ -201,23 +190,13 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
 
 
 def _deal(source: Source, lanes: int, seed: int) -> list[list[Block]]:
-    dealt = deal([group.text_bytes for group in source.groups], lanes, seed)
+    dealt = deal([group.tokens for group in source.groups], lanes, seed)
     if not any(dealt):
         raise DataError(
             f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
             "sources that have some"
         )
     return dealt
-
-
-def _hosts(source: Source, dealt: list[list[Block]]) -> list[int]:
-    """For each lane the lane whose blocks it reads; DataError where all are in quarantine."""
-    if found := hosts(dealt, source.quarantined):
-        return found
-    raise DataError(
-        f"{source.dataset.dir}: all row groups of the train split are in quarantine: mend the "
-        "data, then begin a new run"
-    )
 
 
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:

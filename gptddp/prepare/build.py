@@ -176,8 +176,8 @@ def _write(
     encode = tokenizer.encoder()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     with (
-        ShardWriter(out, "val", rows, made_by, marks) as val,
-        ShardWriter(out, "train", rows, made_by, marks) as train,
+        ShardWriter(out, "val", rows, tokenizer, made_by is not None, marks) as val,
+        ShardWriter(out, "train", rows, tokenizer, made_by is not None, marks) as train,
     ):
         for key, text, given, goes_on in shuffle:
             bar.advance(1)

@@ -82,7 +82,7 @@ def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
     head = {"format": FORMAT, "version": VERSION, "gptddp": __version__}
     path = scratch / MANIFEST
     text = json.dumps({**head, **manifest}, indent=1)
-    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a row group on a line
+    text = re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", text)  # a row group
     path.write_text(text + "\n", "utf-8")
     fsync(path)
     fsync(out)

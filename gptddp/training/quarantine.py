@@ -24,7 +24,7 @@ import torch
 from gptddp.config import shown
 from gptddp.data.dataset import Dataset, RowGroup
 from gptddp.data.lanes import hosts
-from gptddp.data.loader import Batch, Loader, as_text, from_text, row_groups
+from gptddp.data.loader import Batch, Loader, as_text, from_text
 from gptddp.distributed.connect import World
 from gptddp.errors import BadRowGroup, ConfigError
 from gptddp.run.progress import Progress
@@ -40,7 +40,7 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
     """
     if not (decisions := list(decisions)):  # almost always: the data are not asked
         return
-    known = [_name(group) for group in row_groups(dataset, "train")]
+    known = [_name(group) for group in dataset.row_groups("train")]
     for decision in decisions:
         numbers, names = decision["row_groups"], decision.get("names")
         for i, number in enumerate(numbers):

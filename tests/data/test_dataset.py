@@ -94,9 +94,9 @@ def test_read_finds_damage(books: Path, tmp_path: Path) -> None:
     assert found > 20
     path.write_bytes(good)
     with pytest.raises(DataError, match="row group 999"):
-        dataset.read(RowGroup(group.path, 999, 1, 1))
+        dataset.read(RowGroup(group.path, 999, 1, 1, 1))
     with pytest.raises(DataError, match="instead of 7: the file has been replaced"):
-        dataset.read(RowGroup(group.path, 0, 7, 1))
+        dataset.read(RowGroup(group.path, 0, 7, 1, 1))
     assert len(dataset.read(group)) == group.rows
 
 

@@ -10,7 +10,6 @@ from support.prepared import BYTES
 
 from gptddp.data.blocks import Source
 from gptddp.data.lanes import Block
-from gptddp.data.loader import row_groups
 from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
@@ -54,7 +53,7 @@ def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> 
     for library in (None, "tiktoken 0.9.0", "tiktoken 0.10.0", "tiktoken 0.10.0"):
         tokenizer = byte_tokenizer()
         tokenizer.library = library
-        source = Source(dataset, "train", row_groups(dataset, "train"), tokenizer, 16)
+        source = Source(dataset, "train", dataset.row_groups("train"), tokenizer, 16)
         source.cache = types.SimpleNamespace(get=lambda *_: None)  # type: ignore[assignment]
         found.append(source.cached(Block(0, 0, 1, 1))[1])
     assert len(set(found)) == 3 and found[2] == found[3]

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import shutil
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pytest
 
 from gptddp.data import blocks
 from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.data.lanes import deal
 from gptddp.data.loader import Batch, Loader, eval_rows
 from gptddp.errors import DataError
+from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 
@@ -33,7 +36,9 @@ def dataset(request, tmp_path_factory) -> Dataset:
     ]
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_writer, "_SHARD_BYTES", 20_000)
+        return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
 
 
 def open_loader(dataset: Dataset, **changes) -> contextlib.closing[Loader]:
@@ -118,8 +123,11 @@ def test_ranks_share_the_batches_of_one_process(dataset, world_size):
 
 
 def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
-    """A copy in another folder continues the run with the same batches."""
+    """A copy in another folder, listed backwards, continues the run with the same batches."""
     copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "elsewhere"))
+    files = copy.manifest["splits"]["train"]["files"]
+    files.reverse()
+    assert len(files) > 1
     alone = batches_of(dataset, 20)
     with open_loader(copy, state={**loader_state(dataset, alone[9])}) as loader:
         assert [loader.next().fp for _ in range(10)] == [batch.fp for batch in alone[10:]]
@@ -146,3 +154,19 @@ def test_a_damaged_file_is_named(dataset, tmp_path, monkeypatch, damage):
         while loader.next().cursors[:, 0].min() < 1:
             pass
     assert str(path) in str(caught.value) and "row group" in str(caught.value)
+
+
+def test_lanes_have_equally_many_rows_of_real_text(tmp_path):
+    """Of Python's standard library, whose files differ in length and in tokens a byte, at most
+    0.5 % of the rows are unseen after one epoch's tokens: row groups know about their tokens."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    dataset = prepare(files, tmp_path / "data", Settings(vocab_size=512))
+    groups = dataset.row_groups("train")
+    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 64)
+    encode = source.encoder()
+    n_rows = [len(source.pack_rows(source.documents(g), encode)) for g in range(len(groups))]
+    assert len(groups) >= 64
+    for lanes in (5, 12, 48, 64):
+        dealt = deal([group.tokens for group in groups], lanes, seed=7)
+        rows = np.array([sum(len(b.rows(n_rows[b.group], 7)) for b in mine) for mine in dealt])
+        assert np.maximum(0, rows - rows.mean()).sum() <= 0.005 * rows.sum()

@@ -16,7 +16,7 @@ def test_no_text_at_all_is_refused():
         Loader(Dataset([["", None]]), lanes=2, batch=2, seq_len=8, seed=1)
     lying = Dataset([["", None]])
     lying.row_groups = lambda split: [
-        types.SimpleNamespace(path="train/00000.parquet", index=0, rows=2, text_bytes=99)
+        types.SimpleNamespace(path="train/00000.parquet", index=0, rows=2, tokens=99)
     ]
     with open_loader(lying) as loader, pytest.raises(DataError, match="lane 0 has no text"):
         loader.next()

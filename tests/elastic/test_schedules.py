@@ -126,7 +126,7 @@ def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
     Every life takes the decision at the same step, and the bits are those of one process.
     """
     dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
-    sizes = [group.text_bytes for group in dataset.row_groups("train")]
+    sizes = [group.tokens for group in dataset.row_groups("train")]
     number = lanes.deal(sizes, 8, 1337)[5][-1].group
     flip(dataset, number)
     alone, run = tmp_path / "alone", tmp_path / "run"

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.loaders import Bytes, corpus, open_loader
+from support.loaders import Bytes
 from support.toy import SMALL
 
 from gptddp import train
@@ -59,16 +59,6 @@ def test_without_the_mask_documents_of_a_row_do_see_each_other():
     assert all(p is None for _, _, p in micro_batches(rows.tokens, rows.valid, 256, plain, CPU))
     later = documents_of(rows.tokens, rows.valid, Bytes.bos)[0] > 0
     assert np.abs(logits_of(net, rows) - logits_of(net, rows, plain))[later].max() > 1e-3
-
-
-def test_a_batch_says_where_its_documents_are():
-    """Segments and positions of a batch are those of its rows, int32 (rows, T)."""
-    with open_loader(corpus()) as loader:
-        batch = loader.next()
-    segments, positions = documents_of(batch.tokens, batch.valid, Bytes.bos)
-    assert np.array_equal(batch.segments, segments) and batch.segments.dtype == np.int32
-    assert np.array_equal(batch.positions, positions) and batch.positions.dtype == np.int32
-    assert batch.positions.shape == batch.valid.shape and batch.segments.max() > 0
 
 
 def test_a_masked_run_learns_and_is_continued_with_its_own_packing_only(

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.prepared import BYTES, all_texts, contents, refused, run, texts
 
+from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare, unigram_entropy_nats
 from gptddp.prepare.progress_bar import ProgressBar
@@ -82,13 +83,13 @@ def test_large_row_groups_and_shards_are_cut_by_bytes(
     """A row group ends before its limit of text bytes, and a shard after its own."""
     monkeypatch.setattr(shard_writer, "_ROW_GROUP_BYTES", 1000)
     monkeypatch.setattr(shard_writer, "_SHARD_BYTES", 3000)
-    with ShardWriter(tmp_path, "train", 1024) as writer:
+    with ShardWriter(tmp_path, "train", 1024, byte_tokenizer()) as writer:
         for n in range(20):
             writer.add(b"%03d" % n * 100)
         writer.add(b"long" * 1000)
         about = writer.close()
     assert [len(file["row_groups"]) for file in about["files"]] == [4, 4]
-    assert about["files"][0]["row_groups"] == [[3, 900]] * 4
+    assert about["files"][0]["row_groups"] == [[3, 900, 903]] * 4
     assert about["documents"] == 21 and about["text_bytes"] == 10_000
 
 
