@@ -75,8 +75,7 @@ class Config:
     init_sha256: str = _f(
         "",
         FIXED,
-        "hash of the weights of init_from, as the run's config.json has it; by default what is "
-        "found there",
+        "hash of the weights of init_from, as the run has it; by default what is found there",
     )
     norm: str = _f("layernorm", FIXED, "layernorm, or rmsnorm: no weights, no biases anywhere")
     positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")

@@ -106,7 +106,7 @@ def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
     if is_foreign(manifest, run_id):
         return (
             f"it is of run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40} (run_id in "
-            "config.json): put this run's own checkpoints back, or go on with that run in its own "
+            "ledger.jsonl): put this run's own checkpoints back, or go on with that run in its own "
             "--run-dir"
         )
     if why := progress.wrong_meta(manifest["meta"]):

@@ -2,7 +2,7 @@
 
 Another run of the same data and seed has checkpoints that fit in all else: a restore from the wrong
 backup would go on from them without a word. So each says the id of its run, and nobody takes up,
-counts or deletes one of another. It is left as it is: it may be config.json that is the other's.
+counts or deletes one of another. It is left as it is: it may be the ledger that is the other's.
 """
 
 from collections.abc import Callable

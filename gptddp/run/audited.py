@@ -19,7 +19,6 @@ from gptddp.flags import differences, from_saved, of_run
 from gptddp.run import log_check, summary
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
-from gptddp.run.quarantine import decided
 
 Event = Mapping[str, Any]
 
@@ -141,7 +140,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         starts=starts,
         configs=_configs(run, starts, set(lives.values())),
         events=events,
-        quarantine=decided(summary.read(run).quarantine, 0),
+        quarantine=summary.decided(summary.read(run).quarantine, 0),
         aside=aside,
         wrong=wrong,
     )

@@ -27,9 +27,7 @@ class Origin:
     parent: str | None  # the checkpoint that this life descends from
     snapshot_rank: int | None  # the one whose snapshot this life goes on from
     late: str | None  # the checkpoint that a launcher makes of a snapshot meanwhile
-    quarantine: dict[
-        int, list[int]
-    ]  # what earlier lives decided beyond `step`, see run/quarantine.py
+    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, by step
 
     @property
     def holder(self) -> int:

@@ -8,7 +8,7 @@ one that is not as it was written is left out, and the start before it counts.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,15 @@ def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(names, list) and len(names) == len(groups):
         decision["names"] = [str(name) for name in names]
     return decision
+
+
+def decided(decisions: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
+    """What lives have decided to leave out from `step` finished steps on, by step: row groups."""
+    found: dict[int, list[int]] = {}
+    for decision in decisions:
+        if decision["step"] >= step:
+            found.setdefault(decision["step"], []).extend(decision["row_groups"])
+    return found
 
 
 def hash_of(start: Mapping[str, Any]) -> str:

@@ -208,7 +208,7 @@ class Life:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
-        about = {"step": self.step, **vars(decision)}
+        about = {"step": self.step, **decision}
         if self.recorder:  # before any rank acts on it
             self.recorder.events.emit("quarantine", **about)
         else:  # as rank 0 may be lost

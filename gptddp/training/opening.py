@@ -41,8 +41,7 @@ from gptddp.run.history import (
     newest_line,
 )
 from gptddp.run.origin import Origin
-from gptddp.run.quarantine import decided
-from gptddp.run.summary import Summary
+from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import changes, resolve
 from gptddp.training.choose import Brought, of_this_run
@@ -84,15 +83,7 @@ def open_run(
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    given = config
-    begun = None if ledger.config is None else from_saved(run / LEDGER, ledger.config)
-    if begun is None:
-        config = patiently(lambda: with_fields_of_folder(given))
-    elif why := why_finished(config, begun, ledger):
-        raise Finished("\n".join([why, *_results(ledger)]))
-    config, before = resolve(config, world, begun)
-    if begun:
-        patiently(lambda: check_continued(given.init_from, before.init_from, config, dataset))
+    config, before = _configured(config, dataset, world, ledger)
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
     go_back(config, run_id, generation, ledger, snapshots, tell)
@@ -116,6 +107,27 @@ def open_run(
         quarantine=quarantine,
     )
     return origin, loaded
+
+
+def _configured(
+    config: Config, dataset: Dataset, world: World, ledger: Summary
+) -> tuple[Config, Config]:
+    """The configuration of this life, and that of the life before. Raises Finished, ConfigError."""
+    if ledger.config is None:
+        return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
+    begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
+    if why := patiently(lambda: why_finished(config, begun, ledger)):
+        raise Finished("\n".join([why, *_results(ledger)]))
+    closed, before = resolve(config, world, begun)
+    patiently(lambda: check_continued(config.init_from, before.init_from, closed, dataset))
+    return closed, before
+
+
+def _results(ledger: Summary) -> list[str]:
+    """What has come out of a finished run, as it was said then."""
+    with suppress(LookupError, TypeError, ValueError):  # foreign
+        return results.lines((ledger.finished or {})["results"])
+    return []
 
 
 def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
@@ -176,13 +188,6 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
     log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
 
 
-def _results(ledger: Summary) -> list[str]:
-    """What has come out of a finished run, as it was said then."""
-    with suppress(LookupError, TypeError, ValueError):  # foreign
-        return results.lines((ledger.finished or {})["results"])
-    return []
-
-
 def _check_places(run: Path) -> None:
     """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
     for name, code, wrong in (
@@ -216,7 +221,7 @@ def _in_history(
 
 
 def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
-    """What earlier lives decided beyond `step`: see run/quarantine.py."""
+    """What earlier lives decided beyond `step`: {finished steps: row groups}."""
     again = [it for it in ledger.quarantine if it["step"] >= step]
     check(again, dataset, run / LEDGER)
     return decided(again, step)

@@ -28,7 +28,6 @@ from gptddp.data.loader import Batch, Loader, as_text, from_text
 from gptddp.distributed.connect import World
 from gptddp.errors import BadRowGroup, ConfigError
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import Decision
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +85,17 @@ def _no_rows(loader: Loader, bad: int) -> Batch:
     return Batch(nothing, nothing, targets=0, fp=0, cursors=cursors, wait_s=0.0, bad=bad)
 
 
-def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> Decision:
-    """All ranks: put what any rank could not read into the data state, for a loader made anew."""
+def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> dict[str, Any]:
+    """All ranks: put what any rank could not read into the data state, for a loader made anew.
+
+    Returns what is left out, by number and as `file#row group`.
+    """
     found = torch.zeros(world.world_size, dtype=torch.int64)
     found[world.rank] = batch.bad + 1
     new = sorted({group - 1 for group in world.all_reduce(found).tolist() if group})
     progress.data = without(loader, progress.data, new)
     groups = [loader.groups[number] for number in new]
-    return Decision(new, [_name(group) for group in groups])
+    return {"row_groups": new, "names": [_name(group) for group in groups]}
 
 
 def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:

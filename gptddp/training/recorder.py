@@ -176,8 +176,9 @@ class Recorder:
             **({"code": code} if (code := environment.code()) else {}),
             config=to_saved(self.config),
             dataset=self._dataset.sha256,
-            **self._from_scratch(),
         )
+        if self.config.from_scratch:  # it counts for this start, see take_up.py
+            about["from_scratch"] = {"job": world.job, "life": world.life}
         self._sums.add(
             {"event": "start", "generation": origin.generation, "time": time.time(), **about}
         )
@@ -196,11 +197,6 @@ class Recorder:
         line = self.origin.line
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
             log.warning("%s", log_check.told(run, wrong))
-
-    def _from_scratch(self) -> dict[str, Any]:
-        """Whose start was given --from-scratch: it counts for that one, see `opening`."""
-        start = {"job": self.world.job, "life": self.world.life}
-        return {"from_scratch": start} if self.config.from_scratch else {}
 
     def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""

@@ -215,12 +215,12 @@ def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
             if path.name in left:
                 path.write_bytes(content)
         there = sorted(run_dir.iterdir())
-        assert goes_on() == 2
+        assert goes_on() == 4
         said = capsys.readouterr().err
         assert left[-1] in said and "give --from-scratch to begin at step 0 again" in said
         assert sorted(run_dir.iterdir()) == there
     (run_dir / "ledger.jsonl").write_text('{"event": "sta\n')
-    assert goes_on("--seed", "5") == 2
+    assert goes_on("--seed", "5") == 4
     assert goes_on("--seed", "5", "--from-scratch") == 0
     assert run_state.read(run_dir).run_id != run_id and config(run_dir)["seed"] == 5
     assert "as --from-scratch says" in caplog.text

@@ -8,7 +8,7 @@ from support.quarantined_run import Run
 from gptddp.data import blocks
 from gptddp.data.loader import eval_rows
 from gptddp.errors import BadRowGroup, DataError
-from gptddp.run.quarantine import decided
+from gptddp.run.summary import decided
 from gptddp.training import quarantine
 
 STEPS = 120  # about two epochs of most lanes
