@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 2 -m gptddp.train --data DATASET --run-dir RUN
     gptddp-k8s submit --replicas 4 --local
 
-`train` is one life of a run: from its newest state through the loop to its last checkpoint. What a
-fault, a stop, a save or a log needs is behind `life` (training/life.py); how a life is begun from a
-command line is in training/entry.py.
+`train` is one life of a run: from its newest state, through the loop, to its last checkpoint. Every
+rank runs it; `# all ranks` marks a line in which each waits for the others. What a fault, a stop, a
+save or a log needs is behind `life` (training/life.py). How a command line becomes a life is in
+training/entry.py.
 """
 
 import math
@@ -32,11 +33,11 @@ from gptddp.training.life import Life
 
 
 def train(life: Life) -> None:
-    """All ranks: a life of the run, from its newest state to its end. An audit lives it again."""
+    """All ranks: do the steps that a run has left. An audit does steps again, with its `life`."""
     c, world = life.config, life.world
-    with life.guard():  # a lost peer, ranks that differ, errors of the trainer's own
+    with life.guard():  # whatever ends it, the state is left to the next life
         # -- the model, from the same seed on every rank, and its state -------------------------
-        use(c, world.device)
+        use(c, world.device)  # precision of products, threads
         gpt.check_size(c, life.vocab_size, world.device)
         net = gpt.build(c, life.vocab_size, world.device)
         optimizer = optim.build(net, c, world)
@@ -46,7 +47,7 @@ def train(life: Life) -> None:
         life.restore(net, optim.state_tensors(net, optimizer) | sums.tensors())  # all ranks
 
         # -- the loop ---------------------------------------------------------------------------
-        life.complete_line()  # all ranks: the life before may have been cut off
+        life.complete_line()  # all ranks: the life before may have been cut off behind its step
         while life.goes_on:
             batch = life.next_batch()
             agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save
@@ -60,10 +61,9 @@ def train(life: Life) -> None:
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
             optimizer.prepare()  # all ranks; it changes nothing that a life hands on
-            with life.stepping(
-                batch, agreed, sums.wait_s, loss=loss, grad_norm=norm, lr=lr
-            ) as finite:
-                if finite:
+            numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
+            with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
+                if finite:  # else the step is skipped, on every rank
                     optimizer.step()
                     sums.settle()
                 optimizer.zero_grad()
@@ -81,9 +81,9 @@ def train(life: Life) -> None:
 def warm_up(ddp: DDP, c: Config, world: World) -> None:
     """All ranks: one backward pass whose gradients are thrown away, before the state is loaded.
 
-    DDP rebuilds its buckets after the first backward pass of a process. Without this one, the
-    first real step of a new life would reduce in another order than the same step of an
-    undisturbed run, and the losses of three ranks or more would differ in the last bits.
+    DDP rebuilds its buckets after the first backward pass of a process. Without this one, the first
+    real step of a life would add in another order than the same step of an undisturbed run, and the
+    losses of three ranks or more would differ in the last bits.
     """
     tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
     with autocast(c, world.device):
@@ -95,9 +95,9 @@ def warm_up(ddp: DDP, c: Config, world: World) -> None:
 def forward_backward(
     ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: World, sums: Sums
 ) -> float:
-    """All ranks: the gradient of the step's mean loss over all its targets; the step's nats.
+    """All ranks: the gradient of the mean loss over all targets of the step; its sum, in nats.
 
-    Ranks may have different numbers of slots: only the last micro-batch of each synchronises, once.
+    Ranks may have different numbers of slots, so only the last micro-batch of each synchronises.
     no_sync must be around the forward pass too, where DDP decides.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start

@@ -218,13 +218,13 @@ class Life:
 
     @contextmanager
     def stepping(
-        self, batch: Batch, agreed: Agreed, wait_s: float, **numbers: float
+        self, batch: Batch, agreed: Agreed, numbers: Mapping[str, float], wait_s: float
     ) -> Iterator[bool]:
-        """Around the change of the live state: whole before, whole after, nobody's in between.
+        """Around the change of the live state: whole before and after, and not to be left within.
 
-        `wait_s`: for other ranks, in the step; `numbers`: loss, grad_norm and lr. Yields whether
-        they are finite: the same on every rank, since they come out of sums over all of them. A
-        step that is not has used its data all the same.
+        `numbers`: loss, grad_norm and lr. Yields whether they are finite, which is the same on
+        every rank, as they come out of sums over all of them. A step that is not has used its data
+        all the same. `wait_s`: how long this rank has waited for others in it.
         """
         self.spent.waited(wait_s)
         finite = all(map(math.isfinite, numbers.values()))
@@ -236,8 +236,8 @@ class Life:
         self.progress.advance(agreed.targets, agreed.fp, finite, step_s + batch.wait_s, data)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         self.world.set_timeout(_PATIENCE * self.stalls.stepped(step_s))
-        no: dict[str, float | None] = {} if finite else {"loss": None, "grad_norm": None}
-        self.line = self._make_line(batch, agreed, step_s, numbers | no)
+        skipped = {} if finite else {"loss": None, "grad_norm": None}
+        self.line = self._make_line(batch, agreed, step_s, {**numbers, **skipped})
         self.live.keep(self.line)
         self.live.mark_whole(self._tensors, self.progress)
 

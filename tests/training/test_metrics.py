@@ -146,7 +146,8 @@ def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commit
     saved_time = now - 5000 if commits else None
     ledger = Summary(commits=commits, saved_time=saved_time, began_time=now - 9000)
     lease = SimpleNamespace(check=lambda: None)
-    Saves(origin, lease, None, None, Events(3, [], [metrics])).begin({"w": torch.zeros(2)}, ledger)
+    log, events = SimpleNamespace(sync=None), Events(3, [], [metrics])
+    Saves(origin, lease, log, None, events).begin({"w": torch.zeros(2)}, ledger)
     page = shown(metrics)
     assert page["last_checkpoint_step"] == pytest.approx(step, nan_ok=True)
     assert now - page["last_checkpoint_timestamp_seconds"] == pytest.approx(age_s, abs=60)
