@@ -156,7 +156,7 @@ def test_a_warm_up_longer_than_the_run_is_told():
 def test_a_rate_that_ends_above_its_peak_is_told():
     """It looks like a rate, and is a part of one; at the peak it is none."""
     (line,) = advice(closed(lr=1, final_lr=5), 1)
-    assert "final_lr 5 is a part of the peak" in line and "rises to 5.0e+00" in line
+    assert "final_lr 5 is a fraction of the peak" in line and "rises to 5.0e+00" in line
     assert not advice(closed(final_lr=1), 1)
 
 

@@ -14,7 +14,8 @@ from gptddp.run.history import Ledger
 
 
 def by_hand(run_dir, *args):
-    ledgers.begun(run_dir, {"keep": 3}, run_id=None)
+    if not (run_dir / "ledger.jsonl").exists():
+        ledgers.begun(run_dir, {"keep": 3}, run_id=None)
     return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
 
 
@@ -41,7 +42,7 @@ def test_prune_by_hand_keeps_what_the_run_keeps(tmp_path):
 def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
     """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
     root = save(tmp_path, *range(1, 6))
-    Ledger(tmp_path).event("start", 2, source="step-000000000002.1")
+    Ledger(tmp_path).event("start", 2, source="step-000000000002.1", config={"keep": 3})
 
     def prune_meanwhile():
         by_hand(tmp_path, "--prune", "--keep", "1")

@@ -191,8 +191,8 @@ def test_an_audit_from_the_first_step_reads_the_folder_again(gpt2, begin, tmp_pa
     assert begin("--init-from", gpt2, "--checkpoint-every", 0) == 0
     assert begin("--steps", 5, "--checkpoint-every", 0) == 0  # the newest life has no folder
     run = tmp_path / "run"
-    found = audit(run, "", True)
-    assert (found.exit_code, found.begin, found.end) == (0, 0, 5)
+    report = audit(run, "", True)
+    assert (report.begin, report.end, report.exit_code) == (0, 5, 0)
     moved = shutil.move(gpt2, tmp_path / "moved")
     with pytest.raises(AuditError, match="gpt2/config.json is not there.*--init-from"):
         audit(run, "", True)
