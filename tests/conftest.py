@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.beside import beside_others
 from support.paths import ROOT
+from support.processes import ending, kill
 from support.toy import SMALL, training_here
 
 
@@ -71,16 +72,7 @@ def run(corpus, tmp_path, monkeypatch, train_here):
 @pytest.fixture
 def spawn():
     """subprocess.Popen; none of its processes outlives the test."""
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(subprocess.Popen(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    yield from ending(subprocess.Popen, kill)
 
 
 @pytest.fixture
@@ -88,16 +80,7 @@ def forked():
     """support.forked.fork; none of its processes outlives the test."""
     from support.forked import fork
 
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(fork(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(60)
+    yield from ending(fork, kill)
 
 
 @pytest.fixture
@@ -145,21 +128,3 @@ def finish(start):
         return process.returncode, out, err
 
     return run
-
-
-@pytest.fixture
-def api(tmp_path):
-    """An API server on a loopback port."""
-    from support.api_server import FakeAPI
-
-    server = FakeAPI(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def cluster(api):
-    """A client of `api`."""
-    from gptddp.k8s.cluster import connect
-
-    return connect(None, api.kubeconfig)

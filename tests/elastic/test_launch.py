@@ -35,6 +35,16 @@ def survivors(job: Job, *killed: int) -> None:
     assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in killed] == []
 
 
+def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
+    """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
+    (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
+    (server,) = [child for child in children(pod) if worker in children(child)]
+    os.kill(server, signal.SIGTERM)
+    job.goes_on(3)
+    assert alive(server) and job.worker(1) == worker and job.log(1) == before
+    survivors(job)
+
+
 def killed(job: Job) -> None:
     os.kill(job.worker(1), signal.SIGKILL)
 
@@ -71,16 +81,6 @@ def test_a_worker_that_is_lost_is_replaced(job, harm):
     harm(job)
     until("a new worker", lambda: job.worker(1) != old)
     job.goes_on(3)
-    survivors(job)
-
-
-def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
-    """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
-    (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
-    (server,) = [child for child in children(pod) if worker in children(child)]
-    os.kill(server, signal.SIGTERM)
-    job.goes_on(3)
-    assert alive(server) and job.worker(1) == worker and job.log(1) == before
     survivors(job)
 
 

@@ -10,6 +10,7 @@ from support.faulty_jobs import Fault, Job
 from support.forked import train
 from support.measurements import write_measurement
 from support.owned import check_nobodys
+from support.processes import ending
 from support.toy import SMALL
 
 
@@ -31,15 +32,11 @@ def rank_seconds(request, tmp_path_factory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def jobs(corpus, tmp_path_factory):
     """Start a job: jobs(*trainer flags, **of Job). Nothing of it outlives the module."""
-    started = []
 
-    def begin(*flags: str, **options) -> Job:
-        started.append(Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options))
-        return started[-1]
+    def start(*flags: str, **options) -> Job:
+        return Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options)
 
-    yield begin
-    for job in started:
-        job.close()
+    yield from ending(start, Job.close)
 
 
 @pytest.fixture(scope="session")

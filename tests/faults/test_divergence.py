@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from support.launchers import Training, parameters, undisturbed
+from support.processes import ending
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import read_ledger
@@ -13,15 +14,11 @@ from gptddp.run.history import read_ledger
 @pytest.fixture
 def train(corpus, tmp_path) -> Iterator[Callable[..., Training]]:
     """A job that is not started yet: train(pods, slot, *flags)."""
-    jobs = []
 
     def make(pods: int, slot: int, *flags: str) -> Training:
-        jobs.append(Training(tmp_path / "job", corpus, pods, slot, pods, *flags))
-        return jobs[-1]
+        return Training(tmp_path / "job", corpus, pods, slot, pods, *flags)
 
-    yield make
-    for job in jobs:
-        job.close()
+    yield from ending(make, Training.close)
 
 
 def test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace(train, corpus, tmp_path):

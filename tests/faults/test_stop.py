@@ -10,7 +10,7 @@ import pytest
 from support import launchers
 from support.forked import train
 from support.local_jobs import until
-from support.processes import alive
+from support.processes import alive, ending
 from support.same_bits import check_same_bits, check_same_lines
 from support.toy import SMALL
 from support.trainer_patches import patch_here
@@ -102,15 +102,11 @@ class Job(launchers.Job):
 @pytest.fixture
 def job(corpus, tmp_path):
     """job(slot, *flags, code): a Job of which nothing outlives the test."""
-    made = []
 
-    def begin(slot: int, *flags: str, code: str = SLOW) -> Job:
-        made.append(Job(tmp_path, corpus, slot, code, *flags))
-        return made[-1]
+    def make(slot: int, *flags: str, code: str = SLOW) -> Job:
+        return Job(tmp_path, corpus, slot, code, *flags)
 
-    yield begin
-    for it in made:
-        it.close()
+    yield from ending(make, Job.close)
 
 
 def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, tmp_path):

@@ -5,6 +5,8 @@ import os
 import pytest
 from support.writable_api_server import WriteAPI, put_claims
 
+from gptddp.k8s.cluster import connect
+
 
 @pytest.fixture(autouse=True, scope="session")
 def no_authorities():
@@ -40,3 +42,9 @@ def api(server_in, tmp_path):
 def k8s(api):
     """Run `gptddp-k8s` against the server."""
     return api.command_line
+
+
+@pytest.fixture
+def cluster(api):
+    """A client of `api`."""
+    return connect(None, api.kubeconfig)

@@ -6,39 +6,27 @@ import threading
 
 import pytest
 from support.api_server import Log
-from support.writable_api_server import WriteAPI
 
 from gptddp.errors import ClusterError, ConfigError
 from gptddp.k8s.cluster import connect, if_allowed
 
-
-@pytest.fixture
-def writable(tmp_path):
-    """A server that can be written to, and its client."""
-    server = WriteAPI(tmp_path)
-    yield server, connect(kubeconfig=server.kubeconfig)
-    server.close()
-
-
 # -- objects -------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_need_not_be_deleted(writable):
+def test_what_is_not_there_need_not_be_deleted(api, cluster):
     """Somebody else was faster; any other refusal is an error."""
-    server, cluster = writable
     assert cluster.delete("Secret", "none") is False
-    server.forbidden = {"DELETE secrets"}
+    api.forbidden = {"DELETE secrets"}
     with pytest.raises(ClusterError, match="forbidden"):
         cluster.delete("Secret", "none")
 
 
-def test_what_is_forbidden_is_done_without_and_nothing_else(writable):
+def test_what_is_forbidden_is_done_without_and_nothing_else(api, cluster):
     """`if_allowed` gives the other value for a 403; every other failure is raised."""
-    server, cluster = writable
     assert if_allowed(lambda: cluster.find("Pod"), None) == []
-    server.secrets_are_hidden = True
+    api.secrets_are_hidden = True
     assert if_allowed(lambda: cluster.get("Secret", "demo"), "hidden") == "hidden"
-    server.down = True
+    api.down = True
     with pytest.raises(ClusterError, match="currently unable"):
         if_allowed(lambda: cluster.find("Pod"), None)
 

@@ -15,10 +15,8 @@ from support.manifests import render_job
 from support.writable_api_server import (
     LOST_ANSWER,
     NO_ANSWER,
-    WriteAPI,
     end,
     job,
-    put_claims,
     submit,
 )
 
@@ -33,14 +31,10 @@ FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no fail
 }
 
 
-@pytest.fixture
-def api(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
     monkeypatch.chdir(tmp_path)
-    server = WriteAPI(tmp_path)
-    put_claims(server)
-    yield server
-    server.close()
 
 
 def submitted(api, k8s):

@@ -19,10 +19,8 @@ V1 = "client.authentication.k8s.io/v1"
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = HeaderAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return HeaderAPI
 
 
 @pytest.mark.parametrize(

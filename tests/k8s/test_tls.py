@@ -16,10 +16,8 @@ from gptddp.k8s.cluster import connect
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = HeaderAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return HeaderAPI
 
 
 @pytest.fixture

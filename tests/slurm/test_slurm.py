@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from slurm.one_node import OneNode
 from support.paths import ROOT
-from support.processes import workers
+from support.processes import ending, workers
 from support.toy import SMALL
 
 from gptddp.cli import cli as gptddp
@@ -116,7 +116,6 @@ class Job:
 @pytest.fixture
 def submit(node, corpus, tmp_path):
     """submit(example, ranks, *options of sbatch): a job of so many ranks on the one node."""
-    jobs = []
 
     def begin(example: str, ranks: int, *options: str, flags=FLAGS) -> Job:
         lines = {"data": corpus, "run": tmp_path / "run", "python": sys.executable}
@@ -127,12 +126,9 @@ def submit(node, corpus, tmp_path):
         else:
             size = [f"--ntasks-per-node={ranks}", "--cpus-per-task=1"]
         size += ["--nodes=1", "--mem=3G", "--gres=none"]
-        jobs.append(Job(node, tmp_path, *size, *options, edited(example, tmp_path, **lines)))
-        return jobs[-1]
+        return Job(node, tmp_path, *size, *options, edited(example, tmp_path, **lines))
 
-    yield begin
-    for job in jobs:
-        node.output("scancel", job.id)
+    yield from ending(begin, lambda job: node.output("scancel", job.id))
 
 
 def assert_same_bits(run: Path, undisturbed: Path) -> None:

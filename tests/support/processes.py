@@ -1,6 +1,26 @@
-"""Processes of this machine, as /proc has them."""
+"""Processes of this machine, as /proc has them, and such as end with a test."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+
+def ending(make: Callable[..., Any], end: Callable[[Any], Any]) -> Iterator[Callable[..., Any]]:
+    """For a fixture: a function that makes one more; nothing that it has made outlives the test."""
+    made: list[Any] = []
+
+    def begin(*args: Any, **options: Any) -> Any:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    yield begin
+    for it in made:
+        end(it)
+
+
+def kill(process: Any) -> None:
+    process.kill()
+    process.communicate()
 
 
 def alive(pid: int) -> bool:
