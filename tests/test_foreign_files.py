@@ -54,7 +54,7 @@ def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, caplog,
     manifest = store.read_manifest(path)
     manifest["shards"][0]["file"] = name
     (path / store.MANIFEST).write_bytes(store._seal(manifest))
-    with pytest.raises(Unusable, match=r"manifest.json: shards\[0\].file is '.*must be the name"):
+    with pytest.raises(Unusable, match=r"manifest.json: shards\[0\].file is '.*must be a file"):
         store.read_manifest(path)
     assert load_newest(tmp_path).step == 1 and "shards[0].file" in caplog.text
 
@@ -105,7 +105,7 @@ def test_nothing_is_removed_through_a_link(tmp_path):
     kept.mkdir(parents=True)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / store.TMP).symlink_to(tmp_path / "home")
-    retention.remove_stale(tmp_path / "run", 5)
+    retention.discard_unfinished(tmp_path / "run")
     assert kept.exists()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.checkpoint import content, retention, store
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import tensors_at
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError, Unusable
@@ -66,12 +66,13 @@ def load(
 ) -> SavedState:
     """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
-    if reason := content.refused(manifest, run_id):
+    if reason := store.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
-    buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
-    store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers], tell)
+    nbytes = manifest["shards"][0]["nbytes"]
+    buffer = torch.empty(nbytes, dtype=torch.uint8)
+    store.read_shard(path, manifest, buffer.numpy().data, tell)
     try:
-        tensors = tensors_at(buffers, manifest["tensors"])
+        tensors = tensors_at(buffer, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
     step, generation = manifest["step"], manifest["generation"]

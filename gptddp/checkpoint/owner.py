@@ -5,10 +5,10 @@ backup would go on from them without a word. So each says the id of its run, and
 counts or deletes one of another. It is left as it is: it may be the ledger that is the other's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gptddp.checkpoint import content, store
+from gptddp.checkpoint import store
 from gptddp.errors import Unusable
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
@@ -28,31 +28,25 @@ def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
 def _is_foreign(path: Path, run_id: str | None) -> bool:
     """The same; raises Unusable where it cannot be told just now."""
     try:
-        return run_id is not None and content.is_foreign(store.unsealed(path), run_id)
+        return run_id is not None and store.is_foreign(store.unsealed(path), run_id)
     except Unusable as unusable:
         if unusable.transient:
             raise
         return False
 
 
-def foreign_after(run_dir: str | Path, run_id: str | None, generation: int) -> list[str]:
-    """The checkpoints of later generations that are another run's, which is no life of this one.
-
-    Raises OSError, as `names`.
-    """
-    later = [it for it in store.names(run_dir) if (store.order(it) or (0, 0))[0] > generation]
-    return [it for it in later if is_foreign(Path(run_dir) / CHECKPOINTS / it, run_id)]
-
-
 def newest(
-    run_dir: str | Path, run_id: str | None, foreign: Callable[[str], object] = lambda _: None
+    run_dir: str | Path,
+    run_id: str | None,
+    foreign: Callable[[str], object] = lambda _: None,
+    known: Collection[str] = (),
 ) -> str | None:
     """The name of this run's newest checkpoint that is not set aside. Raises OSError, as `names`.
 
     One that cannot be read, however often it is tried, counts by its name. `foreign` is told the
-    name of each newer one that is another run's.
+    name of each newer one that is another run's. `known`: as in `names`.
     """
-    for name in filter(store.is_candidate, store.names(run_dir)):
+    for name in filter(store.is_candidate, store.names(run_dir, known)):
         path = Path(run_dir) / CHECKPOINTS / name
         try:
             if patiently(lambda path=path: _is_foreign(path, run_id)):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import math
 import os
 import shutil
 import stat
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import content, owner, run_state, store
+from gptddp.checkpoint import owner, run_state, store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.run.directory import CHECKPOINTS
 
@@ -54,12 +55,12 @@ def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) ->
         try:
             manifest = store.read_manifest(path)
             nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
-            read_back, skipped = bool(manifest.get("verified")), content.skipped(manifest)
-            if reason := content.refused(manifest, run_id) or "":
-                state = "foreign" if content.is_foreign(manifest, run_id) else "invalid"
+            read_back, skipped = bool(manifest.get("verified")), store.skipped(manifest)
+            if reason := store.refused(manifest, run_id) or "":
+                state = "foreign" if store.is_foreign(manifest, run_id) else "invalid"
             else:
                 if full:
-                    store.read_shards(path, manifest)
+                    store.read_shard(path, manifest)
                 state = "verified" if full else "complete"
         except Unusable as error:
             reason = error.reason
@@ -165,7 +166,7 @@ def _period(name: str, every: int) -> int:
 def _skipped(path: Path) -> int:
     """How many steps before it, with its own, were not finite; 0 where that cannot be told."""
     with contextlib.suppress(Unusable):
-        return content.skipped(store.unsealed(path))
+        return store.skipped(store.unsealed(path))
     return 0
 
 
@@ -194,47 +195,24 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
-def remove_stale(run_dir: str | Path, generation: int, older: bool = False) -> None:
-    """Remove what this generation has left unfinished, and what the fence has moved away.
+def discard_unfinished(
+    run_dir: str | Path, spare: Collection[str] = (), upto: float = math.inf
+) -> None:
+    """Move unfinished checkpoints out of reach of whoever writes them: none gets a name any more.
 
-    For the writer of that generation, while it is not writing, nor a launcher in its place. What
-    older ones write may be a late save under way, see late.py: with `older` it goes too, where
-    there is room for one of the two. Those of a newer generation stay: then the caller's is over.
+    When a life begins: those of all lives before it, but the late save in `spare`. Where the disk
+    is full: those of generations `upto` this one; `prune` removes their files. One rename moves all
+    of it: were the files removed in place, a half of one could still get its name.
     """
-
-    def stale(name: str) -> bool:
-        of = _generation(name)
-        return of == generation or (older and of < generation)
-
     root = Path(run_dir) / CHECKPOINTS
-    _throw_away(root, stale)
-    _remove_inside(root / store.TRASH)
-
-
-def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
-    """When a life begins: no unfinished checkpoint of older lives gets a name any more.
-
-    But those in `spare`. `remove_stale` removes their files.
-    """
-    _throw_away(Path(run_dir) / CHECKPOINTS, lambda name: name.rpartition(".")[0] not in spare)
-
-
-def _throw_away(root: Path, selected: Callable[[str], bool]) -> None:
-    """Move these unfinished checkpoints out of reach of whoever is writing them: a rename is whole.
-
-    Were their files removed in place, a half of one could still get its name.
-    """
     with contextlib.suppress(OSError):
-        for name in filter(selected, _inside(root / store.TMP)):
+        for unfinished in _inside(root / store.TMP):
+            name = unfinished.rpartition(".")[0]
+            if name in spare or (store.order(name) or (0, 0))[0] > upto:
+                continue
             (root / store.TRASH).mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # the others go all the same
-                os.rename(root / store.TMP / name, root / store.TRASH / name)
-
-
-def _generation(name: str) -> int:
-    """The generation in `step-<step>.<generation>.<uuid>`; 0 for a name of another kind."""
-    order = store.order(name.rpartition(".")[0])
-    return order[0] if order else 0
+                os.rename(root / store.TMP / unfinished, root / store.TRASH / unfinished)
 
 
 def _inside(directory: Path) -> list[str]:
@@ -242,10 +220,10 @@ def _inside(directory: Path) -> list[str]:
     return [] if stat.S_ISLNK(os.lstat(directory).st_mode) else os.listdir(directory)
 
 
-def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
+def _remove_inside(directory: Path) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
     with contextlib.suppress(OSError):
-        for name in filter(selected, _inside(directory)):
+        for name in _inside(directory):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)  # was a file

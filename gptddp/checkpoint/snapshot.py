@@ -30,10 +30,10 @@ from typing import Any
 import torch
 import xxhash
 
-from gptddp.checkpoint import content
 from gptddp.checkpoint.layout import layout, tensor_at, tensors_at
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.files import lock_now, parse_json
+from gptddp.run import progress
 
 _MAGIC = b"gptddp snap 1\0\0\0"
 _FOOTER = struct.Struct("<16sQQQ")  # magic, bytes of the JSON, xxh3_64 of the tensors, of the JSON
@@ -154,7 +154,7 @@ def _fill(
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor_at([buffer], entries[name]).copy_(tensor)
+            tensor_at(buffer, entries[name]).copy_(tensor)
     digest = xxhash.xxh3_64_intdigest(buffer.numpy().data)
     del buffer  # the mapping cannot be closed while it is lent out
     return digest
@@ -186,10 +186,34 @@ def usable(path: Path) -> SavedState | None:
 
     Its hashes do not say which version has left it, nor whether by hand. Never raises.
     """
-    if (found := read(path)) and (wrong := content.wrong_snapshot(vars(found))):
+    if (found := read(path)) and (wrong := next(_wrong(vars(found)), None)):
         log.warning("the state left in %s is not used: %s", path, wrong)
         return None
     return found
+
+
+_NUMBER = (int, float)
+_HEAD: dict[str, tuple[type, ...]] = {
+    "run_id": (str,),
+    "generation": (int,),
+    "meta": (dict,),
+    "lines": (list,),
+    "events": (list,),
+    "fault": (dict,),
+}
+
+
+def _wrong(head: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of a description that cannot be used. The first counts."""
+    yield from progress.wrong(head, _HEAD)
+    if why := progress.wrong_meta(head["meta"]):
+        yield why
+    for i, line in enumerate(head["lines"]):
+        yield from progress.wrong(line, {"step": (int,), "time": _NUMBER}, f"lines[{i}]")
+    kinds: dict[str, tuple[type, ...]] = {"event": (str,), "generation": (int,), "time": (float,)}
+    for i, event in enumerate(head["events"]):
+        yield from progress.wrong(event, kinds, f"events[{i}]")
+    yield from progress.wrong(head["fault"], {"cause": (str,), "time": _NUMBER}, "fault")
 
 
 def _held(path: Path, run_id: str) -> tuple[int, int] | None:
@@ -226,9 +250,8 @@ def _parse(memory: mmap.mmap) -> SavedState:
     data = buffer.numpy().data
     if xxhash.xxh3_64_intdigest(data) != digest:
         raise ValueError("its tensors do not have their hash")
-    tensors = tensors_at([buffer], head["tensors"])
-    names = ("meta", "generation", "run_id", "lines", "events", "fault")
-    own = {name: head[name] for name in names} | {"digest": digest}
+    tensors = tensors_at(buffer, head["tensors"])
+    own = {name: head[name] for name in _HEAD} | {"digest": digest}
     step, layout = head["meta"]["step"], head["tensors"]
     return SavedState("memory", step, tensors, **own, layout=layout, data=data)
 

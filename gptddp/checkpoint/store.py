@@ -5,7 +5,6 @@
         shard-0-of-1.bin      raw little-endian tensor bytes
         manifest.json         what the bytes are, their hashes, all state that is not a tensor
       step-000000000300.2.bad.1/    found damaged, kept for inspection, never loaded
-      LATEST                  name of the newest: a hint
       .tmp/  .trash/          being written, being deleted
 
 A directory gets its name by one rename, after everything in it is durable, and is never
@@ -25,13 +24,12 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from gptddp.checkpoint import content
 from gptddp.distributed.pulse import beat
 from gptddp.errors import CheckpointError, Unusable
 from gptddp.files import (
@@ -40,16 +38,16 @@ from gptddp.files import (
     exists,
     fsync,
     is_inside,
-    may_pass,
     parse_json,
     write_all,
     write_new,
 )
+from gptddp.run import progress
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
 CHUNK_BYTES = 16 << 20  # hashed and written at once
-MANIFEST, LATEST, TMP, TRASH = "manifest.json", "LATEST", ".tmp", ".trash"
+MANIFEST, SHARD, TMP, TRASH = "manifest.json", "shard-0-of-1.bin", ".tmp", ".trash"
 _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
 # These prove damage: there is no file, or not a file. Other errors prove nothing.
@@ -73,25 +71,16 @@ def order(name: str) -> tuple[int, int] | None:
 def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
-    `known`: names that are there where they exist, though they may not be listed. Raises OSError
-    where the directory is there but cannot be listed, or the hint not read just now.
+    `known`: names that the ledger has. They are asked for one by one, as a network file system may
+    list a directory as it was a minute ago. Raises OSError where the directory is there but cannot
+    be listed.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
         found.update(name for name in os.listdir(root) if order(name))
-    # A network file system may list a directory as it was a minute ago, but a single name as it is
-    # now: so those that are known, and the name in LATEST, are asked for too.
-    hints = set(known)
-    try:
-        hints.add((root / LATEST).read_text().strip())
-    except UnicodeDecodeError:
-        pass
-    except OSError as error:
-        if may_pass(error):  # it may name a newer one than the list has
-            raise
-    asked = (hint for hint in hints - found if order(hint))
-    found.update(hint for hint in asked if exists(root / hint, stat.S_ISDIR))
+    asked = (name for name in {*known} - found if order(name))
+    found.update(name for name in asked if exists(root / name, stat.S_ISDIR))
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
@@ -149,56 +138,107 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: "
             "use the version that wrote it, or move the checkpoint away to continue from an older"
         )
-    if wrong := content.wrong_manifest(manifest):
+    if wrong := next(_wrong(manifest), None):
         raise Unusable(path, f"{MANIFEST}: {wrong}")
     name = name_of(manifest["step"], manifest["generation"])
     if name != path.name:
         raise Unusable(path, f"{MANIFEST} belongs to {name}")
-    for index, shard in enumerate(manifest["shards"]):
-        if os.path.basename(shard["file"]) != shard["file"] or not is_inside(shard["file"]):
-            raise Unusable(
-                path,
-                f"{MANIFEST}: shards[{index}].file is {shard['file']!r}: it must be the name of a "
-                "file in the checkpoint's own folder",
-            )
-        with _reading(path, shard["file"]):
-            size = os.stat(path / shard["file"]).st_size
-        if size != shard["nbytes"]:
-            raise Unusable(path, f"{shard['file']} has {size} bytes, not {shard['nbytes']}")
+    shard = manifest["shards"][0]
+    with _reading(path, shard["file"]):
+        size = os.stat(path / shard["file"]).st_size
+    if size != shard["nbytes"]:
+        raise Unusable(path, f"{shard['file']} has {size} bytes, not {shard['nbytes']}")
     return manifest
 
 
-def read_shards(
+_NUMBER = (int, float)
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "generation": (int,),
+    "time": _NUMBER,
+    "run_id": (type(None), str),
+    "tensors": (dict,),
+    "meta": (dict,),
+    "shards": (list,),
+}
+_SHARD: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "nbytes": (int,),
+    "chunk_bytes": (int,),
+    "xxh3_128": (list,),
+}
+
+
+def _wrong(manifest: Any) -> Iterator[str]:
+    """The fields that cannot be used: a hash does not say who has written it. The first counts."""
+    yield from progress.wrong(manifest, _FIELDS)
+    if len(manifest["shards"]) != 1:
+        yield f"shards has {len(manifest['shards'])} files: it must have one"
+    shard = manifest["shards"][0]
+    yield from progress.wrong(shard, _SHARD, "shards[0]")
+    if os.path.basename(shard["file"]) != shard["file"] or not is_inside(shard["file"]):
+        yield f"shards[0].file is {shard['file']!r}: it must be a file in the checkpoint's folder"
+    if shard["chunk_bytes"] < 1:
+        yield f"shards[0].chunk_bytes is {shard['chunk_bytes']}: it must be at least 1"
+    if len(shard["xxh3_128"]) != -(-shard["nbytes"] // shard["chunk_bytes"]):
+        yield "shards[0].xxh3_128 is not a hash of each chunk"
+
+
+def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
+    """Why a run cannot go on from it, with the rule and the fix; None where it can."""
+    if is_foreign(manifest, run_id):
+        return (
+            f"it is of run {manifest.get('run_id')!r:.40}, and this is run {run_id!r:.40}: put "
+            "this run's own checkpoints back, or go on with that run in its own --run-dir"
+        )
+    if run_id is None:
+        return None
+    if why := progress.wrong_meta(manifest["meta"]):
+        return f"{why}; use the version of gptddp that has written it"
+    if manifest["meta"]["step"] != manifest["step"]:
+        return f"meta.step is {manifest['meta']['step']}: it must be {manifest['step']}"
+    return None
+
+
+def is_foreign(manifest: Mapping[str, Any], run_id: str | None) -> bool:
+    """Is it another run's? None: no run asks."""
+    return run_id is not None and manifest.get("run_id") != run_id
+
+
+def skipped(manifest: Mapping[str, Any]) -> int:
+    """How many steps in a row were not finite when it was saved; 0 where it does not say."""
+    meta = manifest.get("meta")
+    found = meta.get("skipped") if isinstance(meta, dict) else 0
+    return found if type(found) is int else 0
+
+
+def read_shard(
     path: Path,
-    manifest: dict[str, Any],
-    buffers: Sequence[memoryview] | None = None,
+    manifest: Mapping[str, Any],
+    buffer: memoryview | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
+    """Read every chunk and compare its hash, into the buffer or, with None, nowhere.
 
     With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
     told how much has been read. Raises Unusable.
     """
-    done, total = 0, sum(shard["nbytes"] for shard in manifest["shards"])
-    for index, shard in enumerate(manifest["shards"]):
-        chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
-        with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
-            scratch = None if buffers else memoryview(_uncached(file, chunk_bytes))
-            for begin, expected in zip(
-                range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
+    shard = manifest["shards"][0]
+    chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
+    with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
+        scratch = memoryview(_uncached(file, chunk_bytes)) if buffer is None else None
+        for begin, expected in zip(range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True):
+            beat()  # a large one may take many minutes
+            end = min(begin + chunk_bytes, nbytes)
+            tell(f"reading {path.name}, {begin / 1e9:.2f} of {nbytes / 1e9:.2f} GB")
+            into = scratch if buffer is None else buffer[begin:end]
+            assert into is not None
+            if not _fill(into, file, end - begin) or (
+                xxh3_128_hexdigest(into[: end - begin]) != expected
             ):
-                beat()  # a large one may take many minutes
-                end = min(begin + chunk_bytes, nbytes)
-                tell(f"reading {path.name}, {(done + begin) / 1e9:.2f} of {total / 1e9:.2f} GB")
-                into = buffers[index][begin:end] if buffers else scratch
-                assert into is not None
-                if not _fill(into, file, end - begin) or (
-                    xxh3_128_hexdigest(into[: end - begin]) != expected
-                ):
-                    raise Unusable(
-                        path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
-                    )
-        done += nbytes
+                raise Unusable(
+                    path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
+                )
 
 
 def _uncached(file: Any, nbytes: int) -> mmap.mmap:
@@ -234,15 +274,15 @@ def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
 def commit(
     run_dir: str | Path,
     manifest: dict[str, Any],
-    shards: Sequence[memoryview],
+    data: memoryview,
     before_rename: Callable[[], None] = lambda: None,
     read_back: bool = True,
     wrote: Callable[[], None] = lambda: None,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
-    `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
-    are added here. With `read_back` every byte is read again, and the manifest says that it was
+    `manifest` has step, generation and what else the reader needs; the shard's size and hashes are
+    added here. With `read_back` every byte is read again, and the manifest says that it was
     `verified`. `before_rename` runs when all is durable but the name: an exception from it undoes
     the commit. `wrote` is called after each chunk. Raises OSError; FileExistsError where this step
     of this generation is there.
@@ -252,13 +292,10 @@ def commit(
     work = root / TMP / f"{name}.{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     try:
-        written = [
-            _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data, wrote)
-            for i, data in enumerate(shards)
-        ]
+        shards = {"shards": [_write_shard(work / SHARD, data, wrote)]}
         if read_back:
-            _read_back(work, written)
-        raw = _seal({"format": FORMAT, **manifest, "shards": written, "verified": read_back})
+            _read_back(work, shards)
+        raw = _seal({"format": FORMAT, **manifest, **shards, "verified": read_back})
         write_new(work / MANIFEST, raw)
         fsync(work)
         before_rename()
@@ -270,10 +307,10 @@ def commit(
     return name
 
 
-def _read_back(work: Path, shards: list[dict[str, Any]]) -> None:
+def _read_back(work: Path, shards: dict[str, Any]) -> None:
     """Read what has been written; OSError where that is not what it should be."""
     try:
-        read_shards(work, {"shards": shards})
+        read_shard(work, shards)
     except Unusable as unusable:
         raise OSError(
             errno.EIO,
@@ -281,18 +318,6 @@ def _read_back(work: Path, shards: list[dict[str, Any]]) -> None:
             "way to it, is broken",
             str(work),
         ) from unusable
-
-
-def write_hint(run_dir: str | Path, name: str) -> None:
-    """Let LATEST name this checkpoint. Raises OSError; nothing depends on it."""
-    root = Path(run_dir) / CHECKPOINTS
-    work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # a killed writer's is removed with the rest
-    try:
-        write_new(work, name.encode() + b"\n")
-        os.replace(work, root / LATEST)
-    finally:
-        with contextlib.suppress(OSError):  # gone already after a success
-            os.unlink(work)
 
 
 def _write_shard(path: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:

@@ -12,20 +12,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.checkpoint import owner, retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.distributed import environment
-from gptddp.errors import GptddpError, Superseded, Unusable
+from gptddp.errors import GptddpError, Unusable
 from gptddp.files import FULL, explain, fsync
 from gptddp.run.directory import CHECKPOINTS
-from gptddp.run.history import highest_generation
-from gptddp.run.lineage import left
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +50,11 @@ class Writer:
     """Commits checkpoints from a background thread, one at a time. Rank 0 only.
 
     No failure of the disk reaches the caller as an exception: it is the `error` of the result.
-    `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
-    thread when all is written but the name; an OSError from it prevents the commit (the run's
-    log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run. A `late` writer (see late.py)
-    commits the state of a life that is over, unless the run has left that state or has a newer
-    checkpoint. `run_id` and `config`: of the run, which each of its checkpoints says; see owner.py
-    and recorded.py.
+    `parent` is the checkpoint that this life was restored from. `run_id` and `config`: of the run,
+    which each of its checkpoints says. `before_commit` runs in the thread when all is written but
+    the name; an OSError from it prevents the commit (the run's log is synced there, so that it has
+    every step that is committed). `fence` runs after it, and raises Superseded where the run goes
+    on without this process.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class Writer:
         keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
-        late: bool = False,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation, self.run_id, self.config = generation, run_id, config
@@ -83,7 +77,6 @@ class Writer:
         self.read_back = True  # not where a grace period is running out
         self.wrote: Callable[[], None] = lambda: None  # called after each chunk
         self.before_commit, self.fence = before_commit, fence
-        self.late = late
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -194,8 +187,7 @@ class Writer:
             except OSError as full:
                 if full.errno not in FULL:
                     raise
-                if not self.late:
-                    retention.remove_stale(self.run_dir, self.generation, older=True)
+                retention.discard_unfinished(self.run_dir, upto=self.generation)
                 self._prune(min(self.keep, 2))
                 self._commit(manifest, data)
         except Exception as exception:
@@ -208,67 +200,34 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        if not self.late:  # of that life others may be saving the same
-            retention.remove_stale(self.run_dir, self.generation)
         name = store.name_of(manifest["step"], self.generation)
+        path = self.run_dir / CHECKPOINTS / name
         again, self._tried = self._tried == name, name
+
+        def before_rename() -> None:
+            self.before_commit()
+            self.fence()
+            if owner.is_foreign(path, self.run_id):
+                log.warning("checkpoint %s is another run's: it is set aside", name)
+                retention.set_aside(path)
+
         try:
-            before_rename = partial(self._before_rename, manifest["step"])
-            store.commit(self.run_dir, manifest, [data], before_rename, self.read_back, self.wrote)
+            store.commit(self.run_dir, manifest, data, before_rename, self.read_back, self.wrote)
         except FileExistsError:
             if not again:
                 raise
             # The last try has come as far as the name, and failed by what comes after it.
-            fsync(self.run_dir / CHECKPOINTS)
-        store.read_manifest(self.run_dir / CHECKPOINTS / name)
+            fsync(path.parent)
+        store.read_manifest(path)
         self.parent = name
-        self._after_commit(name, partial(self._hint, name))
         if self.read_back:
-            self._after_commit(name, partial(self._prune, self.keep))
-
-    def _after_commit(self, name: str, work: Callable[[], None]) -> None:
-        """What no commit depends on, nor one of these on another."""
-        try:
-            work()
-        except OSError as error:  # the checkpoint stands
-            log.warning("after the commit of %s: %s", name, explain(error))
+            try:
+                self._prune(self.keep)
+            except OSError as error:  # the checkpoint stands
+                log.warning("after the commit of %s: %s", name, explain(error))
 
     def _prune(self, keep: int) -> None:
         retention.prune(self.run_dir, keep, keep_every=self.keep_every, run_id=self.run_id)
-
-    def _hint(self, name: str) -> None:
-        """Let LATEST name this checkpoint, or the newer one that the living life has meanwhile."""
-        store.write_hint(self.run_dir, name)
-        if self.late and (newest := owner.newest(self.run_dir, self.run_id)) not in (None, name):
-            store.write_hint(self.run_dir, str(newest))
-
-    def _before_rename(self, step: int) -> None:
-        """The last check: a writer that is late after this one has the lower generation."""
-        self.before_commit()
-        ignore = owner.foreign_after(self.run_dir, self.run_id, self.generation)
-        if self.late:
-            self._check_lineage(step, ignore)
-        elif (newest := highest_generation(self.run_dir, ignore=ignore)) > self.generation:
-            raise Superseded(
-                f"generation {newest} of this run has begun: generation {self.generation} is over"
-            )
-        self.fence()
-        self._make_free(step)
-
-    def _make_free(self, step: int) -> None:
-        """Set aside what lies where the checkpoint is to be, if it is another run's."""
-        path = self.run_dir / CHECKPOINTS / store.name_of(step, self.generation)
-        if owner.is_foreign(path, self.run_id):
-            log.warning("checkpoint %s is another run's: it is set aside", path.name)
-            retention.set_aside(path)
-
-    def _check_lineage(self, step: int, ignore: Collection[str]) -> None:
-        """Raise Superseded where this state, of a life that is over, is of no more use."""
-        newest = owner.newest(self.run_dir, self.run_id)
-        if newest and (store.order(newest) or (0, 0)) > (self.generation, step):
-            raise Superseded(f"{newest} has been committed meanwhile, which is newer")
-        if why := left(self.run_dir, self.generation, step, ignore):
-            raise Superseded(f"the run has not gone on from this state: {why}")
 
 
 def _explain(error: Exception) -> str:

@@ -29,7 +29,7 @@ from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
 from gptddp.run.directory import CHECKPOINTS
-from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
+from gptddp.run.history import Ledger, RunLog, complete, newest_life, recover
 from gptddp.run.lease import is_theirs
 from gptddp.run.lineage import left
 from gptddp.run.recovery import UNKNOWN
@@ -50,19 +50,9 @@ def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
-    highest = patiently(partial(_highest_generation, Path(config.run_dir), found))
-    if not over and found.generation < highest:
+    if not over and found.generation < patiently(lambda: newest_life(Path(config.run_dir))):
         return None
     return _commit(config, found, read_back=over)
-
-
-def _highest_generation(run: Path, found: SavedState) -> int:
-    return highest_generation(run, ignore=_foreign(run, found))
-
-
-def _foreign(run: Path, found: SavedState) -> list[str]:
-    """The checkpoints that look like later lives of the run, and are another's."""
-    return owner.foreign_after(run, found.run_id, found.generation)
 
 
 def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | None:
@@ -71,18 +61,21 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | Non
     found = snapshot.usable(snapshot.path_of(memory, run))
     if found is None:
         return None
-    newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
-    if (
-        found.run_id != patiently(lambda: run_state.read(run)).run_id
-        or (found.generation, found.step) <= newest
-        or patiently(partial(_left, run, found))
+    if found.run_id != patiently(lambda: run_state.read(run)).run_id or patiently(
+        partial(_why_not, run, found)
     ):
         return None
     return found
 
 
-def _left(run: Path, found: SavedState) -> str | None:
-    return left(run, found.generation, found.step, _foreign(run, found))
+def _why_not(run: Path, found: SavedState) -> str | None:
+    """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
+    newest = owner.newest(run, found.run_id)
+    if newest and (store.order(newest) or (0, 0)) >= (found.generation, found.step):
+        return f"{newest} is as new, or newer"
+    if why := left(run, found.generation, found.step):
+        return f"the run has not gone on from this state: {why}"
+    return None
 
 
 def _closed(config: Config) -> Config:
@@ -110,8 +103,7 @@ def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = F
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lines.sync,  # and the ledger before it
-            fence=lambda: _check_lease(run),
-            late=True,
+            fence=lambda: _check(run, found),
         )
         # in this process nothing else beats; see Note in late.py
         writer.read_back, writer.wrote = read_back, pulse.beat
@@ -145,6 +137,13 @@ def _with_fingerprint(found: SavedState) -> dict[str, Any]:
     if "state_fp" in found.meta:
         return found.meta
     return found.meta | {"state_fp": f"{state_fp(found.tensors):016x}"}
+
+
+def _check(run: Path, found: SavedState) -> None:
+    """Raise Superseded where it is not to be committed any more."""
+    _check_lease(run)
+    if why := _why_not(run, found):
+        raise Superseded(why)
 
 
 def _check_lease(run: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -249,16 +249,21 @@ def has_checkpoints(run_dir: str | Path) -> bool:
     return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
 
 
-def highest_generation(
-    run_dir: str | Path, ledger: Summary | None = None, ignore: Collection[str] = ()
-) -> int:
+def newest_life(run_dir: str | Path, ledger: Summary | None = None) -> int:
+    """The newest life that ledger or logs know; 0 for a new run. Raises OSError.
+
+    `ledger`: its sum, if it has been read.
+    """
+    return max(0, *log_generations(run_dir), (ledger or summary.read(run_dir)).generation)
+
+
+def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
-    `ledger`: its sum, if it has been read. `ignore`: names of checkpoints that are no trace of it.
+    `ledger`: its sum, if it has been read.
     """
-    found = [0, *log_generations(run_dir)]
+    found = [newest_life(run_dir, ledger)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        names = set(names_in(folder)).difference(ignore)
-        found += [int(m[1]) for name in names if (m := _CHECKPOINT.fullmatch(name))]
-    return max(*found, (ledger or summary.read(run_dir)).generation)
+        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
+    return max(found)

@@ -4,20 +4,20 @@ A life decides what the run is: it goes on from one state, and all that lies bey
 that the run has left. A state that is saved late, while newer lives train, must not be on one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gptddp.run import summary
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import highest_generation
+from gptddp.run.history import newest_life
 from gptddp.run.json_lines import backwards, parse_event
 
 
-def left(run: Path, generation: int, step: int, ignore: Collection[str] = ()) -> str | None:
+def left(run: Path, generation: int, step: int) -> str | None:
     """Why the run has left this state; None where every later life has gone on from it by memory.
 
-    `ignore`: names of checkpoints that are no trace of the run. Raises OSError.
+    Raises OSError.
     """
     ledger = summary.read(run)
     if generation <= ledger.void:
@@ -26,7 +26,7 @@ def left(run: Path, generation: int, step: int, ignore: Collection[str] = ()) ->
     if away := next(filter(lambda e: not _goes_on(e, step), later), None):
         source = away.get("source", "an unknown state")
         return f"generation {away['generation']} of this run has begun from {source}"
-    begun = set(range(generation + 1, highest_generation(run, ledger, ignore) + 1))
+    begun = set(range(generation + 1, newest_life(run, ledger) + 1))
     if unknown := begun.difference(e["generation"] for e in later):
         it = min(unknown)
         return f"generation {it} of this run has begun, and the ledger does not say from where"

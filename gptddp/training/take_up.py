@@ -37,7 +37,8 @@ def take_up(
     """
     run, foreign = Path(config.run_dir), set[str]()
     tell("looking for the newest checkpoint")
-    newest = patiently(lambda: owner.newest(run, run_id, foreign.add))
+    commits = known.committed(ledger) or ()
+    newest = patiently(lambda: owner.newest(run, run_id, foreign.add, commits))
     snapshots = trusted(snapshots, ledger.void, run, world)
     rank = newest_rank(snapshots, store.order(newest) if newest else None)
     if rank is None:
@@ -47,8 +48,7 @@ def take_up(
         return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
     generation, step, _ = snapshots[rank]
     save = _late_save(config, ledger, saving, store.name_of(step, generation))
-    patiently(lambda: retention.fence(run, [save] if save else []))
-    commits = known.committed(ledger)
+    patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
     patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
     for other in foreign:  # else the load has said so
         log.warning("checkpoint skipped: %s: it is of another run", other)
@@ -61,7 +61,7 @@ def _load(
 ) -> SavedState | None:
     """The newest valid checkpoint; None where the run begins."""
     run, commits = Path(config.run_dir), known.committed(ledger)
-    patiently(lambda: retention.fence(run))
+    patiently(lambda: retention.discard_unfinished(run))
     anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
     return known.load(run, run_id, commits, lost, anew, tell)
 

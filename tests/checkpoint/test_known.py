@@ -178,7 +178,6 @@ def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch
 def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):
     """A single name is looked up anew where a network file system lists a folder as it was."""
     listdir = os.listdir
-    (root / "LATEST").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: listdir(path) if Path(path) != root else [])
         assert run("--steps", "8") == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support import ledgers
-from support.checkpoints import loaded_step, meta, save
+from support.checkpoints import meta, save
 from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import known, owner, retention, run_state, snapshot, store
@@ -15,7 +15,7 @@ from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.flags import from_args
 from gptddp.launch.rescue import rescue
-from gptddp.run.history import Ledger, read_ledger
+from gptddp.run.history import read_ledger
 
 MINE, OTHERS, LATER = (f"step-000000000{name}" for name in ("002.1", "003.1", "003.9"))
 
@@ -40,7 +40,7 @@ def others(run, tmp_path):
 
 
 def put(others: Path, run: Path) -> None:
-    """As a restore from the wrong backup does: the hint is the other run's too."""
+    """As a restore from the wrong backup does."""
     shutil.copytree(others, run / "checkpoints", dirs_exist_ok=True)
 
 
@@ -70,7 +70,6 @@ def test_each_checkpoint_says_whose_it_is(mine, others):
 def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
     """By name, with whose it is; the run's own goes on, and no reader believes it either."""
     put(others, mine)
-    assert (mine / "checkpoints/LATEST").read_text().strip() == OTHERS
     assert "step 2" in gptddp("sample", mine, "--tokens", "1")[1]
     code, listed = gptddp("checkpoints", mine, "--verify")
     assert code == 0 and [line.split()[1] for line in listed.splitlines()[:2]] == [
@@ -146,15 +145,6 @@ def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_pat
     assert sources(tmp_path / "copy") == [MINE]
 
 
-def test_one_that_does_not_say_whose_it_is_is_believed(tmp_path):
-    """Version 0.1.0 has not written it."""
-    path = save(tmp_path, 1, meta=meta(1))
-    manifest = store.unsealed(path)
-    assert manifest.pop("run_id") is None
-    (path / store.MANIFEST).write_bytes(store._seal(manifest))
-    assert loaded_step(tmp_path, run_id="mine") == 1
-
-
 def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
     """Newer ones of another run push out none of this one's, nor does an older one take the place
     of a milestone; and none of them is deleted, however old."""
@@ -171,23 +161,6 @@ def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
     assert code == 0 and said.count("deleted") == 1 and said.count("foreign") == 4
     states = {row.name: row.state for row in retention.list_checkpoints(tmp_path)}
     assert states["step-000000000230.2"] == "complete" and len(states) == 7
-
-
-def test_the_hint_of_a_late_commit_is_the_newest_there_is(tmp_path, monkeypatch):
-    """While it is about to be written the living life commits, and deletes the late one."""
-    Ledger(tmp_path).event("start", 2, source="memory", step=5)
-    hint = store.write_hint
-
-    def meanwhile(run_dir, name):
-        monkeypatch.setattr(store, "write_hint", hint)
-        save(tmp_path, 7, 2, meta=meta(7), run_id="mine", keep=1)
-        hint(run_dir, name)
-
-    monkeypatch.setattr(store, "write_hint", meanwhile)
-    save(tmp_path, 5, 1, meta=meta(5), run_id="mine", late=True)
-    newest = "step-000000000007.2"
-    assert (tmp_path / "checkpoints/LATEST").read_text().strip() == newest
-    assert store.names(tmp_path) == [newest]
 
 
 def test_what_cannot_be_read_just_now_is_not_deleted(tmp_path, monkeypatch):

@@ -67,13 +67,13 @@ def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
 
 def test_what_a_save_reads(tmp_path, monkeypatch):
     """Its own bytes, and those of the oldest that stays, when it replaces one; no more."""
-    read, real = [], store.read_shards
+    read, real = [], store.read_shard
 
     def reading(path, *args):
         read.append(path.name.split(".")[0])
         return real(path, *args)
 
-    monkeypatch.setattr(store, "read_shards", reading)
+    monkeypatch.setattr(store, "read_shard", reading)
     save(tmp_path, 1, 2, 3, keep=3)
     assert read == [f"step-{n:012}" for n in (1, 2, 3)]
     read.clear()
@@ -193,23 +193,20 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
     assert load_newest(tmp_path).step == 4
 
 
-def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
-    """A writer clears what its own generation has left, and those of dead writers before it only
-    where the disk is full, as one may be a late save under way; a late one does not touch what its
-    successor is building. When a life begins, all of it goes but the late save that is spared."""
+def test_unfinished_work_is_discarded(tmp_path):
+    """When a life begins, all of it but the late save that is spared; on a full disk, that of lives
+    up to the writer's own: not what its successor is building."""
     root = save(tmp_path, 1)
     names = [f"step-000000000009.{generation}.{'ab' * 16}" for generation in (1, 2, 3)]
-    for name in names:
+    for name in (*names, "else"):
         (root / ".tmp" / name).mkdir()
-    (root / ".tmp" / "else").mkdir()
-    retention.remove_stale(tmp_path, 2)
-    assert set(os.listdir(root / ".tmp")) == {names[0], names[2], "else"}
-    retention.remove_stale(tmp_path, 2, older=True)
+    retention.discard_unfinished(tmp_path, upto=2)
     assert os.listdir(root / ".tmp") == [names[2]]
-    (root / ".tmp" / "else").mkdir()
     (root / ".tmp" / names[0]).mkdir()
-    retention.fence(tmp_path, ["step-000000000009.1"])
+    retention.discard_unfinished(tmp_path, ["step-000000000009.1"])
     assert os.listdir(root / ".tmp") == [names[0]]
+    retention.prune(tmp_path, 1)
+    assert os.listdir(root / ".trash") == []
 
 
 def test_unfinished_work_is_out_of_reach_before_its_files_go(tmp_path, monkeypatch):
@@ -223,7 +220,8 @@ def test_unfinished_work_is_out_of_reach_before_its_files_go(tmp_path, monkeypat
         rmtree(path, **kwargs)
 
     monkeypatch.setattr(shutil, "rmtree", noting)
-    retention.remove_stale(tmp_path, 2)
+    retention.discard_unfinished(tmp_path)
+    retention.prune(tmp_path, 1)
     assert set(parents) == {".trash"} and os.listdir(root / ".tmp") == []
 
 

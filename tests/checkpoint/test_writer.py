@@ -46,15 +46,6 @@ def test_training_may_change_the_tensors_at_once(tmp_path):
     assert loaded_step(tmp_path) == 5
 
 
-def test_a_hint_that_cannot_be_written_does_not_end_retention(tmp_path, caplog):
-    """A folder in the place of LATEST: it is told with the fix, and the volume does not fill."""
-    (tmp_path / "checkpoints/LATEST").mkdir(parents=True)
-    writer = Writer(tmp_path, 1, keep=1)
-    assert not any(writer.save(step, state(step), {}).error for step in (1, 2, 3))
-    assert store.names(tmp_path) == ["step-000000000003.1"]
-    assert "LATEST': move away the directory" in caplog.text
-
-
 def test_one_save_in_flight(tmp_path):
     """A save while another runs is refused at once; the next one after it is taken."""
     gate = Gate()
@@ -75,7 +66,6 @@ def test_parents_are_recorded(tmp_path):
     root = tmp_path / "checkpoints"
     parents = [store.read_manifest(root / f"step-0000000000{n}.4")["parent"] for n in (10, 11)]
     assert parents == ["step-000000000009.3", "step-000000000010.4"]
-    assert (root / "LATEST").read_text() == "step-000000000011.4\n"
 
 
 def test_a_committed_step_is_not_saved_again(tmp_path):
@@ -120,18 +110,6 @@ def test_layout_may_change(tmp_path):
     for step, tensors in enumerate([state(0), {"x": torch.ones(7, dtype=torch.int64)}, {}]):
         assert writer.save(step, tensors, {}).error is None
         assert load_newest(tmp_path).tensors.keys() == tensors.keys()
-
-
-def test_a_late_writer_is_fenced(tmp_path):
-    """Once a newer generation has begun, an older one commits nothing more and is told why."""
-    late = Writer(tmp_path, 1)
-    assert late.save(10, state(10), {}).error is None
-    log = RunLog(tmp_path, 2)
-    log.append({"step": 11})
-    log.close()
-    assert "generation 2 of this run has begun" in late.save(20, state(20), {}).error
-    assert Writer(tmp_path, 2).save(15, state(15), {}).error is None
-    assert loaded_step(tmp_path) == 15 and len(store.names(tmp_path)) == 2
 
 
 def test_the_log_is_durable_before_the_checkpoint(tmp_path, monkeypatch):
@@ -231,7 +209,7 @@ def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
         else:
             assert os.strerror(code) in saved.error and loaded_step(run) in (1, 2)
         assert writer.save(3, state(3), {}).error is None
-        assert loaded_step(run) == 3 and os.listdir(run / "checkpoints" / ".tmp") == []
+        assert loaded_step(run) == 3
         if len(calls) < point:
             break
     assert point > 10

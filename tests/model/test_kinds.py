@@ -9,6 +9,7 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL
 
 from gptddp import train as trainer
+from gptddp.checkpoint import store
 from gptddp.cli import cli
 from gptddp.run.history import history
 
@@ -44,8 +45,7 @@ def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked
     run = tmp_path / "run"
     process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
     log, deadline = run / "log.1.jsonl", time.monotonic() + 60
-    saved = run / "checkpoints/LATEST"
-    while not (log.exists() and log.read_text().count("\n") >= 5 and saved.exists()):
+    while not (log.exists() and log.read_text().count("\n") >= 5 and store.names(run)):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
     process.kill()

@@ -1,6 +1,5 @@
 """Which code has made which steps: in the ledger, the checkpoints, an audit and a report."""
 
-import json
 import logging
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ from support.audits import audit, trained
 from support.forked import TRAIN, ranks
 from support.toy import SMALL
 
-from gptddp.checkpoint import content, store
+from gptddp.checkpoint import store
 from gptddp.report import happenings
 from gptddp.run import summary
 from gptddp.run.code import made_by
@@ -71,10 +70,3 @@ def test_ranks_with_different_code_do_not_train_together(corpus, tmp_path):
     said = one.stderr.read() + two.stderr.read()
     assert f"has another code than rank 0 ({B[:24]} instead of {A[:24]})" in said
     assert not list((tmp_path / "run").glob("log.*"))
-
-
-def test_a_checkpoint_whose_code_is_no_text_is_refused():
-    """The field is named, as every other that is read."""
-    whole = {"step": 1, "generation": 1, "time": 1.0, "tensors": {}, "meta": {}, "shards": []}
-    assert content.wrong_manifest(json.loads(json.dumps(whole | {"code": A}))) is None
-    assert content.wrong_manifest(whole | {"code": 3}) == "code is 3: it must be text"

@@ -42,7 +42,7 @@ def life(run, generation, step, crash):
     run, ledger = Path(run), Ledger(run)
     log = RunLog(run, generation, ledger)
     crash_at(crash)
-    retention.fence(run)
+    retention.discard_unfinished(run)
     ledger.event("start", generation)
     log.append({"step": step})
     assert log.settle(60)
