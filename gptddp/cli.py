@@ -14,9 +14,9 @@ from gptddp.prepare.commands import prepare
 
 
 class _Group(click.Group):
-    """Ends a command that meets a user's mistake with its message and exit code.
+    """A command that meets a user's mistake ends with a message and an exit code.
 
-    An error of a volume that may pass, or is full, is exit code 1; what is in a file's place, 2.
+    An error of a volume that may pass, or is full, is exit code 1; a folder in a file's place, 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -48,7 +48,7 @@ def cli() -> None:
 
 
 def _run_dir(run: Path) -> Path:
-    """The run directory, or an error: an empty answer would look like an empty run."""
+    """The run directory; ConfigError for another folder, which would look like an empty run."""
     from gptddp.run.directory import is_run
 
     if not is_run(run):
@@ -80,9 +80,9 @@ for command in (prepare, sample, evaluate):
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
-@click.option("--prune", is_flag=True, help="First delete all but the newest valid ones.")
+@click.option("--prune", is_flag=True, help="First delete all but the newest valid checkpoints.")
 @click.option(
-    "--keep", type=click.IntRange(1), metavar="N", help="So many stay with --prune. [the run's]"
+    "--keep", type=click.IntRange(1), metavar="N", help="How many --prune keeps. [the run's]"
 )
 @click.option(
     "--export",
@@ -93,7 +93,10 @@ for command in (prepare, sample, evaluate):
     "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
 )
 @click.option(
-    "--step", type=int, metavar="N", help="With --export: its step. [default: the newest valid]"
+    "--step",
+    type=int,
+    metavar="N",
+    help="With --export: step of the checkpoint. [default: newest valid]",
 )
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 @click.pass_context
@@ -175,7 +178,7 @@ def log(ctx: click.Context, run: Path) -> None:
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", default="", metavar="DIR", help="The dataset; by default the run's own.")
+@click.option("--data", default="", metavar="DIR", help="Dataset. [default: the run's]")
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
@@ -183,7 +186,7 @@ def log(ctx: click.Context, run: Path) -> None:
     "--init-from",
     default="",
     metavar="DIR",
-    help="The folder that the run was begun from; by default where it was.",
+    help="Folder of the weights that the run began with. [default: the run's]",
 )
 @click.pass_context
 def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
@@ -221,9 +224,9 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     from gptddp.run.log_check import told
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
-    for run, wrong in zip(result.runs, result.wrong, strict=True):
-        if wrong:
-            click.echo(visible_lines(told(run, wrong)), err=True)
+    for it in (result.a, result.b):
+        if it.wrong:
+            click.echo(visible_lines(told(it.run, it.wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)
 
@@ -236,7 +239,7 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     default="report.html",
     show_default=True,
     metavar="FILE",
-    help="The page; an older one is replaced.",
+    help="File of the page; an older page is replaced.",
 )
 def report(runs: tuple[Path, ...], out: Path) -> None:
     """Draw runs on one page that needs no network: curves, restarts, where the time went.

@@ -246,7 +246,7 @@ def without_state_fp(run, events=False):
             del line["state_fp"]
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if events:
-        in_events("checkpoint", "start", "stop", state_fp=None)(run)
+        in_events("checkpoint", "stop", state_fp=None)(run)
     return step
 
 

@@ -21,7 +21,7 @@ from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, lives_of, number
 from gptddp.report.phase_tables import PhaseTables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES, log_generations
+from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES, is_run
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
@@ -94,7 +94,7 @@ class RunRecord:
 
 def check(path: Path) -> Path:
     """The folder, where it is a run's. Raises ConfigError with what may be meant, OSError."""
-    if _is_run(path):
+    if is_run(path):
         return path
     if not exists(path):
         raise ConfigError(f"{path} does not exist: give the folder that --run-dir has named")
@@ -103,10 +103,6 @@ def check(path: Path) -> Path:
     if near:
         fix = f"these are: {', '.join(str(it.parent) for it in near[:3])}"
     raise ConfigError(f"{path} is not a run directory, it has neither ledger nor log: {fix}")
-
-
-def _is_run(path: Path) -> bool:
-    return exists(path / LEDGER) or bool(log_generations(path))
 
 
 def read(path: Path, tell: Tell = lambda _: None) -> RunRecord:

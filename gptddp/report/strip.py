@@ -83,9 +83,9 @@ def stretches(run: RunRecord) -> list[Stretch]:
         until, before = life.began, PhaseTable()
         for table in run.tables.of_life(life, run.is_over(life)):
             seconds = np.zeros((len(OWNERS), life.world_size))
-            for phase, row in table.items():  # a second that changed its phase is taken from none
-                more = np.maximum(row - before.get(phase, 0.0), 0.0)
-                seconds[OWNERS.index(owner_of(phase, life.follows_fault))] += more
+            for phase, row in table.items():  # less where a second was given to another phase
+                activity = OWNERS.index(owner_of(phase, life.follows_fault))
+                seconds[activity] += row - before.get(phase, 0.0)
             if not before:  # a rank that began later than rank 0 was still being formed, or started
                 later = of_rank_0(table) - sum(table.values())
                 seconds[OWNERS.index("reforming" if life.follows_fault else "start")] += later

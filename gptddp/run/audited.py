@@ -6,6 +6,7 @@ All of it is read anew, and nothing from sums. What does not fit together is nam
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +89,7 @@ class Recorded:
         was killed the last save may lack its event. Before a stop, or the next save of the same
         life, it was recorded.
         """
-        saves = [it for it in self.events if it["event"] == "checkpoint"]
+        saves = [it for it in self.events if it["event"] in ("checkpoint", "branch")]
         known = {(it["generation"], it.get("step")) for it in saves}
         stops = [it for it in self.events if it["event"] == "stop"]
         due = {(it["generation"], it.get("step")) for it in stops}
@@ -122,9 +123,13 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         for it in events
         if it["event"] in log_check.PRINTED and not log_check.is_done(it)
     ]
-    starts = {
-        it["generation"]: it for it in events if it["event"] == "start" and log_check.is_done(it)
-    }
+    begun = [it for it in events if it["event"] == "start" and log_check.is_done(it)]
+    starts = {it["generation"]: it for it in begun}
+    wrong += [
+        f"{run / LEDGER}: the start of life {life} is not as it was written"
+        for life, it in starts.items()
+        if it.get(summary.HASH) != summary.hash_of(it)
+    ]
     end = _end(lives, starts, events)
     left = [step for step in lines if step > end]
     for step in left:
@@ -162,14 +167,12 @@ def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence
 
 
 def _configs(run: Path, starts: Mapping[int, Event], lives: Collection[int]) -> dict[int, Config]:
-    """By life; a start has its configuration where that is not the one of the start before."""
-    found: dict[int, Config] = {}
-    config: Config | None = None
-    for life, start in sorted(starts.items()):
-        if isinstance(recorded := start.get("config"), dict):
-            config = from_saved(run / LEDGER, recorded)
-        if config is not None:
-            found[life] = replace(config, cache_dir="none")  # one has what the data had
+    """By life, without a cache: one has what the data had."""
+    found = {
+        life: replace(from_saved(run / LEDGER, start["config"]), cache_dir="none")
+        for life, start in starts.items()
+        if isinstance(start.get("config"), dict)
+    }
     if unknown := sorted(lives - found.keys()):
         raise AuditError(
             f"{run / LEDGER} does not say what life {unknown[0]} was computed with: put the ledger "
