@@ -195,7 +195,7 @@ class Recorder:
         chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
         line = self.origin.line
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", log_check.told(run, wrong))
+            log.warning("%s", log_check.not_whole(run, wrong))
 
     def _from_scratch(self) -> dict[str, Any]:
         """Whose start was given --from-scratch: it counts for that one, see `opening`."""
