@@ -21,7 +21,6 @@ from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import AuditError, CheckpointError, ConfigError, DataError, Unusable
 from gptddp.files import exists
-from gptddp.flags import changed, of_run
 from gptddp.run import audited
 from gptddp.run.audited import Recorded
 from gptddp.run.code import made_by
@@ -61,9 +60,8 @@ def audit(
 ) -> Report:
     """Recompute the spans between the checkpoints of a run, or with `whole` all from the seed.
 
-    `data`: the dataset directory, `init_from`: that of the weights which the run has begun with; ""
-    for the run's own. Raises AuditError where it cannot be told:
-    another processor, another torch, sums that are not exact.
+    `data`: the dataset, `init_from`: the weights that the run has begun with; "" for the run's own.
+    Raises AuditError for another processor or torch, and for sums that are not exact.
     """
     if ranks().world_size > 1:
         raise AuditError("an audit is one process: start it without torchrun, srun and RANK")
@@ -71,7 +69,7 @@ def audit(
     recorded = audited.read(run, (*FIELDS, *DUE, "train_s"))
     if (run_id := run_state.read(run).run_id) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
-    _check_can_tell(recorded)
+    audited.check_machine(recorded, machine(None))
     code = made_by(recorded.lives, {life: it.get("code") for life, it in recorded.starts.items()})
     report = Report(recorded.last, code, wrong=recorded.wrong, aside=recorded.aside)
     stop = StopFlag()
@@ -268,32 +266,6 @@ def _order(path: Path) -> tuple[int, int]:
     order = store.order(path.name)
     assert order is not None
     return order
-
-
-def _check_can_tell(recorded: Recorded) -> None:
-    """Raise AuditError where this machine would have other bits, and where there are none."""
-    here, ledger = machine(None), recorded.run / LEDGER
-    lives = sorted(set(recorded.lives.values()))
-    for generation in lives:
-        config, life = recorded.configs[generation], f"life {generation} of {recorded.run}"
-        if config.reduce != "exact":
-            raise AuditError(
-                f"reduce is {config.reduce} in {life}: the bits of its sums depend on the world "
-                "size. `gptddp fingerprints` compares the rows of two such runs"
-            )
-        machines = recorded.starts[generation].get("machines")
-        if not isinstance(machines, list) or not machines:
-            raise AuditError(
-                f"{ledger} does not say what {life} was computed on: put it back from a backup"
-            )
-        for there in machines:
-            if there != here:
-                raise AuditError(
-                    f"{life} was computed on {there}, and this is {here}: the last bits differ "
-                    "between them. Give the command on a machine of that kind"
-                )
-        if changes := changed(of_run(recorded.configs[lives[0]]), of_run(config)):
-            raise AuditError(f"{', '.join(changes)} changed in {life}, and cannot change in a run")
 
 
 def describe(report: Report) -> str:

@@ -172,7 +172,7 @@ def log(ctx: click.Context, run: Path) -> None:
         it.add(generation, line)
         click.echo(json.dumps(line))
     if wrong := it.found():
-        click.echo(visible_lines(log_check.told(run, wrong)), err=True)
+        click.echo(visible_lines(log_check.not_whole(run, wrong)), err=True)
         ctx.exit(1)
 
 
@@ -192,7 +192,7 @@ def log(ctx: click.Context, run: Path) -> None:
 def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
-    Exit code 0 when all is the same, 1 at the first difference, 2 when that cannot be told here.
+    Exit code 0 when all is the same, 1 at the first difference, 2 when this machine cannot say.
 
     \b
     gptddp audit runs/first --whole
@@ -215,18 +215,18 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str)
 def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     """Compare what two runs trained on, step by step; exit code 1 at the first difference.
 
-    Exit code 0 when all steps that both have logged are the same, 2 when that cannot be told.
+    Exit code 0 when all steps that both have logged are the same, 2 when they cannot be compared.
 
     \b
     gptddp fingerprints runs/undisturbed runs/killed
     """
     from gptddp.fingerprints import compare, describe
-    from gptddp.run.log_check import told
+    from gptddp.run.log_check import not_whole
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
     for it in (result.a, result.b):
         if it.wrong:
-            click.echo(visible_lines(told(it.run, it.wrong)), err=True)
+            click.echo(visible_lines(not_whole(it.run, it.wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)
 

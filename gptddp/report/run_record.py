@@ -160,7 +160,7 @@ def _read_log(run: RunRecord, tell: Tell) -> None:
             "restarts and seconds are not known: put it back from a backup"
         )
     if wrong := check.found():
-        run.wrong.append(log_check.told(run.path, wrong))
+        run.wrong.append(log_check.not_whole(run.path, wrong))
         run.log_wrong = True
 
 

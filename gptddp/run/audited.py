@@ -16,7 +16,7 @@ from gptddp.budget import BUDGETS
 from gptddp.config import KEPT, Config, shown
 from gptddp.errors import AuditError, ConfigError
 from gptddp.files import read_json
-from gptddp.flags import differences, from_saved, of_run
+from gptddp.flags import changed, differences, from_saved, of_run
 from gptddp.run import log_check, summary
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
@@ -116,7 +116,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
     if not lines:
         raise AuditError(f"{run} has logged no step yet: nothing to recompute")
     events = read_ledger(run)
-    wrong = [log_check.told(run, found)] if (found := check.found()) else []
+    wrong = [log_check.not_whole(run, found)] if (found := check.found()) else []
     wrong += [
         f"{run / LEDGER}: the {it['event']} of life {it['generation']} has the step "
         f"{shown(it.get('step'))}"
@@ -131,12 +131,12 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         if it.get(summary.HASH) != summary.hash_of(it)
     ]
     end = _end(lives, starts, events)
-    left = [step for step in lines if step > end]
-    for step in left:
+    beyond = [step for step in lines if step > end]
+    for step in beyond:
         del lines[step], lives[step]
     if not lines:
         raise AuditError(f"{run} has no step of its newest life, nor of what that began from")
-    aside = [f"the log's steps from {end + 1} on: the run has left them"] if left else []
+    aside = [f"the log's steps from {end + 1} on: the run has left them"] if beyond else []
     recorded = Recorded(
         run=run,
         lines=lines,
@@ -179,6 +179,32 @@ def _configs(run: Path, starts: Mapping[int, Event], lives: Collection[int]) -> 
             "back from a backup"
         )
     return found
+
+
+def check_machine(recorded: Recorded, here: str) -> None:
+    """Raise AuditError where this machine would have other bits, or none are promised."""
+    ledger = recorded.run / LEDGER
+    lives = sorted(set(recorded.lives.values()))
+    for generation in lives:
+        config, life = recorded.configs[generation], f"life {generation} of {recorded.run}"
+        if config.reduce != "exact":
+            raise AuditError(
+                f"reduce is {config.reduce} in {life}: the bits of its sums depend on the world "
+                "size. `gptddp fingerprints` compares the rows of two such runs"
+            )
+        machines = recorded.starts[generation].get("machines")
+        if not isinstance(machines, list) or not machines:
+            raise AuditError(
+                f"{ledger} does not say what {life} was computed on: put it back from a backup"
+            )
+        for there in machines:
+            if there != here:
+                raise AuditError(
+                    f"{life} was computed on {there}, and this is {here}: the last bits differ "
+                    "between them. Give the command on a machine of that kind"
+                )
+        if changes := changed(of_run(recorded.configs[lives[0]]), of_run(config)):
+            raise AuditError(f"{', '.join(changes)} changed in {life}, and cannot change in a run")
 
 
 # -- the copies for people -------------------------------------------------------------------------

@@ -30,7 +30,7 @@ PRINTS = ("batch_fp", "chain_fp", "state_fp")
 
 
 class LogCheck:
-    """Made before a history is read, and told each of its lines, in order."""
+    """Made before a history is read; `add` takes each of its lines, in order."""
 
     def __init__(self, run_dir: str | Path) -> None:
         """Raises OSError."""
@@ -73,7 +73,7 @@ class LogCheck:
         return "; ".join(parts) or None
 
 
-def told(run_dir: str | Path, wrong: str) -> str:
+def not_whole(run_dir: str | Path, wrong: str) -> str:
     """What has been found, with the run and the fix."""
     return f"the log of run {run_dir} is not whole, or not all of it this run's: {wrong}: {_FIX}"
 

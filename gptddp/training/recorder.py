@@ -196,7 +196,7 @@ class Recorder:
         chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
         line = self.origin.line
         if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", log_check.told(run, wrong))
+            log.warning("%s", log_check.not_whole(run, wrong))
 
     def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""

@@ -14,7 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.audits import audit, edit, lines_of, save_again, trained
+from support.audits import (
+    audit,
+    change_lines,
+    edit,
+    edit_events,
+    lines_of,
+    save_again,
+    trained,
+)
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
 
@@ -32,19 +40,6 @@ from gptddp.training import life
 pytestmark = pytest.mark.usefixtures("train_here")
 
 
-@pytest.fixture(scope="module")
-def honest(corpus, tmp_path_factory):
-    """A run of eight steps in two lives: it was extended once, with another learning rate."""
-    run = trained(corpus, tmp_path_factory.mktemp("audit") / "run", "--steps", "5")
-    return trained(corpus, run, "--lr", "1e-3")
-
-
-@pytest.fixture
-def forged(honest, tmp_path):
-    """A copy of it."""
-    return Path(shutil.copytree(honest, tmp_path / "forged"))
-
-
 def test_an_honest_run_is_the_same_bits(honest):
     """All steps from the seed, over a change of the rate; or those after the first checkpoint."""
     code, text = audit(honest, "--whole")
@@ -58,55 +53,60 @@ def up(value):
     return math.nextafter(value, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("step", "change"),
-    [
-        (3, {"loss": up}),
-        (4, {"grad_norm": up}),
-        (7, {"lr": up}),
-        (2, {"tokens": lambda n: n + 1}),
-        (6, {"batch_fp": "0123456789abcdef"}),
-        (8, {"chain_fp": "0123456789abcdef"}),
-        (3, {"val_loss": up}),
-        (6, {"val_bpb": up}),
-        (4, {"val_bpb": 3.0}),  # of a step that was not evaluated
-        (8, {"state_fp": "0123456789abcdef"}),
-        (4, {"loss": None, "grad_norm": None}),  # a step that was done, called skipped
-    ],
-)
-def test_a_number_of_the_log_that_is_not_that_of_the_run(forged, step, change):
-    """One bit of any field is found, at its step, and what comes before it is the same."""
-    edit(forged, step, **change)
+def without(run, *steps):
+    change_lines(run, lambda line: None if line["step"] in steps else line)
+
+
+def renumbered(run, steps):
+    """Lines that say another step."""
+    change_lines(run, lambda line: line | {"step": steps.get(line["step"], line["step"])})
+
+
+OTHER = "0123456789abcdef"
+LOG = [  # the forgery, the first step that is wrong, and what is said of it
+    (lambda run: edit(run, 3, loss=up), 3, "loss is"),
+    (lambda run: edit(run, 4, grad_norm=up), 4, "grad_norm is"),
+    (lambda run: edit(run, 7, lr=up), 7, "lr is"),
+    (lambda run: edit(run, 2, tokens=lambda n: n + 1), 2, "tokens is"),
+    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, and of another kind
+    (lambda run: edit(run, 6, batch_fp=OTHER), 6, "batch_fp is"),
+    (lambda run: edit(run, 8, chain_fp=OTHER), 8, "chain_fp is"),
+    (lambda run: edit(run, 3, val_loss=up), 3, "val_loss is"),
+    (lambda run: edit(run, 6, val_bpb=up), 6, "val_bpb is"),
+    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # of a step that was not evaluated
+    (lambda run: edit(run, 8, state_fp=OTHER), 8, "state_fp is"),
+    (lambda run: edit(run, 8, state_fp="zz"), 8, "state_fp is"),
+    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # called skipped
+    *(
+        (lambda run, value=value: edit(run, 6, train_s=value), 6, "train_s is")
+        for value in ("x", [1], None, -1.0, math.inf)
+    ),
+    (lambda run: without(run, 4), 4, "it is not in the log"),
+    (lambda run: without(run, 7, 8), 7, "it is not in the log"),
+    (lambda run: renumbered(run, {3: 4, 4: 3}), 3, "batch_fp is"),
+    *(
+        (lambda run, step=step: renumbered(run, {3: step}), 3, "it is not in the log")
+        for step in (0, -3, 10**12, 2**31 - 2)
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LOG)))
+def test_a_line_of_the_log_that_is_not_that_of_the_run(forged, number):
+    """One bit of any field is found, at its step, and what comes before it is the same. So is a
+    line that is missing or moved; one of a step that cannot be is not waited for."""
+    forge, step, what = LOG[number]
+    forge(forged)
+    began = time.monotonic()
     code, text = audit(forged, "--whole")
-    assert code == 1 and f"wrong: step {step}: {next(iter(change))} is" in text
-    assert f"same bits: steps 1 to {step - 1} of 8" in text
+    assert code == 1 and f"wrong: step {step}: {what}" in text, text
+    assert f"same bits: steps 1 to {step - 1} of " in text and time.monotonic() - began < 20
 
 
-def test_a_step_is_taken_out_of_the_log(forged):
-    """It is named, by the replay and by the log itself."""
-    for log, lines in lines_of(forged):
-        kept = [json.dumps(line) + "\n" for line in lines if line["step"] != 4]
-        log.write_text("".join(kept))
-    code, text = audit(forged, "--whole")
-    assert code == 1 and "wrong: step 4: it is not in the log" in text and "it lacks step 4" in text
-
-
-def test_the_last_steps_are_taken_out_of_the_log(forged):
-    """The checkpoint of the last one, and the ledger, know that there were more."""
-    for log, lines in lines_of(forged):
-        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= 6]
-        log.write_text("".join(kept))
-    code, text = audit(forged, "--whole")
-    assert code == 1 and "wrong: step 7: it is not in the log" in text
-    assert "it lacks steps 7 to 8" in text and "same bits: steps 1 to 6 of 6" in text
-
-
-def test_two_steps_change_places(forged):
-    """Their lines do not follow from the steps before them."""
-    (log, lines), *_ = lines_of(forged)
-    lines[2], lines[3] = lines[3] | {"step": 3}, lines[2] | {"step": 4}
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "wrong: step 3: batch_fp" in audit(forged, "--whole")[1]
+def test_what_the_log_lacks_is_named_by_the_log_itself(forged):
+    """Beside the step that is not recomputed: the ledger knows that there were more."""
+    without(forged, 4, 7, 8)
+    assert "it lacks steps 4, 7 to 8" in audit(forged, "--whole")[1]
 
 
 @pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
@@ -257,9 +257,7 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
     for data in (dataset.dir, mended):
         code, text = audit(run, "--whole", "--data", str(data))
         assert code == 0 and "same bits: steps 1 to 24 of 24 (100%)" in text
-    ledger = run / "ledger.jsonl"
-    lines = ledger.read_text().splitlines(keepends=True)
-    ledger.write_text("".join(line for line in lines if '"event": "quarantine"' not in line))
+    edit_events(run, "quarantine")
     code, text = audit(run, "--whole", "--data", str(mended))
     assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
 
@@ -285,11 +283,8 @@ def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, mo
     fast = trained(corpus, tmp_path / "fast", "--reduce", "fast", "--steps", "2")
     code, text = audit(fast)
     assert code == 2 and "reduce is fast in life 1" in text and "fingerprints" in text
-    for log in forged.glob("log.*"):
-        log.rename(log.with_name(f"gone.{log.name}"))
-    assert audit(forged)[0] == 2
-    for log in forged.glob("gone.*"):
-        log.rename(log.with_name(log.name.removeprefix("gone.")))
+    without(other := Path(shutil.copytree(forged, tmp_path / "empty")), *range(9))
+    assert audit(other)[0] == 2
     monkeypatch.setattr(hardware, "machine", lambda _: "another kind")
     monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
     code, text = audit(forged)
@@ -302,3 +297,40 @@ def test_an_audit_writes_nothing(honest):
     assert audit(honest, "--whole")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
     assert store.names(honest)
+
+
+# -- runs that went through something odd, and are what they say ----------------------------------
+
+
+def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
+    """A rate that is far too high: NaN is null in the log, and its steps are skipped. It is honest,
+    and a number in the place of a null is not."""
+    run = trained(corpus, tmp_path / "run", "--lr", "1e30")
+    line = next(it for _, lines in lines_of(run) for it in lines if it["step"] == 3)
+    assert line["loss"] is None and "val_loss" in line and line["val_loss"] is None
+    code, said = audit(run, "--whole")
+    assert code == 0, said
+    edit(run, 3, val_loss=4.5)
+    code, said = audit(run, "--whole")
+    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
+
+
+def killed(run):
+    """The newest life was killed before it could record its end."""
+    edit_events(run, "stop", which=slice(-1, None))
+    (run / "finished.json").unlink()
+
+
+def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path):
+    """The second life has come to step 6, and all that it had is lost; the third, with another
+    rate, to step 4 so far."""
+    run = trained(corpus, tmp_path / "run", "--steps", "3")
+    trained(corpus, run, "--steps", "6")
+    for path in run.glob("checkpoints/step-*.2"):
+        shutil.rmtree(path)
+    killed(run)
+    trained(corpus, run, "--steps", "4", "--lr", "1e-3")
+    killed(run)
+    code, said = audit(run, "--whole")
+    assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
+    assert "not counted: the log's steps from 5 on: the run has left them" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from support.audits import audit, edit_ledger, save_again, trained
+from support.audits import audit, edit_events, save_again, trained
 from support.rewritten_dataset import rewrite
 
 from gptddp import cli as commands
@@ -19,19 +19,6 @@ from gptddp.errors import Unusable
 from gptddp.run.directory import LEDGER
 
 pytestmark = pytest.mark.usefixtures("train_here")
-
-
-@pytest.fixture(scope="module")
-def honest(corpus, tmp_path_factory):
-    """A run of eight steps in two lives."""
-    run = trained(corpus, tmp_path_factory.mktemp("audit") / "run", "--steps", "5")
-    return trained(corpus, run)
-
-
-@pytest.fixture
-def forged(honest, tmp_path):
-    """A copy of it."""
-    return Path(shutil.copytree(honest, tmp_path / "forged"))
 
 
 def test_data_that_have_been_moved(corpus, tmp_path):
@@ -107,7 +94,7 @@ def test_data_that_are_damaged_here_tell_nothing_of_the_run(corpus, tmp_path, mo
 
 def test_a_ledger_that_lacks_a_life(forged):
     """What it was computed on is not known; nor is that another machine."""
-    edit_ledger(forged, "start", 1)
+    edit_events(forged, "start", which=slice(1, None))
     code, text = audit(forged)
     assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
 
