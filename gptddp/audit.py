@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import owner, run_state, store
+from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.load import load
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data.dataset import Dataset, open_dataset
@@ -159,7 +159,7 @@ class _Audit:
     def _check_library(self, dataset: Dataset) -> None:
         """From the seed, too, only with the library that the run has encoded its text with."""
         here = None if dataset.pretokenized else dataset.tokenizer().library
-        if (newest := owner.newest(self.recorded.run, self.run_id)) is None:
+        if (newest := store.newest(self.recorded.run, self.run_id)) is None:
             return
         with suppress(Unusable, LookupError, TypeError, AttributeError):
             # a damaged one is named in its turn
@@ -201,7 +201,7 @@ class _Audit:
 
     def _why_not(self, path: Path) -> str | None:
         """Why a checkpoint is not of the run as it is now; None where it is."""
-        if owner.is_foreign(path, self.run_id):
+        if store.is_foreign(path, self.run_id):
             return "it is another run's"
         if (life := self.recorded.left_by(*_order(path))) is None:
             return None

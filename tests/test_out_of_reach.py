@@ -13,7 +13,7 @@ from support.paths import ROOT
 from support.prepared import BYTES
 
 from gptddp import files
-from gptddp.checkpoint import owner, retention, store
+from gptddp.checkpoint import retention, store
 from gptddp.data.dataset import MANIFEST, SCRATCH, is_dataset, open_dataset
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
@@ -53,7 +53,7 @@ def test_a_checkpoint_that_a_list_lacks_is_not_passed_over(tmp_path, monkeypatch
     with reads.failing(code, path=str(newest)), pytest.raises(OSError) as caught:
         store.names(tmp_path, [newest.name])
     assert files.may_pass(caught.value)
-    assert owner.newest(tmp_path, None, known=[newest.name]) == newest.name
+    assert store.newest(tmp_path, None, known=[newest.name]) == newest.name
 
 
 @pytest.mark.parametrize("code", CODES)

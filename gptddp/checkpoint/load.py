@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.checkpoint import retention, store
+from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.layout import tensors_at
 from gptddp.checkpoint.saved_state import SavedState
-from gptddp.errors import CheckpointError, Unusable
+from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS
 
@@ -68,15 +68,40 @@ def load(
     manifest = store.read_manifest(path)
     if reason := store.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
-    nbytes = manifest["shards"][0]["nbytes"]
-    buffer = torch.empty(nbytes, dtype=torch.uint8)
-    store.read_shard(path, manifest, buffer.numpy().data, tell)
+    entry = manifest["shards"][0]
+    buffer = torch.empty(entry["nbytes"], dtype=torch.uint8)
+    shard.read(path, entry, buffer.numpy().data, tell)
     try:
         tensors = tensors_at(buffer, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
     step, generation = manifest["step"], manifest["generation"]
     return SavedState(path.name, step, tensors, manifest["meta"], generation)
+
+
+def load_step(
+    run_dir: str | Path, step: int, run_id: str | None, tell: Callable[[str], None] = lambda _: None
+) -> SavedState:
+    """The newest valid checkpoint of a step.
+
+    Raises ConfigError where there is none of that step, CheckpointError where none is valid,
+    OSError where one may be readable later.
+    """
+    root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
+    names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir))))
+    steps = {name: (store.order(name) or (0, 0))[1] for name in names}
+    for name in (it for it in names if steps[it] == step):
+        try:
+            return patiently(partial(load, root / name, run_id, tell))
+        except Unusable as unusable:
+            skipped.append(unusable)
+    why = "; ".join(map(str, skipped))
+    if not skipped:
+        there = ", ".join(map(str, sorted({*steps.values()}))) or "none"
+        raise ConfigError(f"{run_dir} has no checkpoint of step {step}: use one of these: {there}")
+    if any(it.transient for it in skipped):
+        raise OSError(errno.EIO, f"the checkpoint of step {step} cannot be read: {why}", str(root))
+    raise CheckpointError(f"{run_dir}: {why}: use another step")
 
 
 def _is_gone(path: Path) -> bool:

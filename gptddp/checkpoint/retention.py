@@ -1,26 +1,24 @@
 """Which checkpoints stay: list and verify, set aside, prune. Knows files, not tensors."""
 
 import contextlib
-import functools
 import logging
 import math
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gptddp.checkpoint import owner, run_state, store
+from gptddp.checkpoint import run_state, shard, store
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Status:
     """What is known of one checkpoint."""
 
@@ -29,44 +27,45 @@ class Status:
     generation: int
     # verified (every byte), complete (manifest and sizes), invalid, foreign (another run's), or
     # quarantined (set aside)
-    state: str
-    reason: str  # why it is invalid or foreign, else empty
-    nbytes: int  # of all shards; 0 where unknown
-    time: float  # unix seconds of the save; 0 where unknown
-    read_back: bool  # was every byte read when it was written?
-    skipped: int  # steps that were not finite, the last of which is its own
+    state: str = "invalid"
+    reason: str = ""  # why it is invalid or foreign
+    nbytes: int = 0  # of the tensors
+    time: float = 0.0  # unix seconds of the save; 0 where unknown
+    read_back: bool = False  # was every byte read when it was written?
+    skipped: int = 0  # steps that were not finite, the last of which is its own
 
     @property
     def ok(self) -> bool:
         return self.state in ("verified", "complete")
 
 
-def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) -> Status:
-    """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes.
+def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Status:
+    """Check one checkpoint: every byte, or with `full=False` its manifest and the file's size.
 
     `run_id`: of the run that is to go on from it; None: bytes are all that counts.
     """
-    path = Path(path)
     generation, step = store.order(path.name) or (0, 0)
-    state, reason, nbytes, time, read_back, skipped = "invalid", "", 0, 0.0, False, 0
+    found = Status(path.name, step, generation)
     if not store.is_candidate(path.name):
-        state = "quarantined"
-    else:
-        try:
-            manifest = store.read_manifest(path)
-            nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
-            read_back, skipped = bool(manifest.get("verified")), store.skipped(manifest)
-            if reason := store.refused(manifest, run_id) or "":
-                state = "foreign" if store.is_foreign(manifest, run_id) else "invalid"
-            else:
-                if full:
-                    store.read_shard(path, manifest)
-                state = "verified" if full else "complete"
-        except Unusable as error:
-            reason = error.reason
-        except CheckpointError as error:
-            reason = str(error)
-    return Status(path.name, step, generation, state, reason, nbytes, time, read_back, skipped)
+        found.state = "quarantined"
+        return found
+    try:
+        manifest = store.read_manifest(path)
+        entry = manifest["shards"][0]
+        found.nbytes, found.time = entry["nbytes"], manifest["time"]
+        found.read_back, found.skipped = bool(manifest.get("verified")), store.skipped(manifest)
+        if reason := store.refused(manifest, run_id):
+            found.state = "invalid" if manifest["run_id"] == run_id else "foreign"
+            found.reason = reason
+            return found
+        if full:
+            shard.read(path, entry)
+        found.state = "verified" if full else "complete"
+    except Unusable as error:
+        found.reason = error.reason
+    except CheckpointError as error:
+        found.reason = str(error)
+    return found
 
 
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
@@ -117,22 +116,16 @@ def prune(
     """
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))
-    stay = {*spare, *_milestones(names, keep_every)}
-    # what cannot be told now stays, and the next call sees
-    ours = functools.cache(lambda it: not owner.is_foreign(root / it, run_id, unknown=True))
-    sound = functools.cache(lambda it: ours(it) and not _skipped(root / it))
     verified, newer, deleted = 0, False, []
-    for i, name in enumerate(names):
+    for name in names if len(names) > keep else ():
         if verified < keep:
-            if stay.issuperset(names[i + keep - verified :]):
-                break  # nothing to delete: nothing to read
             status = _read(root / name, full or verified == keep - 1, run_id)
-            spoilt = status.ok and status.skipped > 0 and newer
-            verified += status.ok and not status.skipped
-            newer |= status.ok
-            if not spoilt:
+            spoilt = status.ok and status.skipped > 0
+            verified += status.ok and not spoilt
+            if not (spoilt and newer):
+                newer |= status.ok
                 continue
-        if name in spare or not ours(name) or _is_milestone(name, names, keep_every, sound):
+        if name in spare or _stays(root, name, names, keep_every, run_id):
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -140,34 +133,6 @@ def prune(
             deleted.append(name)
     _remove_inside(root / store.TRASH)
     return deleted
-
-
-def _milestones(names: Iterable[str], every: int) -> set[str]:
-    """The oldest of these checkpoints, newest first, in each so many steps, but the first."""
-    first = {_period(name, every): name for name in names}
-    return {name for number, name in first.items() if number}
-
-
-def _is_milestone(
-    name: str, names: Sequence[str], every: int, counts: Callable[[str], bool]
-) -> bool:
-    """The same of one, where some may not count: no more of those are asked for than it takes."""
-    number = _period(name, every)
-    alike = (it for it in reversed(names) if _period(it, every) == number)
-    return number > 0 and name == next(filter(counts, alike), None)
-
-
-def _period(name: str, every: int) -> int:
-    """In which so many steps a checkpoint is, from 0."""
-    _, step = store.order(name) or (0, 0)
-    return step // every if every else 0
-
-
-def _skipped(path: Path) -> int:
-    """How many steps before it, with its own, were not finite; 0 where that cannot be told."""
-    with contextlib.suppress(Unusable):
-        return store.skipped(store.unsealed(path))
-    return 0
 
 
 def _read(path: Path, full: bool, run_id: str | None) -> Status:
@@ -180,6 +145,30 @@ def _read(path: Path, full: bool, run_id: str | None) -> Status:
     return status
 
 
+def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str | None) -> bool:
+    """Is it another run's, or the first of `every` steps? What cannot be told now stays.
+
+    `names`: of all checkpoints, newest first; no more of them are read than it takes.
+    """
+    if store.is_foreign(root / name, run_id, unknown=True):
+        return True
+    if not (period := _period(name, every)):
+        return False
+    for first in (it for it in reversed(names) if _period(it, every) == period):
+        with contextlib.suppress(Unusable):
+            manifest = store.unsealed(root / first)
+            if store.skipped(manifest) or run_id not in (None, manifest.get("run_id")):
+                continue
+        return first == name
+    return False
+
+
+def _period(name: str, every: int) -> int:
+    """In which so many steps a checkpoint is; 0: in none that has a first one which stays."""
+    _, step = store.order(name) or (0, 0)
+    return step // every if every else 0
+
+
 def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
     """`prune` as a user asks for it, beside a running job or not: all that count are read.
 
@@ -187,10 +176,11 @@ def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
     flight. Raises ConfigError where nothing can be deleted.
     """
     try:
-        found = run_state.read(run_dir)
-        begun, run_id = found.source or "", found.run_id
-        how: dict[str, Any] = {"keep_every": keep_every, "full": True, "run_id": run_id}
-        return prune(run_dir, keep, spare=[begun], **how)
+        run = run_state.read(run_dir)
+        begun = [run.source or ""]
+        return prune(
+            run_dir, keep, keep_every=keep_every, full=True, spare=begun, run_id=run.run_id
+        )
     except OSError as error:
         raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 

@@ -18,40 +18,28 @@ the run has left, be it the late commit of a writer cut off from its peers or a 
 import contextlib
 import errno
 import json
-import mmap
 import os
 import re
 import shutil
 import stat
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from gptddp.distributed.pulse import beat
+from gptddp.checkpoint import shard
 from gptddp.errors import CheckpointError, Unusable
-from gptddp.files import (
-    TRANSIENT,
-    bypass_cache,
-    exists,
-    fsync,
-    is_inside,
-    parse_json,
-    write_all,
-    write_new,
-)
+from gptddp.files import exists, fsync, parse_json, patiently, write_new
 from gptddp.run import progress
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
-CHUNK_BYTES = 16 << 20  # hashed and written at once
-MANIFEST, SHARD, TMP, TRASH = "manifest.json", "shard-0-of-1.bin", ".tmp", ".trash"
+MANIFEST, TMP, TRASH = "manifest.json", ".tmp", ".trash"
 _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
-# These prove damage: there is no file, or not a file. Other errors prove nothing.
-_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 # -- names -------------------------------------------------------------------------------------
@@ -100,7 +88,7 @@ def _seal(manifest: dict[str, Any]) -> bytes:
 
 def unsealed(path: Path) -> dict[str, Any]:
     """What the manifest of a checkpoint says: as it was written, whoever did. Raises Unusable."""
-    with _reading(path, MANIFEST):
+    with shard.reading(path, MANIFEST):
         raw = (path / MANIFEST).read_bytes()
     body, _, rest = raw.rpartition(_SEAL)
     if rest != xxh3_128_hexdigest(body).encode() + b'"}\n':
@@ -113,18 +101,6 @@ def unsealed(path: Path) -> dict[str, Any]:
     if not known:
         raise Unusable(path, f"{MANIFEST} does not say its format, a whole number")
     return manifest
-
-
-@contextlib.contextmanager
-def _reading(path: Path, file: str) -> Iterator[None]:
-    """Turn an OSError into Unusable, with whether it proves damage."""
-    try:
-        yield
-    except OSError as error:
-        reason, code = f"{file}: {error.strerror}", error.errno
-        raise Unusable(
-            path, reason, damaged=code in _DAMAGE, transient=code in TRANSIENT
-        ) from error
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -143,11 +119,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     name = name_of(manifest["step"], manifest["generation"])
     if name != path.name:
         raise Unusable(path, f"{MANIFEST} belongs to {name}")
-    shard = manifest["shards"][0]
-    with _reading(path, shard["file"]):
-        size = os.stat(path / shard["file"]).st_size
-    if size != shard["nbytes"]:
-        raise Unusable(path, f"{shard['file']} has {size} bytes, not {shard['nbytes']}")
+    entry = manifest["shards"][0]
+    with shard.reading(path, entry["file"]):
+        size = os.stat(path / entry["file"]).st_size
+    if size != entry["nbytes"]:
+        raise Unusable(path, f"{entry['file']} has {size} bytes, not {entry['nbytes']}")
     return manifest
 
 
@@ -161,12 +137,6 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "meta": (dict,),
     "shards": (list,),
 }
-_SHARD: dict[str, tuple[type, ...]] = {
-    "file": (str,),
-    "nbytes": (int,),
-    "chunk_bytes": (int,),
-    "xxh3_128": (list,),
-}
 
 
 def _wrong(manifest: Any) -> Iterator[str]:
@@ -174,35 +144,7 @@ def _wrong(manifest: Any) -> Iterator[str]:
     yield from progress.wrong(manifest, _FIELDS)
     if len(manifest["shards"]) != 1:
         yield f"shards has {len(manifest['shards'])} files: it must have one"
-    shard = manifest["shards"][0]
-    yield from progress.wrong(shard, _SHARD, "shards[0]")
-    if os.path.basename(shard["file"]) != shard["file"] or not is_inside(shard["file"]):
-        yield f"shards[0].file is {shard['file']!r}: it must be a file in the checkpoint's folder"
-    if shard["chunk_bytes"] < 1:
-        yield f"shards[0].chunk_bytes is {shard['chunk_bytes']}: it must be at least 1"
-    if len(shard["xxh3_128"]) != -(-shard["nbytes"] // shard["chunk_bytes"]):
-        yield "shards[0].xxh3_128 is not a hash of each chunk"
-
-
-def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
-    """Why a run cannot go on from it, with the rule and the fix; None where it can."""
-    if is_foreign(manifest, run_id):
-        return (
-            f"it is of run {manifest.get('run_id')!r:.40}, and this is run {run_id!r:.40}: put "
-            "this run's own checkpoints back, or go on with that run in its own --run-dir"
-        )
-    if run_id is None:
-        return None
-    if why := progress.wrong_meta(manifest["meta"]):
-        return f"{why}; use the version of gptddp that has written it"
-    if manifest["meta"]["step"] != manifest["step"]:
-        return f"meta.step is {manifest['meta']['step']}: it must be {manifest['step']}"
-    return None
-
-
-def is_foreign(manifest: Mapping[str, Any], run_id: str | None) -> bool:
-    """Is it another run's? None: no run asks."""
-    return run_id is not None and manifest.get("run_id") != run_id
+    yield from shard.wrong(manifest["shards"][0], "shards[0]")
 
 
 def skipped(manifest: Mapping[str, Any]) -> int:
@@ -212,60 +154,52 @@ def skipped(manifest: Mapping[str, Any]) -> int:
     return found if type(found) is int else 0
 
 
-def read_shard(
-    path: Path,
-    manifest: Mapping[str, Any],
-    buffer: memoryview | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Read every chunk and compare its hash, into the buffer or, with None, nowhere.
+# -- whose it is ---------------------------------------------------------------------------------
+#
+# Another run of the same data and seed has checkpoints that fit in all else: a restore from the
+# wrong backup would go on from them without a word. So each says the id of its run, and nobody
+# takes up, counts or deletes one of another. `run_id` is None where no run asks.
 
-    With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
-    told how much has been read. Raises Unusable.
+
+def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
+    """Why a run cannot go on from it, with the rule and the fix; None where it can."""
+    if run_id is None:
+        return None
+    if manifest["run_id"] != run_id:
+        return (
+            f"it is of run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40}: put this "
+            "run's own checkpoints back, or go on with that run in its own --run-dir"
+        )
+    if why := progress.wrong_meta(manifest["meta"]):
+        return f"{why}; use the version of gptddp that has written it"
+    if manifest["meta"]["step"] != manifest["step"]:
+        return f"meta.step is {manifest['meta']['step']}: it must be {manifest['step']}"
+    return None
+
+
+def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
+    """Is this checkpoint another run's? A damaged one, which cannot say, counts as the run's own.
+
+    `unknown`: what is returned where it cannot be read just now.
     """
-    shard = manifest["shards"][0]
-    chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
-    with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
-        scratch = memoryview(_uncached(file, chunk_bytes)) if buffer is None else None
-        for begin, expected in zip(range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True):
-            beat()  # a large one may take many minutes
-            end = min(begin + chunk_bytes, nbytes)
-            tell(f"reading {path.name}, {begin / 1e9:.2f} of {nbytes / 1e9:.2f} GB")
-            into = scratch if buffer is None else buffer[begin:end]
-            assert into is not None
-            if not _fill(into, file, end - begin) or (
-                xxh3_128_hexdigest(into[: end - begin]) != expected
-            ):
-                raise Unusable(
-                    path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
-                )
+    try:
+        return run_id is not None and unsealed(path).get("run_id") != run_id
+    except Unusable as unusable:
+        return unusable.transient and unknown
 
 
-def _uncached(file: Any, nbytes: int) -> mmap.mmap:
-    """A buffer to read a file into that is to come from the device.
+def newest(run_dir: str | Path, run_id: str | None, known: Collection[str] = ()) -> str | None:
+    """The name of this run's newest checkpoint that is not set aside. Raises OSError, as `names`.
 
-    Its address and size are multiples of a page, as O_DIRECT wants them.
+    One that cannot be read, however often it is tried, counts by its name.
     """
-    with contextlib.suppress(OSError):  # for a file system that has no O_DIRECT
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    bypass_cache(file.fileno())
-    return mmap.mmap(-1, -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
-
-
-def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
-    """Read so many bytes, or more where the buffer is larger; False where the file ends before."""
-    done = 0
-    while done < nbytes:
-        try:
-            count = file.readinto(into[done:])
-        except OSError as error:  # bytes that are no whole blocks
-            if error.errno != errno.EINVAL or not bypass_cache(file.fileno(), False):
-                raise
-            continue
-        if not count:
-            return False
-        done += count
-    return True
+    for name in filter(is_candidate, names(run_dir, known)):
+        with contextlib.suppress(Unusable):
+            said = patiently(partial(unsealed, Path(run_dir) / CHECKPOINTS / name))
+            if run_id is not None and said.get("run_id") != run_id:
+                continue
+        return name
+    return None
 
 
 # -- commit ------------------------------------------------------------------------------------
@@ -292,10 +226,10 @@ def commit(
     work = root / TMP / f"{name}.{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     try:
-        shards = {"shards": [_write_shard(work / SHARD, data, wrote)]}
+        entry = shard.write(work, data, wrote)
         if read_back:
-            _read_back(work, shards)
-        raw = _seal({"format": FORMAT, **manifest, **shards, "verified": read_back})
+            _read_back(work, entry)
+        raw = _seal({"format": FORMAT, **manifest, "shards": [entry], "verified": read_back})
         write_new(work / MANIFEST, raw)
         fsync(work)
         before_rename()
@@ -307,10 +241,10 @@ def commit(
     return name
 
 
-def _read_back(work: Path, shards: dict[str, Any]) -> None:
+def _read_back(work: Path, entry: dict[str, Any]) -> None:
     """Read what has been written; OSError where that is not what it should be."""
     try:
-        read_shard(work, shards)
+        shard.read(work, entry)
     except Unusable as unusable:
         raise OSError(
             errno.EIO,
@@ -318,28 +252,6 @@ def _read_back(work: Path, shards: dict[str, Any]) -> None:
             "way to it, is broken",
             str(work),
         ) from unusable
-
-
-def _write_shard(path: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:
-    """Write one shard durably; its entry in the manifest."""
-    hashes = []
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        bypass_cache(fd)
-        for begin in range(0, len(data), CHUNK_BYTES):
-            chunk = data[begin : begin + CHUNK_BYTES]
-            hashes.append(xxh3_128_hexdigest(chunk))
-            write_all(fd, chunk)
-            wrote()
-        os.fsync(fd)
-    finally:
-        os.close(fd)  # NFS may report a failed write only here
-    return {
-        "file": path.name,
-        "nbytes": len(data),
-        "chunk_bytes": CHUNK_BYTES,
-        "xxh3_128": hashes,
-    }
 
 
 def _rename_new(work: Path, final: Path, manifest: bytes) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp.checkpoint import owner, retention, store
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.distributed import environment
 from gptddp.errors import GptddpError, Unusable
@@ -207,7 +207,7 @@ class Writer:
         def before_rename() -> None:
             self.before_commit()
             self.fence()
-            if owner.is_foreign(path, self.run_id):
+            if store.is_foreign(path, self.run_id):
                 log.warning("checkpoint %s is another run's: it is set aside", name)
                 retention.set_aside(path)
 

@@ -8,20 +8,19 @@ from typing import NamedTuple
 
 import torch
 
-from gptddp.checkpoint import run_state, store
-from gptddp.checkpoint.load import copy_into, load_newest
-from gptddp.checkpoint.load import load as load_checkpoint
+from gptddp.checkpoint import run_state
+from gptddp.checkpoint.load import copy_into, load_newest, load_step
 from gptddp.checkpoint.run_state import configuration
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed.hardware import numerics
-from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.errors import CheckpointError, ConfigError
 from gptddp.files import exists
 from gptddp.model.gpt import GPT, build
 from gptddp.pretrained.folder import is_folder
-from gptddp.run.directory import CHECKPOINTS, is_run
+from gptddp.run.directory import is_run
 from gptddp.training.first_state import first_state, with_fields_of_folder
 
 CPU = torch.device("cpu")
@@ -93,18 +92,7 @@ def checkpoint(run: Path, step: int | None = None) -> SavedState:
         if loaded := load_newest(run, run_id=run_state.read(run).run_id, set_aside=False):
             return loaded
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
-    orders = {name: store.order(name) for name in store.names(run) if store.is_candidate(name)}
-    found = [name for name, order in orders.items() if order and order[1] == step]
-    if not found:
-        there = ", ".join(str(it) for it in sorted({o[1] for o in orders.values() if o})) or "none"
-        raise ConfigError(f"{run} has no checkpoint of step {step}: use one of these: {there}")
-    name = max(found, key=lambda name: orders[name] or (0, 0))
-    try:
-        return load_checkpoint(run / CHECKPOINTS / name, run_state.read(run).run_id)
-    except Unusable as unusable:
-        if unusable.transient:
-            raise OSError(f"checkpoint {unusable}") from unusable
-        raise CheckpointError(f"{run}: {unusable}: use another --step") from unusable
+    return load_step(run, step, run_state.read(run).run_id)
 
 
 def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, run_state, snapshot, store
+from gptddp.checkpoint import late, run_state, snapshot, store
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
@@ -70,7 +70,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | Non
 
 def _why_not(run: Path, found: SavedState) -> str | None:
     """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
-    newest = owner.newest(run, found.run_id)
+    newest = store.newest(run, found.run_id)
     if newest and (store.order(newest) or (0, 0)) >= (found.generation, found.step):
         return f"{newest} is as new, or newer"
     if why := left(run, found.generation, found.step):
@@ -99,7 +99,7 @@ def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = F
             found.generation,
             run_id=found.run_id,
             config=patiently(lambda: _config_of(run, found)),
-            parent=patiently(lambda: owner.newest(run, found.run_id)),
+            parent=patiently(lambda: store.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
             before_commit=lines.sync,  # and the ledger before it
@@ -116,7 +116,7 @@ def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = F
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     path = run / CHECKPOINTS / saved.name
-    by_another_pod = exists(path) and not owner.is_foreign(path, found.run_id, unknown=True)
+    by_another_pod = exists(path) and not store.is_foreign(path, found.run_id, unknown=True)
     if saved.error and not by_another_pod:
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None

@@ -6,7 +6,6 @@ All of it is read anew, and nothing from sums. What does not fit together is nam
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path

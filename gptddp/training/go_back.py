@@ -7,24 +7,23 @@ or prunes a state finds it. A life that is killed in between leaves that to the 
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import owner, store
+from gptddp.checkpoint import store
 from gptddp.checkpoint.layout import Staging
-from gptddp.checkpoint.load import load
+from gptddp.checkpoint.load import load_step
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another, is_on
-from gptddp.run.directory import CHECKPOINTS, log_generations, log_path
+from gptddp.run.directory import log_generations, log_path
 from gptddp.run.history import Ledger
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
@@ -47,7 +46,7 @@ def go_back(
         return
     step = config.from_step if new else int(ledger.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
-    loaded = _kept(run, run_id, step, tell)
+    loaded = load_step(run, step, run_id, tell)
     log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
     try:
         if new:
@@ -63,33 +62,9 @@ def go_back(
 
 def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> bool:
     """Is there a state of the newest branch?"""
-    newest = store.order(patiently(lambda: owner.newest(run, run_id)) or "") or (0, 0)
+    newest = store.order(patiently(lambda: store.newest(run, run_id)) or "") or (0, 0)
     generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
     return max(generations) >= int(ledger.branches[-1]["generation"])
-
-
-def _kept(run: Path, run_id: str, step: int, tell: Tell) -> SavedState:
-    """The newest valid checkpoint of a step."""
-    known, why = [*patiently(lambda: list(_checkpoints(run)))], []
-    for name in [name for at, name in known if at == step]:
-        try:
-            return patiently(partial(load, run / CHECKPOINTS / name, run_id, tell=tell))
-        except Unusable as unusable:
-            why.append(str(unusable))
-    if why:
-        raise CheckpointError(f"--from-step {step}: {'; '.join(why)}: give another step")
-    there = ", ".join(map(str, sorted({at for at, _ in known}))) or "none"
-    raise ConfigError(
-        f"--from-step {step}: {run} has no checkpoint of that step: give one of those that it has "
-        f"({there})"
-    )
-
-
-def _checkpoints(run: Path) -> Iterator[tuple[int, str]]:
-    """Step and name of each, newest first. Raises OSError."""
-    for name in filter(store.is_candidate, store.names(run)):
-        if order := store.order(name):
-            yield order[1], name
 
 
 def _record(config: Config, generation: int, loaded: SavedState, ledger: Summary) -> None:
@@ -144,9 +119,10 @@ def way_back(run: Path, finite: int) -> str:
 
     It may have spoilt the weights: so to before it, if that is kept.
     """
-    found: list[int] = []
+    names: list[str] = []
     with suppress(OSError):
-        found = [at for at, _ in _checkpoints(run) if at <= finite]
-    best = next((at for at in found if at < finite), found[0] if found else None)
+        names = list(filter(store.is_candidate, store.names(run)))
+    found = [step for name in names if (step := (store.order(name) or (0, 0))[1]) <= finite]
+    best = next((step for step in found if step < finite), found[0] if found else None)
     how = "a checkpoint before them" if best is None else f"step {best}: --from-step {best}"
     return f"to go back to {how}, with a lower --lr"

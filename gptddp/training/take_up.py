@@ -1,11 +1,10 @@
 """What a life goes on from: a checkpoint, or a snapshot that a rank has brought."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import known, owner, retention, store
+from gptddp.checkpoint import known, retention, store
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.distributed import environment
@@ -15,8 +14,6 @@ from gptddp.files import patiently
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.choose import Snapshots, newest_rank, trusted
-
-log = logging.getLogger(__name__)
 
 
 def take_up(
@@ -35,35 +32,24 @@ def take_up(
     `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
     """
-    run, foreign = Path(config.run_dir), set[str]()
+    run = Path(config.run_dir)
     tell("looking for the newest checkpoint")
-    commits = known.committed(ledger) or ()
-    newest = patiently(lambda: owner.newest(run, run_id, foreign.add, commits))
+    newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
     snapshots = trusted(snapshots, ledger.void, run, world)
     rank = newest_rank(snapshots, store.order(newest) if newest else None)
     if rank is None:
-        loaded = _load(config, run_id, ledger, lost, world, tell)
+        patiently(lambda: retention.discard_unfinished(run))
+        anew = _given_before(ledger, world) if config.from_scratch else None
+        loaded = known.load(run, run_id, ledger, lost, anew, tell)
         name = loaded.name if loaded else None
         about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
         return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
     generation, step, _ = snapshots[rank]
     save = _late_save(config, ledger, saving, store.name_of(step, generation))
     patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
-    patiently(lambda: known.warn(run, run_id, commits, f"memory, step {step}"))
-    for other in foreign:  # else the load has said so
-        log.warning("checkpoint skipped: %s: it is of another run", other)
+    known.warn(run, run_id, ledger, f"memory, step {step}")
     about = {"step": step, "source": "memory", "parent": newest}
     return None, {**about, "snapshot_rank": rank, "late": save}
-
-
-def _load(
-    config: Config, run_id: str, ledger: Summary, lost: int, world: World, tell: Tell
-) -> SavedState | None:
-    """The newest valid checkpoint; None where the run begins."""
-    run, commits = Path(config.run_dir), known.committed(ledger)
-    patiently(lambda: retention.discard_unfinished(run))
-    anew = known.Anew(_given_before(ledger, world)) if config.from_scratch else None
-    return known.load(run, run_id, commits, lost, anew, tell)
 
 
 def _late_save(

@@ -136,22 +136,18 @@ def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
     assert not why_finished(asked) and not why_finished(again)
 
 
-def test_an_older_one_goes_on_with_a_word(run, root, tmp_path, caplog):
-    """Where the newest commit is missing, its name and where the run goes on from are told."""
+def test_an_older_state_goes_on_with_a_word(run, root, tmp_path, caplog):
+    """Where the newest commit is missing, its name and where the run goes on from are told: from
+    the checkpoint before it, or from memory, where a loss of all pods would now cost everything."""
     shutil.rmtree(root / "step-000000000006.3")
-    assert run("--steps", "8") == 0
-    assert "lacks step-000000000006.3, which the run has had" in caplog.text
-    assert "it goes on from step-000000000004.2, step 4" in caplog.text
-    assert sources(tmp_path / "run")[-1] == "step-000000000004.2"
-
-
-def test_memory_goes_on_with_a_word(run, root, tmp_path, caplog):
-    """The state is newer than what is missing; a loss of all pods would now cost everything."""
     lose_a_peer(run, "--steps", "20")
+    lacks = "lacks step-000000000006.3, which the run has had: it goes on from"
+    assert f"{lacks} step-000000000004.2, step 4" in caplog.text
     move_away(root)
+    caplog.clear()
     lose_a_peer(run, "--steps", "20")
-    assert "lacks step-000000000006.3" in caplog.text and "it goes on from memory" in caplog.text
-    assert sources(tmp_path / "run")[-1] == "memory"
+    assert f"{lacks} memory" in caplog.text
+    assert sources(tmp_path / "run")[-2:] == ["step-000000000004.2", "memory"]
 
 
 def test_what_retention_deletes_is_not_missed(run, root, caplog):

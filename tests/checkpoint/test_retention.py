@@ -8,28 +8,27 @@ import time
 
 import pytest
 import torch
+from click.testing import CliRunner
+from support import ledgers
 from support.crashing import killed
 from support.many_checkpoints import save, steps
 
-from gptddp.checkpoint import retention, store
+from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
+from gptddp.cli import cli
 
 
-def test_keeps_the_newest(tmp_path):
-    """After each commit the newest `keep` stay, and trash and temporary directories are empty."""
+def test_the_newest_stay_by_generation_then_step(tmp_path):
+    """After each commit the newest `keep`; trash and temporary directories are empty. A low step of
+    the newest generation is not pruned as the oldest, whatever the file times."""
     root = save(tmp_path, *range(8, 13), keep=3)
     assert steps(tmp_path) == [(1, 12), (1, 11), (1, 10)]
     assert os.listdir(root / ".trash") == os.listdir(root / ".tmp") == []
-
-
-def test_newest_by_generation_then_step(tmp_path):
-    """A low step of the newest generation is not pruned as the oldest, whatever the file times."""
-    save(tmp_path, 100, 200, 300)
-    for path in (save(tmp_path, 50, 60, generation=2)).glob("step-*.2"):
+    for path in save(tmp_path, 5, 6, generation=2).glob("step-*.2"):
         os.utime(path, (0, 0))
     retention.prune(tmp_path, 3)
-    assert steps(tmp_path) == [(2, 60), (2, 50), (1, 300)]
+    assert steps(tmp_path) == [(2, 6), (2, 5), (1, 12)]
 
 
 def test_only_loadable_ones_count(tmp_path):
@@ -67,13 +66,13 @@ def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
 
 def test_what_a_save_reads(tmp_path, monkeypatch):
     """Its own bytes, and those of the oldest that stays, when it replaces one; no more."""
-    read, real = [], store.read_shard
+    read, real = [], shard.read
 
     def reading(path, *args):
         read.append(path.name.split(".")[0])
         return real(path, *args)
 
-    monkeypatch.setattr(store, "read_shard", reading)
+    monkeypatch.setattr(shard, "read", reading)
     save(tmp_path, 1, 2, 3, keep=3)
     assert read == [f"step-{n:012}" for n in (1, 2, 3)]
     read.clear()
@@ -143,15 +142,6 @@ def test_what_was_saved_before_a_blow_up_stays_until_it_is_over(tmp_path):
     assert save_skipped(tmp_path / "3", 0, 1, 2, 0, keep=1) == [4]
     assert save_skipped(tmp_path / "4", 0, 1, 2, 0, 0, keep=2) == [5, 4]
     assert save_skipped(tmp_path / "5", 0, 0, 1, 2, 0, 0, 0, keep=1, keep_every=3) == [7, 6, 5]
-
-
-def test_bad_ones_are_never_deleted(tmp_path):
-    """What was set aside stays for inspection."""
-    root = save(tmp_path, 1)
-    retention.set_aside(root / "step-000000000001.1")
-    save(tmp_path, 2, 3, 4, keep=1)
-    assert (root / "step-000000000001.1.bad.1" / "manifest.json").exists()
-    assert steps(tmp_path) == [(1, 4)]
 
 
 def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
@@ -264,12 +254,13 @@ def test_list_tells_the_state_of_each(tmp_path):
     assert [row.ok for row in rows] == [True, False, False, False]
     assert "bytes 0 to 400 do not match" in rows[1].reason
     assert retention.list_checkpoints(tmp_path / "absent") == []
-
-
-@pytest.mark.parametrize("name", ["step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"])
-def test_other_names_are_not_checkpoints(name):
-    """Only the exact form of the name counts."""
-    assert store.order(name) is None and not store.is_candidate(name)
+    for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
+        assert store.order(name) is None and not store.is_candidate(name)
+    save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
+    assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
+        "complete",
+        "quarantined",
+    ]
 
 
 PRUNER = """
@@ -321,3 +312,48 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path, spawn):
     assert sorted(seen) == seen and len(set(seen)) > 8
     retention.prune(tmp_path, 2)
     assert len(steps(tmp_path)) == 2 and os.listdir(tmp_path / "checkpoints/.trash") == []
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def by_hand(run_dir, *args, **start):
+    """`gptddp checkpoints RUN` of a run whose newest life has begun so."""
+    ledgers.begun(run_dir, {"keep": 3}, run_id=None, **start)
+    return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
+
+
+def test_prune_by_hand_counts_only_verified_ones(tmp_path):
+    """A flipped bit that only reading finds does not push out the last good ones. Without --keep
+    it is the run's own number; --keep without --prune is a mistake."""
+    flip(save(tmp_path, *range(1, 8)) / store.name_of(7, 1))
+    assert by_hand(tmp_path, "--keep", "1").exit_code == 2
+    assert by_hand(tmp_path, "--prune").exit_code == 0
+    assert steps(tmp_path) == [(1, 7), (1, 6), (1, 5), (1, 4)]
+    result = by_hand(tmp_path, "--prune", "--keep", "1")
+    assert result.exit_code == 0, result.output
+    assert steps(tmp_path) == [(1, 7), (1, 6)]
+    assert result.stderr.splitlines() == [f"deleted step-00000000000{n}.1" for n in (5, 4)]
+    assert result.stdout.count("complete") == 2
+
+
+def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
+    """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
+    root, parent = save(tmp_path, *range(1, 6)), store.name_of(2, 1)
+
+    def prune_meanwhile():
+        by_hand(tmp_path, "--prune", "--keep", "1", generation=2, source=parent)
+
+    writer = Writer(tmp_path, 2, parent=parent, keep=99, before_commit=prune_meanwhile)
+    assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
+    assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
+    assert store.read_manifest(root / store.name_of(3, 2))["parent"] == parent
+
+
+def test_none_valid_deletes_nothing(tmp_path):
+    """Where no checkpoint can be used, none is deleted, and the exit code says so."""
+    root = save(tmp_path, 1, 2, 3)
+    for path in root.glob("step-*"):
+        os.truncate(path / shard.FILE, 1)
+    assert by_hand(tmp_path, "--prune", "--keep", "1").exit_code == 4
+    assert len(steps(tmp_path)) == 3

@@ -37,6 +37,7 @@ def test_training_may_change_the_tensors_at_once(tmp_path):
     gate, tensors = Gate(), state(5)
     writer = Writer(tmp_path, 1, before_commit=gate)
     assert writer.submit(5, tensors, {}) and writer.busy and writer.poll() is None
+    assert not writer.submit(6, tensors, {})  # one at a time
     tensors["x"].fill_(-1)
     gate.open.set()
     assert writer.wait() and not writer.busy
@@ -46,39 +47,21 @@ def test_training_may_change_the_tensors_at_once(tmp_path):
     assert loaded_step(tmp_path) == 5
 
 
-def test_one_save_in_flight(tmp_path):
-    """A save while another runs is refused at once; the next one after it is taken."""
-    gate = Gate()
-    writer = Writer(tmp_path, 1, before_commit=gate)
-    assert writer.submit(1, state(1), {})
-    assert not writer.submit(2, state(2), {})
-    gate.open.set()
-    assert writer.wait() and writer.submit(3, state(3), {}) and writer.wait()
-    assert [writer.poll().step, writer.poll().step, writer.poll()] == [1, 3, None]
-    assert loaded_step(tmp_path) == 3
-
-
-def test_parents_are_recorded(tmp_path):
-    """Each manifest names the checkpoint before it, the restored one for the first of a life."""
-    writer = Writer(tmp_path, 4, parent="step-000000000009.3")
-    for step in (10, 11):
-        assert writer.save(step, state(step), {}).error is None
-    root = tmp_path / "checkpoints"
-    parents = [store.read_manifest(root / f"step-0000000000{n}.4")["parent"] for n in (10, 11)]
-    assert parents == ["step-000000000009.3", "step-000000000010.4"]
-
-
 def test_a_committed_step_is_not_saved_again(tmp_path):
-    """The last save of a life does nothing where the step is on disk, by this life or before."""
-    gate = Gate()
-    writer = Writer(tmp_path, 1, before_commit=gate)
-    writer.submit(8, state(8), {})
+    """The last save of a life does nothing where the step is on disk, by this life or before. Each
+    manifest names the checkpoint before it, the restored one for the first of a life."""
+    gate, parent = Gate(), "step-000000000009.1"
+    writer = Writer(tmp_path, 2, parent=parent, before_commit=gate)
+    assert writer.save(9, state(9), {}).name == parent and not store.names(tmp_path)
+    writer.submit(10, state(10), {})
     threading.Timer(0.1, gate.open.set).start()
-    saved = writer.save(8, state(8), {})
-    assert (saved.name, saved.error) == ("step-000000000008.1", None)
-    assert writer.poll().step == 8 and writer.poll() is None
-    assert Writer(tmp_path, 2, parent=saved.name).save(8, state(8), {}).name == saved.name
-    assert len(store.names(tmp_path)) == 1
+    saved = writer.save(10, state(10), {})
+    assert (saved.name, saved.error) == ("step-000000000010.2", None)
+    assert writer.poll().step == 10 and writer.poll() is None
+    assert writer.save(11, state(11), {}).error is None and len(store.names(tmp_path)) == 2
+    root = tmp_path / "checkpoints"
+    parents = [store.read_manifest(root / store.name_of(it, 2))["parent"] for it in (10, 11)]
+    assert parents == [parent, saved.name]
 
 
 def test_a_hanging_volume_is_told_and_holds_up_nothing(tmp_path):

@@ -167,5 +167,5 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(run, corpus, tmp_path):
     names = sorted(path.name for path in (mine / "checkpoints").iterdir())
     assert evaluated(mine, corpus, "--tokens", 512)["step"] < 4
     result = invoke(mine, corpus, "--step", 4)
-    assert result.exit_code == 4 and "use another --step" in result.stderr
+    assert result.exit_code == 4 and "use another step" in result.stderr
     assert sorted(path.name for path in (mine / "checkpoints").iterdir()) == names

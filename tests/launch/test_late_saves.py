@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.late_saves import GOES_ON, NAME, overdue
+from support.late_saves import GOES_ON, NAME, begin, overdue
 from support.local_jobs import until
 from support.trainer_patches import lose_a_peer
 
@@ -23,7 +23,7 @@ from gptddp.training.live_state import LiveState
 def test_a_state_that_every_later_life_has_gone_on_from_is_saved(left, save):
     """Two lives later, with its steps in the log and an event of its own life in the ledger."""
     for generation in (2, 3):
-        Ledger(left).event("start", generation, **GOES_ON)
+        begin(left, generation, **GOES_ON)
     assert save() == [NAME]
     assert [line["step"] for line in history(left)] == [1, 2, 3]
     event = read_ledger(left)[-1]
@@ -34,11 +34,11 @@ def test_a_state_that_every_later_life_has_gone_on_from_is_saved(left, save):
 
 
 AWAY = [
-    {"event": "start", "source": "step-000000000002.1", "step": 2},
-    {"event": "start", "source": "scratch", "step": 0},
-    {"event": "start", "source": "memory", "step": 2},
-    {"event": "start"},
-    {"event": "diverged"},
+    {"source": "step-000000000002.1", "step": 2},
+    {"source": "scratch", "step": 0},
+    {"source": "memory", "step": 2},
+    {},
+    {"diverged": True},
 ]
 
 
@@ -49,8 +49,10 @@ def test_a_state_that_the_run_has_left_is_not_saved(left, save, monkeypatch, eve
     when all is written but the name. It would bring back a branch."""
 
     def go_away(*args):
-        Ledger(left).event(event["event"], 2, **{k: v for k, v in event.items() if k != "event"})
-        Ledger(left).event("start", 3, **GOES_ON)
+        begin(left, 2, **(GOES_ON if "diverged" in event else event))
+        if "diverged" in event:
+            Ledger(left).event("diverged", 1)
+        begin(left, 3, **GOES_ON)
 
     if meanwhile:
         sync = RunLog.sync
@@ -65,9 +67,9 @@ def test_a_life_that_the_ledger_does_not_know_is_no_proof(left, save):
     """A log of a later life, without its start: from where it has gone on nobody can tell."""
     (left / "log.2.jsonl").touch()
     assert save() == []
-    Ledger(left).event("start", 3, **GOES_ON)  # of a state of life 2, which may be of a branch
+    begin(left, 3, **GOES_ON)  # of a state of life 2, which may be of a branch
     assert save() == []
-    Ledger(left).event("start", 2, **GOES_ON)  # memory has kept it
+    begin(left, 2, **GOES_ON)  # memory has kept it
     assert save() == [NAME]
 
 
@@ -229,7 +231,7 @@ os._exit(0)
 @pytest.fixture
 def launcher(forked, left, pod, tmp_path):
     """A launcher's process whose worker has just asked; `how` its late save goes."""
-    Ledger(left).event("start", 2, **GOES_ON)
+    begin(left, 2, **GOES_ON)
     return lambda how: forked(LAUNCHER, str(left), str(tmp_path / "memory"), str(pod), how)
 
 

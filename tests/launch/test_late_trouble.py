@@ -11,7 +11,7 @@ import pytest
 from support.late_saves import NAME, overdue
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, store
+from gptddp.checkpoint import late, shard
 from gptddp.distributed import pulse
 from gptddp.launch import rescue
 from gptddp.run import history
@@ -197,9 +197,9 @@ def test_a_save_that_comes_further_has_not_hung(pod, monkeypatch):
 
 def test_every_chunk_that_is_written_or_read_back_is_a_beat(save, monkeypatch):
     """A save of so many has no other sign of life."""
-    written, write_all = [], store.write_all
-    monkeypatch.setattr(store, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(store, "write_all", lambda *args: (written.append(1), write_all(*args)))
+    written, write_all = [], shard.write_all
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(shard, "write_all", lambda *args: (written.append(1), write_all(*args)))
     before = pulse.beats()
     assert save() == [NAME] and len(written) > 9
     assert pulse.beats() - before == 2 * len(written)

@@ -5,10 +5,17 @@ import threading
 from support import ledgers
 
 from gptddp.checkpoint import late, snapshot
-from gptddp.run.history import read_ledger
+from gptddp.run.history import Ledger, read_ledger
 
 NAME = "step-000000000003.1"
 GOES_ON = {"source": "memory", "step": 3}
+
+
+def begin(run_dir, generation, **fields):
+    """A later life of the run has begun."""
+    first = read_ledger(run_dir)[0]
+    about = {name: first[name] for name in ("run_id", "config")}
+    Ledger(run_dir).event("start", generation, **about, **fields)
 
 
 def overdue(run_dir):

@@ -124,12 +124,10 @@ def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
     """With those that there are, and nothing changed; so is one that is damaged."""
     before = read_ledger(folder)
     assert run("--steps", "12", "--from-step", "5") == 2
-    assert "no checkpoint of that step: give one of those that it has (2, 4, 6, 8)" in (
-        capsys.readouterr().err
-    )
+    assert "no checkpoint of step 5: use one of these: 2, 4, 6, 8" in capsys.readouterr().err
     os.truncate(folder / "checkpoints" / store.name_of(6, 3) / "manifest.json", 10)
     assert run("--steps", "12", "--from-step", "6") == 4
-    assert "manifest.json does not match its own hash: give another step" in capsys.readouterr().err
+    assert "manifest.json does not match its own hash: use another step" in capsys.readouterr().err
     assert read_ledger(folder) == before and starts(folder)[-1]["generation"] == 4
 
 
