@@ -38,7 +38,6 @@ OTHERS = {  # the kinds that are not
     "loaded": "a checkpoint was read",
     "newest": "the newest checkpoint, whoever has saved it",
     "storage": "the storage begins to fail, or works again",
-    "mended": "the storage has failed, and the next try has worked",
     "waiting": "the last checkpoint takes its time",
     "ended": "all is written: what has come out of the life",
     "last": "the numbers of the life for the last scrape",

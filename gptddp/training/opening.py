@@ -31,7 +31,6 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.finished import why_finished
 from gptddp.run.history import (
     highest_generation,
     history,
@@ -116,7 +115,7 @@ def _configured(
     if ledger.config is None:
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
     begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
-    if why := patiently(lambda: why_finished(config, begun, ledger)):
+    if why := patiently(lambda: run_state.no_step_left(config, begun, ledger)):
         raise Finished("\n".join([why, *_results(ledger)]))
     closed, before = resolve(config, world, begun)
     patiently(lambda: check_continued(config.init_from, before.init_from, closed, dataset))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from support.crashing import killed
 from support.many_checkpoints import save, steps
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 
 
 def test_the_newest_stay_by_generation_then_step(tmp_path):

@@ -1,9 +1,9 @@
 """Small checkpoints of many steps."""
 
 import torch
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.writer import Writer
 
 
 def save(run_dir, *steps, generation=1, keep=99):
