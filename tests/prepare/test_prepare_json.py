@@ -161,7 +161,7 @@ def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> N
     (data / "loop").symlink_to(cache)
     for source in (cache, cache / "snapshots/abc", data):
         out = tmp_path / f"out-{source.name}"
-        dataset = prepare([source], out, Settings(tokenizer="bytes", keep_copies=True))
+        dataset = prepare([source], out, BYTES)
         assert all_texts(dataset) == ["four", "one", "three", "two"]
     shutil.copytree(data, cache / "snapshots/def/data", symlinks=True)
     refused(run(cache, "--out", tmp_path / "out"), "2 snapshots", "give one", "snapshots/abc")
