@@ -81,10 +81,6 @@ for command in (prepare, sample, evaluate):
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
-@click.option("--prune", is_flag=True, help="First delete all but the newest valid checkpoints.")
-@click.option(
-    "--keep", type=click.IntRange(1), metavar="N", help="How many --prune keeps. [the run's]"
-)
 @click.option(
     "--export",
     "out",
@@ -105,8 +101,6 @@ def checkpoints(
     ctx: click.Context,
     run: Path,
     verify: bool,
-    prune: bool,
-    keep: int | None,
     out: Path | None,
     step: int | None,
     data: str | None,
@@ -121,8 +115,6 @@ def checkpoints(
     """
     from gptddp.checkpoint.retention import list_checkpoints
 
-    if keep and not prune:
-        raise ConfigError("--keep says how many stay with --prune: give both")
     if step is not None and not out:
         raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
@@ -131,8 +123,6 @@ def checkpoints(
         step = export(_run_dir(run), out, data, step)
         click.echo(f"step {step} is exported to {out}", err=True)
         return
-    if prune:
-        _prune(_run_dir(run), keep)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
@@ -141,17 +131,6 @@ def checkpoints(
         click.echo(f"{run} has no checkpoints", err=True)
     if not any(it.ok for it in found):
         ctx.exit(4)
-
-
-def _prune(run: Path, keep: int | None) -> None:
-    """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
-    from gptddp.checkpoint.retention import prune_by_hand
-    from gptddp.checkpoint.run_state import configuration
-    from gptddp.config import with_preset
-
-    config = with_preset(configuration(run), accelerator=False)
-    for name in prune_by_hand(run, keep or config.keep, config.keep_every):
-        click.echo(f"deleted {name}", err=True)
 
 
 @cli.command()

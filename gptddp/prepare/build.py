@@ -127,7 +127,7 @@ def _too_few(totals: Totals, val_given: bool, dropped: dict[str, int]) -> str | 
             f"no document is left for training{lost}: those of the validation sources are not "
             "trained on; give other sources"
         )
-    if val_given or totals.different > 1:
+    if val_given or totals.documents > 1:
         return None
     return (
         f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "

@@ -68,7 +68,6 @@ import click
     metavar="GLOB",
     help="Leave out these files and folders of a folder. May be repeated.",
 )
-@click.option("--keep-copies", is_flag=True, help="Keep all copies of a document, not one.")
 @click.option(
     "--on-bad",
     type=click.Choice(["fail", "skip"]),

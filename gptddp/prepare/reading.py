@@ -61,7 +61,7 @@ class Reading:
             scratch.clear()
         self.counts.update(scratch.counts.get("counts", {}))
         self._binary = scratch.counts.get("binary", [])
-        self.shuffle = Shuffle(scratch, self._settings.seed, self._settings.keep_copies)
+        self.shuffle = Shuffle(scratch, self._settings.seed)
         rest = [file for file in files if file.identity not in scratch.done]
         before = f" ({len(scratch.done)} have been read before)" if scratch.done else ""
         self._bar.begin(f"reading {len(rest)} files{before}", sum(file.bytes for file in rest))

@@ -27,7 +27,6 @@ class Settings:
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    keep_copies: bool = False
     on_bad: str = "fail"  # or "skip": bad records are listed and left out
     max_bad: int | None = None  # of those; None: bad_records.MAX_BAD
 

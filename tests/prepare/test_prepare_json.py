@@ -3,8 +3,6 @@
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,17 +23,12 @@ FORMS = {
     "array": json.dumps(RECORDS),
     "array, indented": json.dumps(RECORDS, indent=2),
     "array, a line each": "[\n" + ",\n".join(json.dumps(r) for r in RECORDS) + "\n]\n",
-    "objects, indented": "\n".join(json.dumps(record, indent=1) for record in RECORDS),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("chunk", [1, 1 << 20])
-def test_the_three_forms_give_the_same_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, chunk: int
-) -> None:
-    """JSON lines, an array, objects: read piece by piece, wherever the pieces end."""
-    monkeypatch.setattr(json_files, "_CHUNK", chunk)
+def test_lines_and_an_array_give_the_same_documents(tmp_path: Path, form: str) -> None:
+    """Whatever the file is called, and however the array is indented."""
     (tmp_path / "x.json").write_text(FORMS[form], "utf-8")
     (tmp_path / "y.json.gz").write_bytes(gzip.compress(FORMS[form].encode()))
     for name in ("x.json", "y.json.gz"):
@@ -58,27 +51,29 @@ def test_one_object_is_a_document(tmp_path: Path) -> None:
     [
         ('{\n"name": "a package"\n}', ["x.json, record 1: no field 'text'"]),
         ('["a", "b"]', ["record 1: JSON of type str", "one object with the field 'text'"]),
-        ('[{"text": "a"} {"text": "b"}]', ["record 2: not valid JSON", "in place of a comma"]),
-        ('[{"text": "a"}, {"text": "b', ["record 2: not valid JSON", "Unterminated string"]),
-        ('[{"text": "a"}', ["record 2: not valid JSON", "the array is cut"]),
-        ('[{"text": "a"}] tail', ["record 2: not valid JSON", "after the end of the array"]),
+        (
+            '[{"text": "a"}',
+            ["record 1: not valid JSON", "a .json file must be an array of objects"],
+        ),
         ('{"text": tru}', ["record 1: not valid JSON"]),
-        ("plain words", ["record 1: not valid JSON; a .json file must be an array of objects"]),
         ('[{"text": "\xff"}]', ["record 1: not valid JSON", "utf-8"]),
-        ('[{"text": ' + "[" * 100_000, ["record 1: not valid JSON"]),
+        ('[{"text": ' + "[" * 100_000, ["record 1: not valid JSON", "jq -c"]),
+        (f"[{' ' * 999}", ["record 1: not valid JSON (over 1 GiB"]),
     ],
 )
 def test_other_json_is_refused_and_never_text(
-    tmp_path: Path, books: Path, content: str, words: list[str]
+    tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: list[str]
 ) -> None:
     """The file, what it must be, and the fix; with --on-bad skip it is left out and listed."""
+    if "over 1 GiB" in words[0]:
+        monkeypatch.setattr(json_files, "_MAX_BYTES", 1000)
     (books / "x.json").write_bytes(content.encode("latin-1"))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
     refused(result, *words, "leave the file out with --exclude", "a .txt file")
     args = ["--tokenizer", "bytes", "--on-bad", "skip", "--out", tmp_path / "skipped"]
     result = run(books, *args)
     assert result.exit_code == 0, result.output
-    kept = [text for text in all_texts(open_dataset(tmp_path / "skipped")) if text != "a"]
+    kept = all_texts(open_dataset(tmp_path / "skipped"))
     assert kept == sorted(path.read_text("utf-8") for path in books.rglob("*.txt"))
     assert str(books / "x.json") in (tmp_path / "skipped" / "bad.jsonl").read_text()
 
@@ -166,23 +161,7 @@ def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> N
     (data / "loop").symlink_to(cache)
     for source in (cache, cache / "snapshots/abc", data):
         out = tmp_path / f"out-{source.name}"
-        dataset = prepare([source], out, Settings(tokenizer="bytes", keep_copies=True))
+        dataset = prepare([source], out, BYTES)
         assert all_texts(dataset) == ["four", "one", "three", "two"]
     shutil.copytree(data, cache / "snapshots/def/data", symlinks=True)
     refused(run(cache, "--out", tmp_path / "out"), "2 snapshots", "give one", "snapshots/abc")
-
-
-def test_a_large_array_takes_little_memory(tmp_path: Path) -> None:
-    """An array of 60 MB on one line is read in less than twenty of them."""
-    record = json.dumps({"text": "x" * 10_000})
-    (tmp_path / "x.json").write_text("[" + ", ".join([record] * 6000) + "]")
-    code = f"""
-import resource
-from gptddp.prepare.json_files import any_json
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with open({str(tmp_path / "x.json")!r}, "rb") as file:
-    assert sum(1 for _ in any_json(file)) == 6000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert int(result.stdout) < 20_000, result.stderr

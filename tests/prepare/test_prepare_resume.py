@@ -163,7 +163,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     assert again_it_says + "seed 5 -> 6" in again("--seed", 6)
     (mine / "13.txt").write_text("new")
     (mine / "11.json").write_text('{"text": "mended"}')
-    options = ["--seed", 5, "--keep-copies", "--val-fraction", 0.2]
+    options = ["--seed", 5, "--val-fraction", 0.2]
     assert "reading 7 files (6 have been read before)" in again(*options)
     new = tmp_path / "new"
     run(mine, "--out", new, "--on-bad", "skip", "--vocab-size", 300, *options)
