@@ -56,7 +56,8 @@ def _run_dir(run: Path) -> Path:
     from gptddp.run.directory import is_run
 
     if not is_run(run):
-        raise ConfigError(f"{run} is not a run directory: it has no ledger.jsonl")
+        fix = "give the folder that --run-dir has named"
+        raise ConfigError(f"{run} is not a run directory, it has neither ledger nor log: {fix}")
     return run
 
 
@@ -235,6 +236,6 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     """
     from gptddp.report.page import report as draw
 
-    nbytes, drawn = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    nbytes, drawn = draw([_run_dir(run) for run in runs], out)
     click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
     click.echo(visible(out))
