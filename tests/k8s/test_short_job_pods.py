@@ -33,7 +33,7 @@ def sampled(api, k8s):
 def test_prepare_runs_the_images_own_command():
     """Source read-only, data writable, options as given; the same bytes for the same options. One
     claim for both is mounted once, so that prepare sees whether one folder lies in the other."""
-    options = ["--val", "/source/val.jsonl", "--on-bad", "skip", "--max-bad", "5"]
+    options = ["--val", "/source/val.jsonl", "--max-bad", "5"]
     args = ("--source", "texts/a/b", "--data", "sets/new", "--", *options)
     job = dry_run(*args)
     (container,) = pod_of(job)["containers"]
