@@ -102,7 +102,7 @@ def test_one_job_toml_serves_all_commands(tmp_path):
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
         (["--source", "v", "more"], "unexpected argument 'more': name texts with --source"),
-        (["--source", "v", "--", "--on-bad", "quarantine"], "after --: Invalid value"),
+        (["--source", "v", "--", "--max-bad", "some"], "after --: Invalid value"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):
