@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_what_was_read(
 
     args = ["prepare", str(sources), "--out", str(tmp_path / "out"), "--max-bad", 100]
     args += ["--vocab-size", "300", "--val-fraction", "0.1", "--seed", "5"]
-    main = f"from gptddp import main; sys.argv[1:] = {args}; main()"
+    main = f"from gptddp.cli import cli; sys.argv[1:] = {args}; cli()"
     result = child(CHILD + main, preexec_fn=limit)
     assert result.returncode == 2 and "no space left for" in result.stderr, result.stderr
     assert f"What was read is kept in {tmp_path / 'out/.prepare'}" in result.stderr
