@@ -91,7 +91,7 @@ for command in (prepare, sample, evaluate):
     type=click.Path(path_type=Path),
     metavar="OUT",
     help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
-    "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    "to the new folder OUT.",
 )
 @click.option(
     "--step",
