@@ -69,7 +69,7 @@ class Life:
         """`lease`: on rank 0 only, and not in an audit."""
         self.origin = origin
         self.world, self.stop, self.clock = world, stop, clock
-        self.progress = Progress.from_meta(origin.meta)
+        self.progress = Progress.from_meta(state.meta)
         self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
         memory, run_dir = world.memory, origin.config.run_dir

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
@@ -20,9 +21,9 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, log_check, recovery, summary
+from gptddp.run import copies, crash_loop, log_check, recovery
 from gptddp.run.copies import Copies
-from gptddp.run.history import Ledger, RunLog, complete, history, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -106,7 +107,7 @@ class Recorder:
         """
         origin = self.origin
         run = self.config.run_dir
-        ledger = patiently(lambda: summary.read(run))
+        ledger = patiently(lambda: run_state.read(run))
         self._sums, is_new = ledger, not ledger.life and origin.source == "scratch"
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
@@ -116,10 +117,7 @@ class Recorder:
                 ledger.add(event)
         self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
-        changes.record(origin, self.events)
-        if ledger.life and ledger.code != (code := environment.code()):
-            about = {"field": "code", "old": ledger.code, "new": code}
-            self.events.emit("changed", step=origin.step, **about)
+        changes.record(ledger, self.config, origin.step, self.events)
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
@@ -200,10 +198,10 @@ class Recorder:
 
     def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
-        lines = [*filter(None, [self.origin.last_line]), *state.lines]
+        run = Path(self.config.run_dir)
+        lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
         newest = max(lines, key=lambda line: line["time"], default=None)
-        run = Path(self.config.run_dir)
         fault = self._with_name(state.fault)
         last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
         if last and last.cause:
