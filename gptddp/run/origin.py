@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.config import Config
@@ -18,13 +18,14 @@ class Origin:
     generation: int
     step: int  # finished steps
     source: str  # the checkpoint's name, "memory" or "scratch"
-    redo: int  # steps that an earlier life has done beyond `step`
-    line: dict[str, Any] | None  # of `step`, in the log
     run_id: str  # of this run directory's content, unique for ever
-    parent: str | None  # the checkpoint that this life descends from
-    snapshot_rank: int | None  # the one whose snapshot this life goes on from
-    late: str | None  # the checkpoint that a launcher makes of a snapshot meanwhile
-    quarantine: dict[int, list[int]]  # what earlier lives decided beyond `step`, by step
+    redo: int = 0  # steps that an earlier life has done beyond `step`
+    line: dict[str, Any] | None = None  # of `step`, in the log
+    parent: str | None = None  # the checkpoint that this life descends from
+    snapshot_rank: int | None = None  # the one whose snapshot this life goes on from
+    late: str | None = None  # the checkpoint that a launcher makes of a snapshot meanwhile
+    # what earlier lives decided beyond `step`, by step
+    quarantine: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def holder(self) -> int:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint import known, retention, run_state, store
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
@@ -40,10 +41,11 @@ from gptddp.run.history import (
     life_without_start,
 )
 from gptddp.run.origin import Origin
+from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import resolve
-from gptddp.training.choose import Brought, of_this_run
+from gptddp.training.choose import Brought, Snapshots, newest_rank, of_this_run, trusted
 from gptddp.training.first_state import (
     check_continued,
     first_state,
@@ -51,7 +53,6 @@ from gptddp.training.first_state import (
 )
 from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
-from gptddp.training.take_up import take_up
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def open_run(
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
     go_back(config, run_id, generation, ledger, snapshots, tell)
-    loaded, taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
+    loaded, taken = _take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
         config = replace(config, init_sha256=sha256)
@@ -194,6 +195,64 @@ def _check_places(run: Path) -> None:
 def _is_no_folder(path: Path) -> bool:
     """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
     return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
+
+
+def _take_up(
+    config: Config,
+    run_id: str,
+    ledger: Summary,
+    lost: int,
+    snapshots: Snapshots,
+    saving: Sequence[str | None],
+    world: World,
+    tell: Tell,
+) -> tuple[SavedState | None, dict[str, Any]]:
+    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
+    begins; and what that is for `Origin`.
+
+    `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
+    Raises CheckpointError and OSError as `known.load` does.
+    """
+    run = Path(config.run_dir)
+    tell("looking for the newest checkpoint")
+    newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
+    snapshots = trusted(snapshots, ledger.void, run, world)
+    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    if rank is None:
+        patiently(lambda: retention.discard_unfinished(run))
+        anew = _given_before(ledger, world) if config.from_scratch else None
+        loaded = known.load(run, run_id, ledger, lost, anew, tell)
+        name = loaded.name if loaded else None
+        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
+        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
+    generation, step, _ = snapshots[rank]
+    save = _late_save(config, ledger, saving, store.name_of(step, generation))
+    patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
+    known.warn(run, run_id, ledger, f"memory, step {step}")
+    about = {"step": step, "source": "memory", "parent": newest}
+    return None, {**about, "snapshot_rank": rank, "late": save}
+
+
+def _late_save(
+    config: Config, ledger: Summary, saving: Sequence[str | None], name: str
+) -> str | None:
+    """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    overdue = unsaved_s(ledger) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        return name
+    return save
+
+
+def _given_before(ledger: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := ledger.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
 
 
 def _in_history(run: Path, ledger: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:

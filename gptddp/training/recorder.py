@@ -32,7 +32,7 @@ from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.events import Events, to_ledger, to_log
+from gptddp.training.events import LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
@@ -71,8 +71,8 @@ class Recorder:
             model=str(c.preset),
         )
         self._sums = Summary()  # of the run's events
-        records = to_ledger(self.ledger), to_log(self.log)
-        views = self._count, self.metrics, Console(origin), to_samples(run)
+        records = self._to_ledger, to_log(self.log)
+        views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
@@ -89,9 +89,11 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
-    def _count(self, event: Mapping[str, Any]) -> None:
-        """A sink: the state of the run, as the ledger will say it."""
-        self._sums.add(event)
+    def _to_ledger(self, event: Mapping[str, Any]) -> None:
+        """A sink: what a later life, a report or an audit goes by; and the sum of it."""
+        if event["event"] in LEDGER:
+            self.ledger.append(event)
+            self._sums.add(event)
 
     def begin(
         self,
@@ -175,11 +177,8 @@ class Recorder:
             config=to_saved(self.config),
             dataset=self._dataset.sha256,
         )
-        if self.config.from_scratch:  # it counts for this start, see take_up.py
+        if self.config.from_scratch:  # it counts for this start, see opening.py
             about["from_scratch"] = {"job": world.job, "life": world.life}
-        self._sums.add(
-            {"event": "start", "generation": origin.generation, "time": time.time(), **about}
-        )
         self.events.emit("start", **about, sums=self._sums.sums())
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(

@@ -183,11 +183,6 @@ def _origin(run_id: str, span: Span) -> Origin:
         generation=0,
         step=step,
         source=span.begin.name,
-        redo=0,
-        line=None,
         run_id=run_id,
-        parent=None,
-        snapshot_rank=None,
-        late=None,
         quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
     )
