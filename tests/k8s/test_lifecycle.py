@@ -69,16 +69,6 @@ def test_what_may_not_be_deleted_beside_a_job_is_named(api, k8s):
     assert k8s("delete", "demo").exit_code == 0 and api.all() == []
 
 
-def test_who_may_only_delete_jobs_deletes_all_that_a_job_owns(api, k8s):
-    """The collector needs no right of the user, who may not even see the rest."""
-    submit(k8s)
-    beside = ("serviceaccounts", "networkpolicies", "poddisruptionbudgets", "secrets")
-    beside += ("configmaps", "jobs")
-    api.forbidden = {f"{verb} {plural}" for verb in ("GET", "DELETE") for plural in beside}
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and "kubectl" not in result.stderr and api.all() == []
-
-
 def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
     """It runs on: the job is deleted, and the exit code is 1."""
     submit(k8s)

@@ -167,25 +167,3 @@ def test_a_network_that_is_taken_is_given_to_nobody_else():
     (one, held), (two, other) = locks.network("key"), locks.network("key")
     with held, other:
         assert one.prefix != two.prefix and one.port != two.port
-
-
-def test_two_jobs_at_once_do_not_meet(start, tmp_path):
-    """Jobs started together have other addresses and ports, and both can listen on every one."""
-    code = """
-import socket
-host, port = os.environ["PET_RDZV_ENDPOINT"].split(":")
-if first:
-    store = socket.create_server(("", int(port)))
-    (runs / "endpoint").write_text(f"{host} {port}")
-    wait("end")
-else:
-    time.sleep(60)
-"""
-    folders = [tmp_path / f"local{i}" for i in range(3)]
-    processes = [start(job(code), folder=folder) for folder in folders]
-    files = [folder / "volumes" / "runs" / "endpoint" for folder in folders]
-    seen = [until(lambda file=file: file.read_text().split()) for file in files]
-    assert len({host for host, _ in seen}) == len({port for _, port in seen}) == 3
-    for folder in folders:
-        (folder / "volumes" / "runs" / "end").touch()
-    assert [process.wait(20) for process in processes] == [0, 0, 0]
