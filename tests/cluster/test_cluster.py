@@ -1,4 +1,4 @@
-"""The cluster itself: what every other test of this folder takes for granted."""
+"""What kubectl builds of our folders, and what the nodes share."""
 
 import subprocess
 from pathlib import Path
@@ -9,19 +9,6 @@ from support.prometheus import FOLDER
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s/overlays").iterdir())
-
-
-def test_webhook_refuses_a_bad_job(namespace):
-    """The operator's webhook is asked about every job: without a container `pytorch` it says no."""
-    job = yaml.safe_load((Path(__file__).parent / "job.yaml").read_text())
-    job["metadata"]["namespace"] = namespace.namespace
-    namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=job)
-    containers = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    containers[0]["name"] = "other"
-    done = namespace.kubectl("create", "-f", "-", stdin=job, check=False)
-    assert done.returncode == 1
-    assert "validator.pytorchjob.training-operator.kubeflow.org" in done.stderr
-    assert not namespace.get("pytorchjobs")
 
 
 @pytest.mark.parametrize("folder", ["k8s/base", *(f"k8s/overlays/{name}" for name in OVERLAYS)])

@@ -91,35 +91,12 @@ def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tm
 
 # -- stopping and continuing -------------------------------------------------------------------
 
-STOPPABLE = """
-signal.signal(signal.SIGTERM, lambda *_: ((runs / f"{name}.saved").touch(), sys.exit(143)))
-(runs / f"{name}.up").touch()
-wait("end")
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_gracefully_and_the_same_submit_continues(start, finish, tmp_path, number):
-    """Pods get SIGTERM and may save; exit code 130; submitting again goes on to the end."""
-    built = job(STOPPABLE)
-    process = start(built)
-    until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
-    process.send_signal(number)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "the same command continues it" in err
-    assert all(pod_file(tmp_path, f"job-worker-{i}.saved").exists() for i in range(2))
-    assert kinds(status(tmp_path)) == ["Created", "Suspended"]
-    pod_file(tmp_path, "end").touch()
-    exit_code, _, err = finish(built)
-    assert exit_code == 0, err
-
 
 @pytest.mark.parametrize(("grace_s", "again"), [(300, True), (1, False)])
 def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace_s, again):
     """Then they are killed, or at once where Ctrl-C comes twice."""
-    up = STOPPABLE.split("\n")[2]
-    code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{up}\nwait('never')"
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"{ignores}; (runs / f'{{name}}.up').touch(); wait('never')"
     process = start(job(code, grace_s=grace_s))
     until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
     process.send_signal(signal.SIGINT)

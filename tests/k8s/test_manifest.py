@@ -132,6 +132,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
         ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: nothing can have a NUL in it"),
         ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
+        ("[job]\ncode = 3", r"job\.code is 3: it must be the name of a folder"),
         ("[job", "is not valid TOML"),
     ],
 )
