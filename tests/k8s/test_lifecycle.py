@@ -58,7 +58,7 @@ def test_what_may_not_be_deleted_beside_a_job_is_named(api, k8s):
     """Exit code 0, and 102 the second time: what is left is named each time, with the command."""
     submit(k8s)
     disown(api)
-    api.forbidden = {"DELETE secrets"}
+    api.forbidden = {"DELETE secrets", "GET configmaps", "GET jobs"}
     api.paths["/api/v1/namespaces/default/secrets"] = (403, "U cannot list resource secrets")
     for code in (0, 102):
         result = k8s("delete", "demo")

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import os
 import re
 from pathlib import Path
 
@@ -45,10 +46,11 @@ def test_the_same_code_again_changes_nothing(api, k8s, own):
 
 def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     """Refused, before anything is created: the files, and how to take it."""
-    submit(k8s, *own(a="x = 1\n", b="", c=""))
+    option, folder = own(a="x = 1\n", b="", c="")
+    Path(folder, "table.py").write_text("#" + os.urandom(1_000_000).hex())  # two ConfigMaps
+    submit(k8s, option, folder)
     del api.writes[:]
     own(a="x = 2\n", d="")
-    option, folder = own()
     Path(folder, "gptddp/c.py").unlink()
     result = submit(k8s, option, folder, "--cpu", "3")
     assert result.exit_code == 2 and api.writes == []
