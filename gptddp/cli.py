@@ -1,10 +1,14 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import click
+try:
+    import click
+except ModuleNotFoundError as error:
+    sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
@@ -87,7 +91,7 @@ for command in (prepare, sample, evaluate):
     type=click.Path(path_type=Path),
     metavar="OUT",
     help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
-    "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    "to the new folder OUT.",
 )
 @click.option(
     "--step",
