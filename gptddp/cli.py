@@ -1,10 +1,14 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import click
+try:
+    import click
+except ModuleNotFoundError as error:
+    sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
@@ -52,7 +56,8 @@ def _run_dir(run: Path) -> Path:
     from gptddp.run.directory import is_run
 
     if not is_run(run):
-        raise ConfigError(f"{run} is not a run directory: it has no ledger.jsonl")
+        fix = "give the folder that --run-dir has named"
+        raise ConfigError(f"{run} is not a run directory, it has neither ledger nor log: {fix}")
     return run
 
 
@@ -86,7 +91,7 @@ for command in (prepare, sample, evaluate):
     type=click.Path(path_type=Path),
     metavar="OUT",
     help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
-    "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    "to the new folder OUT.",
 )
 @click.option(
     "--step",
@@ -161,14 +166,8 @@ def log(ctx: click.Context, run: Path) -> None:
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
-@click.option(
-    "--init-from",
-    default="",
-    metavar="DIR",
-    help="Folder of the weights that the run began with. [default: the run's]",
-)
 @click.pass_context
-def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
+def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
     Exit code 0 when all is the same, 1 at the first difference, 2 when this machine cannot say.
@@ -182,7 +181,7 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str)
     def tell(what: str) -> None:
         click.echo(what, err=True)
 
-    report = recompute(_run_dir(run), data, whole, tell, init_from)
+    report = recompute(_run_dir(run), data, whole, tell)
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 
@@ -231,6 +230,6 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     """
     from gptddp.report.page import report as draw
 
-    nbytes, drawn = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    nbytes, drawn = draw([_run_dir(run) for run in runs], out)
     click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
     click.echo(visible(out))

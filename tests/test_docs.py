@@ -99,17 +99,38 @@ def test_files_that_answer_a_question_exist():
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-def test_the_summary_of_the_faults_is_of_the_table_below_it():
-    """Its figures are those that the generator computes from the rows of the page."""
-    page = faults.DOCS.read_text().split("## Where the seconds go")[0]
-    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", page, re.M)]
-    measured = {
-        (int(number), what): [{"happens": happens, "seconds": float(s or "nan"), "redone": int(n)}]
-        for number, what, happens, s, n in rows
-    }
-    summary = faults.summary(measured)
-    assert len(summary) == len(faults.SUMMARY)
-    assert "".join(summary) in page
+def numbers_of(text):
+    """The faults in the tables of a page."""
+    return {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
+
+
+def test_every_fault_is_tested():
+    """1 to 38, each on the page: measured by whole jobs, or by tests that there are."""
+    measured, _, elsewhere = faults.DOCS.read_text().partition("## Tested in parts")
+    tests = "".join(path.read_text() for path in (ROOT / "tests/faults").glob("test_*.py"))
+    rows = re.findall(r"pytest\.mark\.fault\((\d+)\)|^    \((\d+), \w", tests, re.M)
+    marked = {2} | {int(a or b) for a, b in rows}
+    whole = set(range(1, 39))
+    assert marked | numbers_of(elsewhere) == whole
+    assert numbers_of(measured) | numbers_of(elsewhere) == whole
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", elsewhere)
+    assert len(named) > 25
+    for path, function in named:
+        assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
+def test_the_tables_of_the_faults_are_as_they_are_made():
+    """Of the measurements that the page has, the same page is made: its summary is of them."""
+    page = faults.DOCS.read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*) \| (.*) \| ([\d.]*) \| (\d+) \|$", page, re.M)
+    names = ("fault", "what", "happens", "seconds", "redone")
+    measured = [dict(zip(names, row, strict=True)) for row in rows]
+    for it in measured:
+        it |= {"fault": int(it["fault"]), "redone": int(it["redone"])}
+        it["seconds"] = float(it["seconds"] or "nan")
+    made, old = (re.sub(r"two cores \(.*", "", it) for it in (faults.page(measured, page), page))
+    assert len(measured) > 60 and made == old  # but for the machine
+    assert faults.page([], page) == page
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
