@@ -1,11 +1,11 @@
 """The cluster itself: what every other test of this folder takes for granted."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from support.waiting import until
 
 from gptddp import __version__
 
@@ -46,12 +46,12 @@ def pod(name: str, node: str, script: str) -> dict:
 
 def output(namespace, name: str) -> str:
     """What a pod printed, once it has ended well."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        phase = namespace.get("pod", name)["status"]["phase"]
-        if phase in ("Succeeded", "Failed"):
-            break
-        time.sleep(0.3)
+
+    def ended() -> str:
+        found = namespace.get("pod", name)["status"]["phase"]
+        return found if found in ("Succeeded", "Failed") else ""
+
+    phase = until(ended, f"the end of {name}")
     logs = namespace.kubectl("logs", name, check=False).stdout
     assert phase == "Succeeded", f"{name} is {phase}: {logs}"
     return logs

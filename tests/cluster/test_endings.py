@@ -3,7 +3,8 @@
 import shutil
 
 import pytest
-from support.cluster_jobs import PODS, TINY, Job, until
+from support.cluster_jobs import PODS, TINY, Job
+from support.waiting import until
 
 OPTIONS = (*PODS, "--replicas=2")
 

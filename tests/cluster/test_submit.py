@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.toy import SMALL
+from support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 KINDS = "pytorchjobs,pods,services,secrets,serviceaccounts,networkpolicies,pdb,jobs"
@@ -60,14 +61,6 @@ def names(namespace):
     """kind/name of everything that may be left, but what every namespace has."""
     found = namespace.get(KINDS)
     return {f"{o['kind']}/{o['metadata']['name']}" for o in found} - {"ServiceAccount/default"}
-
-
-def until(true, timeout_s=60.0):
-    """Wait for something of the cluster's; it must come true."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.5)
 
 
 def texts(k8s, namespace):

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.launchers import Training, until
+from support.launchers import Training
 from support.prometheus import write_rules
 from support.prometheus_server import Prometheus
+from support.waiting import until
 
 from gptddp.run.history import read_ledger
 
@@ -28,7 +29,7 @@ class Scraped(Training):
         """Wait for a scrape, after two more of this life: from them it knows the interval."""
         before = len(self.scrapes())
         self.goes_on(2)
-        until("three scrapes", lambda: len(self.scrapes()) >= before + 3)
+        until(lambda: len(self.scrapes()) >= before + 3, "three scrapes")
 
     def last(self, name: str) -> float:
         return self.prometheus.value(f"last_over_time({name}[1h])")
@@ -79,4 +80,4 @@ def test_a_job_that_is_stopped_and_one_that_diverges_are_seen_to_their_end(job):
     assert job.last("gptddp_nonfinite_steps_total") == 4
     assert job.last("gptddp_steps_total") == lines[-1]["step"] - stop["step"] > counted
     firing = 'ALERTS{alertname="GptddpNonFinite", alertstate="firing", pytorchjob="short"}'
-    until("the alert", lambda: job.prometheus.ask(firing))
+    until(lambda: job.prometheus.ask(firing), "the alert")
