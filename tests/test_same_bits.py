@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.same_bits import check_same_bits
 from support.toy import SMALL, training_here
+from support.waiting_writer import Writer
 
 from gptddp import train
 from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.model.sums import ExactSums
 from gptddp.run.history import history
 from gptddp.training import life
