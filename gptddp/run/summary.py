@@ -116,7 +116,7 @@ class Summary:
             self.finished = done
 
     def sums(self) -> dict[str, Any]:
-        """What a start has of all events up to it, itself included."""
+        """What a start has of all events before it."""
         return {name: getattr(self, name) for name in SUMS} | {
             "owners": dataclasses.asdict(self.owners)
         }

@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from support.waiting import until
 
 from gptddp.run.history import history
 
@@ -92,11 +93,3 @@ def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages):
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
         time.sleep(0.1)
     until(lambda: "mean of" in tab.run("document.querySelector('#loss .hoverlayer').textContent"))
-
-
-def until(true) -> None:
-    """It must come true."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
