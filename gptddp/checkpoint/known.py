@@ -84,7 +84,7 @@ def missing(run: Path, run_id: str, ledger: Summary) -> list[str]:
     ledger may have lost the commits of newer ones. Raises OSError.
     """
     there = {name.partition(".bad.")[0] for name in store.names(run, ledger.commits)}
-    commits = sorted(ledger.commits, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    commits = sorted(ledger.commits, key=store.order, reverse=True)
 
     def is_gone(name: str) -> bool:
         return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)

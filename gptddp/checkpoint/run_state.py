@@ -27,7 +27,7 @@ def read(run_dir: str | Path) -> Summary:
     """The state of a run; an empty one where nothing of a run is there. Raises OSError."""
     found, root = summary.read(run_dir), Path(run_dir) / CHECKPOINTS
     for name in filter(store.is_candidate, store.names(run_dir)):
-        if (store.order(name) or (0, 0))[0] <= found.life:
+        if store.order(name)[0] <= found.life:
             break  # the ledger has the start of all that is older
         try:
             manifest: Any = store.unsealed(root / name)

@@ -216,7 +216,7 @@ def _take_up(
     tell("looking for the newest checkpoint")
     newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
     snapshots = trusted(snapshots, ledger.void, run, world)
-    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    rank = newest_rank(snapshots, store.order(newest))
     if rank is None:
         patiently(lambda: retention.discard_unfinished(run))
         anew = _given_before(ledger, world) if config.from_scratch else None
@@ -236,7 +236,7 @@ def _late_save(
     config: Config, ledger: Summary, saving: Sequence[str | None], name: str
 ) -> str | None:
     """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
-    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    save = max(filter(None, saving), key=store.order, default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         return name
