@@ -153,13 +153,6 @@ def test_a_warm_up_longer_than_the_run_is_told():
     assert not advice(closed(steps=999, warmup_steps=6, max_tokens=5 * full + 1), 1)
 
 
-def test_a_rate_that_ends_above_its_peak_is_told():
-    """It looks like a rate, and is a part of one; at the peak it is none."""
-    (line,) = advice(closed(lr=1, final_lr=5), 1)
-    assert "final_lr 5 is a fraction of the peak" in line and "rises to 5.0e+00" in line
-    assert not advice(closed(final_lr=1), 1)
-
-
 def test_a_job_is_told_before_it_is_submitted():
     """The notes of render and submit have the same lines, for all workers of the job."""
     job = spec.load(

@@ -82,7 +82,7 @@ def gap_text(gaps: Iterable[tuple[int, int]]) -> str:
     """`steps 5 to 6, 9`: from the first to the last step of each, the first three of them."""
     gaps = list(gaps)
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:_SHOWN]]
-    more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
+    more = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
     many = len(gaps) > 1 or gaps[0][0] < gaps[0][1]
     return f"step{'s' if many else ''} {', '.join(shown)}{more}"
 

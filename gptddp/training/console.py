@@ -29,7 +29,6 @@ _TEXTS = {
     "stall": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
     "still": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
     "stall_end": (_NOTE, "step {step} has moved, after {seconds:.0f} s"),
-    "mended": (_WARN, "{error}; it was tried again, and works"),
 }
 
 log = logging.getLogger(__name__)

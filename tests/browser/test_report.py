@@ -5,6 +5,7 @@ import time
 
 import pytest
 from support.report_pages import draw, write
+from support.waiting import until
 
 from gptddp.run.history import history
 
@@ -111,11 +112,3 @@ def test_a_million_steps_open_at_once(tab, tmp_path, pictures):
     opened, drawn = tab.busy_s() - before, tab.run("document.documentElement.dataset.drawn")
     print(f"opened for {opened:.2f} s of a processor, all drawn after {drawn} ms")
     assert opened < 6.0
-
-
-def until(true) -> None:
-    """It must come true."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)

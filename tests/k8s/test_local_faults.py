@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.local_jobs import job, kinds, pod_file, status, until
+from support.local_jobs import job, kinds, pod_file, status
 from support.manifests import container
 from support.processes import alive
+from support.waiting import until
 
 from gptddp.k8s.local import locks, reaper
 

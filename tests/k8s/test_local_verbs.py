@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import job, pod_file, status, until
+from support.local_jobs import job, pod_file, status
 from support.processes import alive
 from support.rank_0_lines import of_a_life
+from support.waiting import until
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks

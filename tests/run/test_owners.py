@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.forked import ranks
-from support.local_jobs import until
 from support.owned import check_owners, owned
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger

@@ -12,8 +12,8 @@ import time
 import pytest
 import torch
 from support.forked import TRAIN, ranks
-from support.local_jobs import until
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
@@ -148,11 +148,11 @@ def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
     """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
     life is ever loaded, and it ends with the reason."""
     late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
-    until(lambda: stopped(late), 60)
+    until(lambda: stopped(late))
     run = tmp_path / "run"
     reached = max(line["step"] for line in history(run))
     follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
-    until(lambda: store.names(run), 60)
+    until(lambda: store.names(run))
     late.send_signal(signal.SIGCONT)
     err = late.communicate(timeout=60)[1]
     assert late.returncode == 1, err
@@ -168,7 +168,7 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
     the first is killed, the next goes on at once."""
     first = training("--steps", "100000", "--checkpoint-every", "0.5")
-    until(lambda: store.names(tmp_path / "run"), 60)
+    until(lambda: store.names(tmp_path / "run"))
     second = training("--steps", "100000")
     err = second.communicate(timeout=60)[1]
     assert second.returncode == 2 and f"(process {first.pid})" in err, err
@@ -176,7 +176,7 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     first.kill()
     first.wait(timeout=60)  # a process that still dies is seen to live
     third = training("--steps", "100000", "--log-every", "1")
-    until(lambda: (tmp_path / "run/log.2.jsonl").exists(), 60)
+    until(lambda: (tmp_path / "run/log.2.jsonl").exists())
     third.terminate()
     err = third.communicate(timeout=60)[1]
     assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
