@@ -152,7 +152,7 @@ def prepare(folder: str) -> None:
     ]
     for i in range(400):
         (text / f"{i}.txt").write_text(" ".join(words.choices(lexicon, k=2000)))
-    command = [sys.executable, "-c", "from gptddp import main; main()", "prepare", str(text)]
+    command = [sys.executable, "-c", "from gptddp.cli import cli; cli()", "prepare", str(text)]
     command += ["--out", f"{folder}/data", "--vocab-size", str(VOCABULARY)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

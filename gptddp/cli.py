@@ -1,10 +1,14 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import click
+try:
+    import click
+except ModuleNotFoundError as error:
+    sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
@@ -52,7 +56,8 @@ def _run_dir(run: Path) -> Path:
     from gptddp.run.directory import is_run
 
     if not is_run(run):
-        raise ConfigError(f"{run} is not a run directory: it has no ledger.jsonl")
+        fix = "give the folder that --run-dir has named"
+        raise ConfigError(f"{run} is not a run directory, it has neither ledger nor log: {fix}")
     return run
 
 
@@ -80,17 +85,13 @@ for command in (prepare, sample, evaluate):
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
-@click.option("--prune", is_flag=True, help="First delete all but the newest valid checkpoints.")
-@click.option(
-    "--keep", type=click.IntRange(1), metavar="N", help="How many --prune keeps. [the run's]"
-)
 @click.option(
     "--export",
     "out",
     type=click.Path(path_type=Path),
     metavar="OUT",
     help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
-    "to the new folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    "to the new folder OUT.",
 )
 @click.option(
     "--step",
@@ -104,8 +105,6 @@ def checkpoints(
     ctx: click.Context,
     run: Path,
     verify: bool,
-    prune: bool,
-    keep: int | None,
     out: Path | None,
     step: int | None,
     data: str | None,
@@ -120,8 +119,6 @@ def checkpoints(
     """
     from gptddp.checkpoint.retention import list_checkpoints
 
-    if keep and not prune:
-        raise ConfigError("--keep says how many stay with --prune: give both")
     if step is not None and not out:
         raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
@@ -130,8 +127,6 @@ def checkpoints(
         step = export(_run_dir(run), out, data, step)
         click.echo(f"step {step} is exported to {out}", err=True)
         return
-    if prune:
-        _prune(_run_dir(run), keep)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
@@ -140,17 +135,6 @@ def checkpoints(
         click.echo(f"{run} has no checkpoints", err=True)
     if not any(it.ok for it in found):
         ctx.exit(4)
-
-
-def _prune(run: Path, keep: int | None) -> None:
-    """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
-    from gptddp.checkpoint.retention import prune_by_hand
-    from gptddp.checkpoint.run_state import configuration
-    from gptddp.config import with_preset
-
-    config = with_preset(configuration(run), accelerator=False)
-    for name in prune_by_hand(run, keep or config.keep, config.keep_every):
-        click.echo(f"deleted {name}", err=True)
 
 
 @cli.command()
@@ -252,6 +236,6 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     """
     from gptddp.report.page import report as draw
 
-    nbytes, drawn = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    nbytes, drawn = draw([_run_dir(run) for run in runs], out)
     click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
     click.echo(visible(out))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, given_by
+from gptddp.presets import OPTIMIZERS, PRESETS, fine_tuning_rate, given_by, wrong_shape
 
 # What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -263,7 +263,8 @@ def _check(c: Config) -> None:
     for name in FIELDS:
         if (value := getattr(c, name)) is not None:
             _check_value(name, value)
-    check_shape(c)
+    if wrong := wrong_shape(c):
+        raise ConfigError(wrong)
 
 
 def _check_value(name: str, value: Any) -> None:

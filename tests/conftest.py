@@ -35,7 +35,7 @@ def corpus(tmp_path_factory) -> Path:
     source.mkdir()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py")):
         (source / path.name).write_bytes(path.read_bytes())
-    code = "from gptddp import main; main()"
+    code = "from gptddp.cli import cli; cli()"
     command = [sys.executable, "-c", code, "prepare", str(source), "--out", str(folder / "data")]
     subprocess.run([*command, "--vocab-size", "512"], check=True, capture_output=True)
     return folder / "data"

@@ -75,7 +75,7 @@ def test_a_wrong_value_in_a_run_is_exit_code_2_for_every_command(run, tmp_path, 
     assert run("--steps", "2") == 2
     err = capfd.readouterr().err
     assert wanted in err and "Traceback" not in err
-    for command in (["sample", folder], ["checkpoints", folder, "--prune"]):
+    for command in (["sample", folder], ["checkpoints", folder, "--export", folder / "out"]):
         result = CliRunner().invoke(cli, list(map(str, command)))
         assert result.exit_code == 2 and wanted in result.output
 

@@ -18,8 +18,7 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "errors"},
-    {"grace", "presets"},
+    {"gptddp", "errors", "grace", "presets"},
     {"config", "files"},
     {"advice", "budget", "flags"},
     {"distributed"},
@@ -45,7 +44,6 @@ K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptdd
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {
-    ("gptddp", "gptddp.cli"),
     ("gptddp.k8s", "gptddp.k8s.cli.main"),
     ("gptddp.k8s.cli.short_jobs", "gptddp.prepare.commands"),  # the options of `prepare`
 }
@@ -191,3 +189,11 @@ def loaded(code: str) -> set[str]:
 def test_an_import_loads_no_more_than_it_may(code, forbidden):
     """A fresh interpreter shows none of the forbidden packages after the import."""
     assert not loaded(code) & forbidden
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    """One line with the package and the extra, and no traceback."""
+    code = "import sys; sys.modules['click'] = None; import gptddp.cli"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    wanted = "gptddp needs the package click: pip install 'gptddp[train]'\n"
+    assert (run.returncode, run.stderr) == (1, wanted)

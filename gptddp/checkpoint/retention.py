@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptddp.checkpoint import run_state, shard, store
-from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.errors import CheckpointError, Unusable
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
@@ -91,21 +91,15 @@ def set_aside(path: Path) -> None:
 
 
 def prune(
-    run_dir: str | Path,
-    keep: int,
-    *,
-    keep_every: int = 0,
-    full: bool = False,
-    spare: Collection[str] = (),
-    run_id: str | None = None,
+    run_dir: str | Path, keep: int, *, keep_every: int = 0, run_id: str | None = None
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
     Verified: every byte was read back when it was written. The oldest of them is read again now,
-    so that one stays that can be loaded whatever has happened since; with `full` all are. What was
-    never read back is read now too. None of these is deleted, nothing newer than the oldest of
-    them, the first one of each `keep_every` steps (0: none), and the names in `spare`. What is not
-    of the run `run_id` (None: that is not asked) counts for none of that, and is not deleted.
+    so that one stays that can be loaded whatever has happened since. What was never read back is
+    read now too. None of these is deleted, nothing newer than the oldest of them, and the first one
+    of each `keep_every` steps (0: none). What is not of the run `run_id` (None: that is not asked)
+    counts for none of that, and is not deleted.
 
     Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
     It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
@@ -119,13 +113,13 @@ def prune(
     verified, newer, deleted = 0, False, []
     for name in names if len(names) > keep else ():
         if verified < keep:
-            status = _read(root / name, full or verified == keep - 1, run_id)
+            status = _read(root / name, verified == keep - 1, run_id)
             spoilt = status.ok and status.skipped > 0
             verified += status.ok and not spoilt
             if not (spoilt and newer):
                 newer |= status.ok
                 continue
-        if name in spare or _stays(root, name, names, keep_every, run_id):
+        if _stays(root, name, names, keep_every, run_id):
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -167,22 +161,6 @@ def _period(name: str, every: int) -> int:
     """In which so many steps a checkpoint is; 0: in none that has a first one which stays."""
     _, step = store.order(name) or (0, 0)
     return step // every if every else 0
-
-
-def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
-    """`prune` as a user asks for it, beside a running job or not: all that count are read.
-
-    The checkpoint that the newest life began with stays too: it may be the parent of a save in
-    flight. Raises ConfigError where nothing can be deleted.
-    """
-    try:
-        run = run_state.read(run_dir)
-        begun = [run.source or ""]
-        return prune(
-            run_dir, keep, keep_every=keep_every, full=True, spare=begun, run_id=run.run_id
-        )
-    except OSError as error:
-        raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
 
 
 def discard_unfinished(

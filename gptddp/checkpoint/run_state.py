@@ -60,7 +60,8 @@ def check_version(run: Path, found: Summary) -> None:
     if found.older:
         raise ConfigError(
             f"run {run} was begun by gptddp 0.1.0, which this version cannot read: go on with it "
-            "by gptddp 0.1.0, or give another --run-dir"
+            f"by gptddp 0.1.0; its weights alone: by `gptddp checkpoints {run} --export FOLDER` of "
+            "that, and --init-from FOLDER with another --run-dir"
         )
 
 

@@ -192,14 +192,13 @@ def usable(path: Path) -> SavedState | None:
     return found
 
 
-_NUMBER = (int, float)
-_HEAD: dict[str, tuple[type, ...]] = {
-    "run_id": (str,),
-    "generation": (int,),
-    "meta": (dict,),
-    "lines": (list,),
-    "events": (list,),
-    "fault": (dict,),
+_HEAD = {
+    "run_id": str,
+    "generation": int,
+    "meta": dict,
+    "lines": list,
+    "events": list,
+    "fault": dict,
 }
 
 
@@ -209,11 +208,11 @@ def _wrong(head: Mapping[str, Any]) -> Iterator[str]:
     if why := progress.wrong_meta(head["meta"]):
         yield why
     for i, line in enumerate(head["lines"]):
-        yield from progress.wrong(line, {"step": (int,), "time": _NUMBER}, f"lines[{i}]")
-    kinds: dict[str, tuple[type, ...]] = {"event": (str,), "generation": (int,), "time": (float,)}
+        yield from progress.wrong(line, {"step": int, "time": int | float}, f"lines[{i}]")
+    kinds = {"event": str, "generation": int, "time": float}
     for i, event in enumerate(head["events"]):
         yield from progress.wrong(event, kinds, f"events[{i}]")
-    yield from progress.wrong(head["fault"], {"cause": (str,), "time": _NUMBER}, "fault")
+    yield from progress.wrong(head["fault"], {"cause": str, "time": int | float}, "fault")
 
 
 def _held(path: Path, run_id: str) -> tuple[int, int] | None:

@@ -127,15 +127,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-_NUMBER = (int, float)
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "step": (int,),
-    "generation": (int,),
-    "time": _NUMBER,
-    "run_id": (type(None), str),
-    "tensors": (dict,),
-    "meta": (dict,),
-    "shards": (list,),
+_FIELDS = {
+    "step": int,
+    "generation": int,
+    "time": int | float,
+    "run_id": str | None,
+    "tensors": dict,
+    "meta": dict,
+    "shards": list,
 }
 
 

@@ -9,7 +9,7 @@ A huge document is cut into parts, each of them a row of its own. Then there is 
 `goes_on`: true where what follows in the document is another row. The rows of a document are of one
 split, but in no order.
 
-bad.jsonl               records that `gptddp prepare --on-bad skip` has left out; not read
+bad.jsonl               records that `gptddp prepare --max-bad` has left out; not read
 .prepare/               only while `gptddp prepare` is at work, or where it was killed
 """
 

@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, trained or given as a `tokenizer.json`, or plain bytes.
 
 Byte-level BPE files are encoded by tiktoken, which gives the same ids as `tokenizers` several
-times faster; every other BPE file is encoded by `tokenizers` itself.
+times faster, or by `tokenizers` itself where they would differ.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from gptddp.data.tokenizer_json import BOS, changes, find_bos, raw_bytes, tiktoken_pattern
+from gptddp.data.tokenizer_json import BOS, byte_of_each, changes, find_bos, tiktoken_pattern
 from gptddp.errors import DataError
 from gptddp.files import may_pass, parse_json
 
@@ -130,10 +130,10 @@ class _Bpe(Tokenizer):
         self.vocab_size = max(vocab.values()) + 1
         self.bos = find_bos(self._special)
         self._raw = [b""] * self.vocab_size
-        to_raw = raw_bytes(definition)
+        byte = byte_of_each(definition)
         for text, i in vocab.items():
             if text not in self._special:
-                self._raw[i] = text.encode() if text in added else to_raw(text)
+                self._raw[i] = text.encode() if text in added else bytes(byte[c] for c in text)
         self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
         pairs = definition["model"].get("merges") or ()
         self.merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in pairs]

@@ -178,16 +178,6 @@ def code() -> str | None:
     return os.environ.get(CODE) or None
 
 
-def leaving() -> Path | None:
-    """The file that our launcher makes when a signal ends the pod."""
-    return path.with_name("leaving") if (path := verdict()) else None
-
-
-def pod_leaves() -> bool:
-    """Is the pod to end, by a signal? Without our launcher this process stands for the pod."""
-    return (path := leaving()) is None or path.exists()
-
-
 def pod() -> str:
     """The name of the pod or machine, for messages."""
     return os.environ.get("POD_NAME") or socket.gethostname()

@@ -36,10 +36,11 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
 
     `step`: of that checkpoint; None: the newest valid one.
 
-    A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
-    run is left alone. Raises GptddpError for what cannot be exported or is there already.
+    All of it or nothing is written, and the run is left alone. Raises GptddpError for what cannot
+    be exported or is there already.
     """
-    _check_new(out)
+    if out.name in ("", "..") or os.path.lexists(out):
+        raise ConfigError(f"{out} exists: give another name to --export, or remove it")
     c = configuration(run)
     kind = kind_for(c)
     net, tokenizer, step = load(run, data, step)
@@ -55,27 +56,17 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
         save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
         (work / WEIGHTS).chmod(work.stat().st_mode & 0o666)  # as the umask has it; it was 0600
         fsync(work / WEIGHTS)
-        if out.suffix == ".safetensors":
-            _check_new(out)  # it may have been made meanwhile, and a rename would replace it
-            os.rename(work / WEIGHTS, out)
-        else:
-            write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
-            dataset = open_dataset(data or c.data, "quarantine")
-            if file := dataset.manifest["tokenizer"]["file"]:
-                _write_tokenizer(work, read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
-            _check_new(out)
-            os.rename(work, out)
+        write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
+        dataset = open_dataset(data or c.data, "quarantine")
+        if file := dataset.manifest["tokenizer"]["file"]:
+            _write_tokenizer(work, read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
+        os.rename(work, out)  # fails where there is anything by now, but for an empty folder
         fsync(out.parent)
     except (OSError, SafetensorError) as error:  # that library's own, for a full disk too
         raise ConfigError(f"--export {out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return step
-
-
-def _check_new(out: Path) -> None:
-    if out.name in ("", "..") or os.path.lexists(out):
-        raise ConfigError(f"{out} exists: give another name to --export, or remove it")
 
 
 def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
-from gptddp.distributed.environment import leaving
 from gptddp.distributed.report import say
 from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
@@ -91,9 +90,6 @@ class Launcher:
 
     def _pass_on(self) -> None:
         """Tell the workers: the main thread may wait for a rendezvous that does not answer."""
-        if mark := leaving():
-            with contextlib.suppress(OSError):  # without it they end a little earlier
-                mark.touch()
         for pid in self.worker_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self.signals.number)

@@ -21,7 +21,7 @@ from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.prepare import listing, recipe
 from gptddp.prepare.output import TOKENIZER_FILE, building, commit, give_up, is_made
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import DEFAULTS, Settings
 from gptddp.prepare.shard_writer import ShardWriter, rows_per_group
@@ -40,7 +40,7 @@ def prepare(
     given: Sequence[PathLike],
     out: PathLike,
     settings: Settings = DEFAULTS,
-    bar: ProgressBar | None = None,
+    phases: Phases | None = None,
     val: Sequence[PathLike] = (),
 ) -> Dataset:
     """Make the dataset `out` of the files and folders `given`; raises DataError.
@@ -50,21 +50,21 @@ def prepare(
     killed. If `out` is the dataset of the same files and settings already, nothing is done. After
     an error `out` is as it was before, but for what the next process can go on from.
     """
-    out, bar = Path(out), bar or ProgressBar()
+    out, phases = Path(out), phases or Phases()
     definition = recipe.given_tokenizer(settings.tokenizer)
     found = listing.find(given, settings.include, settings.exclude, out=out, val=val)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
-        return _existing(out, made_from, bar)
+        return _existing(out, made_from, phases)
     for note in found.notes():
-        bar.say(note)
+        phases.say(note)
     with building(out) as scratch:
-        manifest = _build(found.files, out, scratch, settings, definition, bar)
+        manifest = _build(found.files, out, scratch, settings, definition, phases)
         commit(out, scratch, {**made_from, "left_out": found.counts(), **manifest})
     return open_dataset(out)
 
 
-def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset:
+def _existing(out: Path, made_from: dict[str, Any], phases: Phases) -> Dataset:
     """The dataset that is in `out` already; DataError if it is not the one that was asked for."""
     dataset = open_dataset(out)
     if changed := recipe.differences(dataset.manifest, made_from):
@@ -72,7 +72,7 @@ def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset
             f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
             f"choose another --out, or remove {out} first"
         )
-    bar.say(f"{out} is already prepared from these sources with these settings")
+    phases.say(f"{out} is already prepared from these sources with these settings")
     return dataset
 
 
@@ -85,13 +85,13 @@ def _build(
     scratch: Path,
     settings: Settings,
     definition: bytes | None,
-    bar: ProgressBar,
+    phases: Phases,
 ) -> dict[str, Any]:
     """Steps 1 to 3; returns what the manifest says of them."""
     made_by = None  # the tokenizer of the ids, where the sources are lists of ids
     if settings.tokens_field is not None:
         made_by = byte_tokenizer() if definition is None else load_tokenizer(settings.tokenizer)
-    reading = Reading(scratch, settings, made_by, bar)
+    reading = Reading(scratch, settings, made_by, phases)
     reading.read(files)
     shuffle, totals = reading.shuffle, reading.shuffle.totals()
     said = reading.said(totals)
@@ -99,19 +99,17 @@ def _build(
     if problem := _too_few(totals, given, {**said["dropped"], "bad_records": said["bad_records"]}):
         give_up(scratch)
         raise DataError(problem)
-    if said["dropped"]["binary_files"]:
-        bar.say(reading.binary_note())
     split = Split(totals.val) if given else choose(shuffle, totals, settings.val_fraction)
     for note in split.notes:
-        bar.say(note)
+        phases.say(note)
     shuffle.forget_keys()
     if definition is None and settings.tokenizer == "bpe":
-        bar.begin("training the tokenizer")
+        phases.begin("training the tokenizer")
         vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
         definition = train_bpe(_sample(shuffle, split), vocab_size).encode()
     tokenizer, about = _save_tokenizer(out, definition)
-    splits = _write(out, shuffle, split, totals, tokenizer, made_by, bar)
-    reading.write_bad(out, files)
+    splits = _write(out, shuffle, split, totals, tokenizer, made_by, phases)
+    reading.write_bad(out)
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
 
@@ -127,7 +125,7 @@ def _too_few(totals: Totals, val_given: bool, dropped: dict[str, int]) -> str | 
             f"no document is left for training{lost}: those of the validation sources are not "
             "trained on; give other sources"
         )
-    if val_given or totals.different > 1:
+    if val_given or totals.documents > 1:
         return None
     return (
         f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "
@@ -168,11 +166,11 @@ def _write(
     totals: Totals,
     tokenizer: Tokenizer,
     made_by: Tokenizer | None,
-    bar: ProgressBar,
+    phases: Phases,
 ) -> dict[str, Any]:
     """Write both splits; returns what the manifest says of them."""
     rows, marks = rows_per_group(totals.rows - split.documents), totals.cut > 0
-    bar.begin("writing", total=totals.rows)
+    phases.begin("writing", total=totals.rows)
     encode = tokenizer.encoder()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     with (
@@ -180,7 +178,7 @@ def _write(
         ShardWriter(out, "train", rows, tokenizer, made_by is not None, marks) as train,
     ):
         for key, text, given, goes_on in shuffle:
-            bar.advance(1)
+            phases.advance(1)
             if not (given or key in split.keys):
                 train.add(text, goes_on)
                 continue

@@ -68,16 +68,13 @@ import click
     metavar="GLOB",
     help="Leave out these files and folders of a folder. May be repeated.",
 )
-@click.option("--keep-copies", is_flag=True, help="Keep all copies of a document, not one.")
 @click.option(
-    "--on-bad",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
+    "--max-bad",
+    type=int,
+    default=0,
     show_default=True,
-    help="At a record that cannot be used: end, or list it in bad.jsonl and go on.",
-)
-@click.option(
-    "--max-bad", type=int, metavar="N", help="With --on-bad skip, end after so many. [default: 100]"
+    metavar="N",
+    help="Leave out so many records that cannot be used, and list them in bad.jsonl.",
 )
 def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
     """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
@@ -95,9 +92,8 @@ def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options:
     """
     from gptddp.prepare import summary
     from gptddp.prepare.build import prepare as run
-    from gptddp.prepare.progress_bar import ProgressBar
+    from gptddp.prepare.phases import Phases
     from gptddp.prepare.recipe import Settings
 
-    with ProgressBar(sys.stderr) as bar:
-        dataset = run(sources, out, Settings(**options), bar, val)
+    dataset = run(sources, out, Settings(**options), Phases(sys.stderr), val)
     click.echo(summary.prepared(dataset))

@@ -8,18 +8,11 @@ KINDS = ("text", "jsonl", "json", "parquet")
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
 _BY_SUFFIX |= {".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
-# Tables that are not read: what they are, and the program that makes parquet of one.
+# Tables that are not read.
+_PROGRAM = "make parquet of it, as in docs/prepare.md of the sources"
 TABLES = {
-    "csv": (
-        "a CSV table",
-        "from pyarrow import csv, parquet as pq; pq.write_table(csv.read_csv('FILE', "
-        "parse_options=csv.ParseOptions(newlines_in_values=True)), 'FILE.parquet')",
-    ),
-    "arrow": (
-        "an Arrow file, as of save_to_disk of Hugging Face's datasets",
-        "from pyarrow import ipc, parquet as pq; "
-        "pq.write_table(ipc.open_stream('FILE').read_all(), 'FILE.parquet')",
-    ),
+    "csv": f"a CSV table: {_PROGRAM}",
+    "arrow": f"an Arrow file, as of save_to_disk of Hugging Face's datasets: {_PROGRAM}",
 }
 # Of text, only these have splits: `test.py` and `train.py` are source code like any other.
 _SPLIT_TEXT = (".txt", ".text", ".raw", ".tokens")
@@ -45,12 +38,6 @@ def kind_of(name: str) -> tuple[str, str | None]:
     if kind == "parquet" and compression:  # nobody writes such files
         kind = "text"
     return kind, compression
-
-
-def is_plain_text(name: str) -> bool:
-    """Does the name say that it is text, whatever is in it?"""
-    stem, suffix = os.path.splitext(name.lower())
-    return (os.path.splitext(stem)[1] if suffix in _COMPRESSION else suffix) in _SPLIT_TEXT
 
 
 def is_about(name: str) -> bool:

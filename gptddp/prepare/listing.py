@@ -35,7 +35,6 @@ class Listing:
 
     files: list[SourceFile] = field(default_factory=list)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)  # ordered sets
-    other_splits: list[str] = field(default_factory=list)  # by their names, and trained on
 
     def leave_out(self, reason: str, path: str) -> None:
         """Note a path that is not read."""
@@ -45,27 +44,13 @@ class Listing:
         """How many were left out, by reason."""
         return {reason: len(paths) for reason, paths in self.left_out.items()}
 
-    def conversions(self) -> list[str]:
-        """How the tables that were left out become files that can be read."""
-        return [_convert(kind) for kind, (what, _) in TABLES.items() if what in self.left_out]
-
-    def why_none(self, fix: str) -> str:
-        """The end of the message where there is no file: what was left out, and the fix."""
-        lost = ", ".join(f"{number} {why}" for why, number in self.counts().items())
-        lost = f" (left out: {lost})" if lost else ""
-        return f"{lost}; {'; '.join(self.conversions()) or fix}"
-
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
-        lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
-        lines += [f"to have the tables read too, {how}" for how in self.conversions()]
-        if self.other_splits:
-            lines.append(
-                f"trained on, though named as another split: {some(self.other_splits)}; name them "
-                "with --val for validation, leave them out for a test (in a folder that has files "
-                "named train as well, this is done)"
-            )
-        return lines
+        return [
+            f"left out, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
+            f"{', ...' * (len(paths) > NAMED)})"
+            for why, paths in self.left_out.items()
+        ]
 
 
 def find(
@@ -108,7 +93,9 @@ def find(
         if include or exclude:
             fix = "check --include and --exclude, which are compared with names"
         names = ", ".join(show(root) for root, _ in given)
-        raise DataError(f"{names}: no files to read{found.why_none(fix)}")
+        lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
+        lost = f" (left out: {lost})" if lost else ""
+        raise DataError(f"{names}: no files to read{lost}; {fix}")
     return found
 
 
@@ -164,32 +151,17 @@ def changed(file: SourceFile, how: str) -> DataError:
     )
 
 
-def some(names: Sequence[str], number: int | None = None) -> str:
-    """How many, and the first of them; `number` where not all are named."""
-    number = len(names) if number is None else number
-    return f"{number} ({', '.join(names[:NAMED])}{', ...' * (number > NAMED)})"
-
-
 def _is_table(root: str, name: str, found: Listing) -> bool:
     """Is the file one that has to be converted first? It is left out of a folder.
 
-    Raises DataError, with the program that converts it, where it is given by name.
+    Raises DataError where it is given by name.
     """
-    kind, _ = kind_of(name or root)
-    if kind not in TABLES:
-        return False
-    what, _ = TABLES[kind]
-    if not name:
-        raise DataError(f"{show(root)} is {what}, which is not read: {_convert(kind)}")
-    found.leave_out(what, os.path.join(root, name))
-    return True
-
-
-def _convert(kind: str) -> str:
-    return (
-        f'convert it to parquet, as with `python -c "{TABLES[kind][1]}"`, and name the column of '
-        "the text with --text-field"
-    )
+    what = TABLES.get(kind_of(name or root)[0])
+    if what and not name:
+        raise DataError(f"{show(root)} is {what}")
+    if what:
+        found.leave_out(what, os.path.join(root, name))
+    return what is not None
 
 
 def _sides(
@@ -205,8 +177,6 @@ def _sides(
     if for_val and not {"train", "val"} <= named:
         return dict.fromkeys(names, "val")
     if "train" not in named:
-        others = [name for name, split in splits.items() if split]
-        found.other_splits += [show(os.path.join(root, name) if name else root) for name in others]
         return dict.fromkeys(names, "train")
     sides: dict[str, str | None] = {}
     for name, split in splits.items():

@@ -13,9 +13,9 @@ from typing import Any
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged, some
+from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged
 from gptddp.prepare.parts import PART_BYTES, PART_IDS, cut
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.scratch import Scratch
 from gptddp.prepare.shuffle import Shuffle, Totals
@@ -23,7 +23,6 @@ from gptddp.prepare.sources import Bad, NotText, documents
 from gptddp.prepare.walk import as_utf8, show
 
 BAD = "bad.jsonl"  # the list of bad records, in the scratch folder and in the dataset
-_MAX_BAD = 100  # of --on-bad skip, where --max-bad is not given
 
 
 class Reading:
@@ -36,11 +35,10 @@ class Reading:
     shuffle: Shuffle
 
     def __init__(
-        self, folder: Path, settings: Settings, made_by: Tokenizer | None, bar: ProgressBar
+        self, folder: Path, settings: Settings, made_by: Tokenizer | None, phases: Phases
     ) -> None:
         """`made_by`: the tokenizer of the ids, where the sources are lists of ids."""
-        self._settings, self._made_by, self._bar = settings, made_by, bar
-        self._max_bad = _MAX_BAD if settings.max_bad is None else settings.max_bad
+        self._settings, self._made_by, self._phases = settings, made_by, phases
         how = {
             "text_field": settings.text_field,
             "tokens_field": settings.tokens_field,
@@ -50,31 +48,28 @@ class Reading:
         }
         self._scratch = Scratch(folder, how)
         self.counts: Counter[str] = Counter()
-        self._binary: list[str] = []  # the names of the first such files
 
     def read(self, files: Sequence[SourceFile]) -> None:
         """Read what has not been read; raises DataError, OSError, and what is done is kept."""
         scratch = self._scratch
         why_not = scratch.load({file.identity for file in files}) or self._too_many_bad()
         if why_not:
-            self._bar.say(f"what was read before cannot be used, starting again: {why_not}")
+            self._phases.say(f"what was read before cannot be used, starting again: {why_not}")
             scratch.clear()
-        self.counts.update(scratch.counts.get("counts", {}))
-        self._binary = scratch.counts.get("binary", [])
-        self.shuffle = Shuffle(scratch, self._settings.seed, self._settings.keep_copies)
+        self.counts.update(scratch.counts)
+        self.shuffle = Shuffle(scratch, self._settings.seed)
         rest = [file for file in files if file.identity not in scratch.done]
         before = f" ({len(scratch.done)} have been read before)" if scratch.done else ""
-        self._bar.begin(f"reading {len(rest)} files{before}", sum(file.bytes for file in rest))
+        self._phases.begin(f"reading {len(rest)} files{before}", sum(file.bytes for file in rest))
         try:
             for file in rest:
                 self._read_file(file)
-                counts = {"counts": dict(self.counts), "binary": self._binary}
-                scratch.finish(file.identity, counts)
+                scratch.finish(file.identity, self.counts)
         except BaseException:
             with contextlib.suppress(OSError):
                 scratch.save()
                 if scratch.done:
-                    self._bar.say(
+                    self._phases.say(
                         f"{len(scratch.done)} files that have been read are kept in "
                         f"{scratch.folder}; the same command goes on after them"
                     )
@@ -84,13 +79,9 @@ class Reading:
         scratch.close()
 
     def _too_many_bad(self) -> str | None:
-        """Why what was read with another `on_bad` or `max_bad` cannot be used."""
-        bad = self._scratch.counts.get("counts", {}).get("bad", 0)
-        if bad and self._settings.on_bad == "fail":
-            return f"--on-bad skip -> fail, and {bad} bad records were left out"
-        if bad > self._max_bad:
-            return f"--max-bad is {self._max_bad}, and {bad} bad records were left out"
-        return None
+        """Why what was read with another `max_bad` cannot be used."""
+        bad, most = self._scratch.counts.get("bad", 0), self._settings.max_bad
+        return f"--max-bad is {most}, and {bad} records were left out" if bad > most else None
 
     def _read_file(self, file: SourceFile) -> None:
         """Read a file to its end; raises DataError where it changes meanwhile."""
@@ -104,7 +95,8 @@ class Reading:
                     "`iconv -t utf-8`, or leave it out"
                 ) from None
             self.counts["binary"] += 1
-            self._binary = [*self._binary, show(file.path)][:NAMED]
+            if self.counts["binary"] <= NAMED:
+                self._phases.say(f"{show(file.path)} {error}: skipped, as others like it")
         except UnicodeDecodeError as error:  # it was checked before
             raise changed(file, "it is not UTF-8 any more") from error
         except DataError:
@@ -128,27 +120,23 @@ class Reading:
                 self.counts["empty"] += 1
             size = min(left, len(found))
             left -= size
-            self._bar.advance(size)
-        self._bar.advance(left)
+            self._phases.advance(size)
+        self._phases.advance(left)
 
     def _note(self, path: str, bad: Bad) -> None:
         """Note a bad record in the list; raises DataError unless it may be left out."""
         between = ":" if bad.place == "line" else f", {bad.place} "
-        where = f"{show(path)}{between}{bad.number}"
-        if self._settings.on_bad == "fail":
+        most, listed = self._settings.max_bad, self._scratch.folder / BAD
+        if self.counts["bad"] >= most:
+            others = f" (as {most} others, which are in {listed})" if most else ""
             raise DataError(
-                f"{where}: {bad.problem}: {bad.fix}, or leave such records out with --on-bad skip"
+                f"{show(path)}{between}{bad.number}: {bad.problem}: {bad.fix}, or leave such "
+                f"records out with a higher --max-bad{others}"
             )
         self.counts["bad"] += 1
         line = {"file": as_utf8(path), bad.place: bad.number, "reason": bad.problem}
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         self._scratch.append(BAD, data)
-        if self.counts["bad"] > self._max_bad:
-            raise DataError(
-                f"{where}: {bad.problem}; that is bad record {self.counts['bad']}, and --max-bad "
-                f"is {self._max_bad}: {bad.fix}, or raise --max-bad; all of them are in "
-                f"{self._scratch.folder / BAD}"
-            )
 
     def said(self, totals: Totals) -> dict[str, Any]:
         """What the manifest says of what was read, and of what was dropped."""
@@ -168,20 +156,8 @@ class Reading:
             **cut,
         }
 
-    def binary_note(self) -> str:
-        """Which files of folders were no text."""
-        return f"skipped, not UTF-8 text: {some(self._binary, self.counts['binary'])}"
-
-    def write_bad(self, out: Path, files: Sequence[SourceFile]) -> None:
-        """Put the list of bad records into the dataset, where there are any, in the order of files.
-
-        A process that goes on reads what is new after what was read before. Raises OSError.
-        """
-        if not self.counts["bad"]:
-            return
-        place = {as_utf8(file.path): number for number, file in enumerate(files)}
-        lines = (self._scratch.folder / BAD).read_bytes().splitlines(keepends=True)
-        # a folder may be given by another path now
-        lines.sort(key=lambda line: place.get(json.loads(line)["file"], 0))
-        (out / BAD).write_bytes(b"".join(lines))
-        fsync(out / BAD)
+    def write_bad(self, out: Path) -> None:
+        """Put the list of bad records into the dataset, where there are any. Raises OSError."""
+        if self.counts["bad"]:
+            (out / BAD).write_bytes((self._scratch.folder / BAD).read_bytes())
+            fsync(out / BAD)

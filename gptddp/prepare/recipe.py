@@ -27,9 +27,7 @@ class Settings:
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    keep_copies: bool = False
-    on_bad: str = "fail"  # or "skip": bad records are listed and left out
-    max_bad: int | None = None  # of those; None: bad_records.MAX_BAD
+    max_bad: int = 0  # so many bad records are listed and left out
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction <= 0.5:
@@ -37,12 +35,8 @@ class Settings:
                 f"--val-fraction is {self.val_fraction}: use a value between 0 and 1, 0.5 at most, "
                 "so that most of the text is trained on; an own source is given with --val"
             )
-        if self.on_bad not in ("fail", "skip"):
-            raise DataError(f"--on-bad is {self.on_bad}: use fail or skip")
-        if self.max_bad is not None and (self.on_bad != "skip" or self.max_bad < 0):
-            raise DataError(
-                f"--max-bad is {self.max_bad}: use a number from 0, and --on-bad skip with it"
-            )
+        if self.max_bad < 0:
+            raise DataError(f"--max-bad is {self.max_bad}: use a number from 0")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
         if self.tokens_field is not None and self.tokenizer == "bpe":
@@ -110,9 +104,9 @@ def made_from(
 def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between the `origin` in a manifest and that of this call; [] if nothing.
 
-    How bad records are treated decides nothing where there were none; the limit never does.
+    The limit of bad records decides nothing, unless there were more.
     """
-    same = {"max_bad"} | ({"on_bad"} if not manifest["bad_records"] else set())
+    same = {"max_bad"} if manifest["bad_records"] <= now["settings"]["max_bad"] else set()
     old = manifest["settings"]
     words = [
         f"--{name.replace('_', '-')} {old.get(name)} -> {value}"

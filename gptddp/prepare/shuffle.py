@@ -37,7 +37,6 @@ class Totals:
     """
 
     documents: int
-    different: int
     val: int
     dropped: int
     cut: int
@@ -52,13 +51,12 @@ class Totals:
 class Shuffle:
     """Takes documents with `add`; then iterate over it, any number of times.
 
-    Of copies one is kept, or all with `keep_copies`. What is given for validation is never in
-    training as well: its copies there are dropped.
+    Of copies one is kept: one that is given for validation, where there is any.
     """
 
-    def __init__(self, scratch: Scratch, seed: int, keep_copies: bool = False) -> None:
+    def __init__(self, scratch: Scratch, seed: int) -> None:
         """`scratch` may hold what another process has added. All methods raise OSError."""
-        self._scratch, self._seed, self._keep_copies = scratch, seed, keep_copies
+        self._scratch, self._seed = scratch, seed
         self._keys = [bytearray() for _ in _BUCKETS]
         self.bytes = 0  # of all documents that were added
         for bucket, name in enumerate(_BUCKETS):
@@ -101,29 +99,28 @@ class Shuffle:
 
     def totals(self) -> Totals:
         """What there is."""
-        documents = different = val = cut = parts = added = 0
+        documents = val = cut = parts = added = 0
         for bucket in range(len(_BUCKETS)):
-            _, kept, flags = self._counted(bucket)
+            _, flags = self._different(bucket)
             ends = flags & _GOES_ON == 0  # a document is counted where it ends
-            different += int(np.count_nonzero(ends))
-            documents += int(kept[ends].sum())
-            val += int(kept[ends & (flags & _VAL > 0)].sum())
-            cut += int(kept[ends & (flags & _LATER > 0)].sum())
-            parts += int(kept[flags & (_GOES_ON | _LATER) > 0].sum())
+            documents += int(np.count_nonzero(ends))
+            val += int(np.count_nonzero(ends & (flags & _VAL > 0)))
+            cut += int(np.count_nonzero(ends & (flags & _LATER > 0)))
+            parts += int(np.count_nonzero(flags & (_GOES_ON | _LATER)))
             entries = np.frombuffer(self._keys[bucket], _ENTRY)
             added += int(np.count_nonzero(entries["flags"] & _GOES_ON == 0))
-        return Totals(documents, different, val, added - documents, cut, parts)
+        return Totals(documents, val, added - documents, cut, parts)
 
     def counts(self) -> Iterator[tuple[bytes, int]]:
-        """(key, documents) of each different entry, in order; not after `forget_keys`.
+        """(key, documents) of each entry, in order; not after `forget_keys`.
 
         A document that is cut is counted at its last part.
         """
         for bucket in range(len(_BUCKETS)):
-            keys, kept, flags = self._counted(bucket)
-            kept[flags & _GOES_ON > 0] = 0
-            for key, number in zip(keys.tolist(), kept.tolist(), strict=True):
-                yield key.ljust(_KEY_BYTES, b"\0"), number  # numpy takes zeros off the end
+            keys, flags = self._different(bucket)
+            ends = (flags & _GOES_ON == 0).tolist()
+            for key, end in zip(keys.tolist(), ends, strict=True):
+                yield key.ljust(_KEY_BYTES, b"\0"), int(end)  # numpy takes zeros off the end
 
     def pieces(self) -> Iterator[tuple[bytes, bytes]]:
         """(key of a first piece or part, key of another of it), in the order of reading."""
@@ -146,21 +143,17 @@ class Shuffle:
                 continue
             data = (self._scratch.folder / name).read_bytes()
             for key, group in groupby(sorted(_records(data)), key=itemgetter(0)):
-                copies = list(group)
-                kept = [copy for copy in copies if copy[3] & _VAL] or copies
-                for _, start, end, flags in kept if self._keep_copies else kept[:1]:
-                    yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
+                # all copies have the same text and flags, but for _VAL
+                _, start, end, flags = max(group, key=lambda copy: copy[3])
+                yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
 
-    def _counted(self, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a bucket: the different keys, sorted; how many of each are kept; their flags."""
+    def _different(self, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+        """The different keys of a bucket, sorted, and the flags of all copies of each."""
         entries = np.frombuffer(self._keys[bucket], _ENTRY)
-        keys, which, copies = np.unique(entries["key"], return_inverse=True, return_counts=True)
-        given = np.bincount(which, weights=entries["flags"] & _VAL, minlength=len(keys))
-        given = given.astype(np.int64)
-        kept = np.where(given, given, copies) if self._keep_copies else np.ones_like(copies)
+        keys, which = np.unique(entries["key"], return_inverse=True)
         flags = np.zeros(len(keys), np.uint8)
-        flags[which] = entries["flags"] & ~np.uint8(_VAL)  # the same for all copies
-        return keys, kept, flags | (given > 0) * np.uint8(_VAL)
+        np.bitwise_or.at(flags, which, entries["flags"])
+        return keys, flags
 
 
 def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, int]]:

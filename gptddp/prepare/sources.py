@@ -20,9 +20,7 @@ import pyarrow.compute as pc
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.files import parse_json
-from gptddp.prepare.json_files import Problem, Record, any_json, at, lines, text_of
-from gptddp.prepare.kinds import is_plain_text
+from gptddp.prepare.json_files import Problem, Record, any_json, lines, text_of
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
@@ -31,11 +29,8 @@ from gptddp.prepare.walk import show, unreadable
 # groups have about the same size. A training row is a few KB: the model loses no context by that.
 DOCUMENT_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20  # read at once
-_POINTER_BYTES = 1024  # a smaller file that begins so is a pointer: of what, and what gets the file
-_POINTERS = {
-    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
-    b"/annex/objects/": ("git-annex", "git annex get"),
-}
+# A smaller file that begins so is a pointer of Git LFS.
+_POINTER_BYTES, _POINTER = 1024, b"version https://git-lfs.github.com/spec/"
 _FIX_JSON = "leave the file out with --exclude, or make it a .txt file to read it as plain text"
 _FIX_FILE = "mend it, or leave it out with --exclude"
 
@@ -66,9 +61,6 @@ def documents(
     """
     place, number = {"jsonl": "line", "parquet": "row"}.get(file.kind, "record"), 0
     try:
-        if file.bytes < _POINTER_BYTES and (file.kind != "text" or file.compression):
-            with open(file.path, "rb") as raw:
-                _refuse_pointer(file, raw.read(64))
         for place, number, found in _read(file, settings, made_by):
             yield Bad(place, number, *found) if isinstance(found, tuple) else found
     except (OSError, pa.ArrowException) as error:
@@ -84,22 +76,18 @@ def _read(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> It
         return _token_lists(file, str(settings.tokens_field), made_by)
     if file.kind == "parquet":
         return _texts(file, settings.text_field)
-    return (_text if file.kind == "text" else _json)(file, settings.text_field)
-
-
-def _refuse_pointer(file: SourceFile, head: bytes) -> None:
-    """Raise DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
-    for begin, (of, get) in _POINTERS.items():
-        if file.bytes < _POINTER_BYTES and head.startswith(begin):
-            raise DataError(
-                f"{show(file.path)} is a {of} pointer in place of the file: get the file "
-                f"with `{get}`, or leave it out with --exclude"
-            )
+    return _text(file) if file.kind == "text" else _json(file, settings.text_field)
 
 
 @contextmanager
 def _open(file: SourceFile) -> Iterator[IO[bytes]]:
+    """Raises DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
     with open(file.path, "rb") as raw:
+        if file.bytes < _POINTER_BYTES and raw.peek().startswith(_POINTER):
+            raise DataError(
+                f"{show(file.path)} is a Git LFS pointer in place of the file: get the file with "
+                "`git lfs pull`, or leave it out with --exclude"
+            )
         if file.compression is None:
             yield raw
         else:
@@ -110,22 +98,14 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
 # -- text files ----------------------------------------------------------------------------------
 
 
-def _text(file: SourceFile, text_field: str) -> Iterator[Found]:
+def _text(file: SourceFile) -> Iterator[Found]:
     """It is read to its end before any part of it is used: a small one once, a large one twice."""
     with _open(file) as stream:
         # no more than it has: memory for a chunk costs more than reading a small file
         size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
         head = stream.read(size)
-        if file.compression is None:
-            _refuse_pointer(file, head)
         _check_text(head, stream)
-    if _is_record(file, head, text_field):
-        problem = (
-            f"a JSON record with the field {text_field!r} in a file that is read as plain text"
-        )
-        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
-        yield "line", 1, (problem, fix)
-    elif len(head) < size:
+    if len(head) < size:
         yield from _cut(io.BytesIO(head))
     else:
         with _open(file) as stream:
@@ -146,17 +126,6 @@ def _check_text(head: bytes, stream: IO[bytes]) -> None:
         if not chunk:
             return
         chunk = stream.read(_CHUNK_BYTES)
-
-
-def _is_record(file: SourceFile, head: bytes, text_field: str) -> bool:
-    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
-    line = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
-    if not line.startswith(b"{") or is_plain_text(file.path):
-        return False
-    try:
-        return isinstance(at(parse_json(line), text_field), str)
-    except (ValueError, KeyError):
-        return False
 
 
 def _cut(stream: IO[bytes]) -> Iterator[Found]:
@@ -270,7 +239,7 @@ def _column(
     Raises DataError where it is not there, or is not `what` it must be.
     """
     where, fix = show(file.path), f"name the column that holds {holds}"
-    with open_parquet(file.path) as reader:
+    with _open(file), open_parquet(file.path) as reader:
         path, kind = _find_column(reader.schema_arrow, name, where, fix)
         if not is_right(kind):
             raise DataError(f"{where}: column {name!r} is of type {kind}: it must be {what}; {fix}")

@@ -29,9 +29,13 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
     Where nothing is small enough the smallest file is taken, and of an only file its end.
     """
     wanted = min(totals.documents - 1, max(1, round(totals.documents * fraction)))
-    files, split = _cut_files(shuffle), Split()
+    split = Split()
+    found: dict[bytes, dict[bytes, None]] = {}  # ordered sets
+    for first, key in shuffle.pieces():
+        found.setdefault(first, {first: None})[key] = None
+    files = {first: list(keys) for first, keys in found.items()}
     pieces = {key for keys in files.values() for key in keys}
-    numbers: dict[bytes, int] = {}  # documents of each piece: copies, and 0 of most parts
+    numbers: dict[bytes, int] = {}  # documents of each piece: 0 of most parts
     if files:
         numbers = {key: number for key, number in shuffle.counts() if key in pieces}
     sizes = {first: sum(numbers[key] for key in keys) for first, keys in files.items()}
@@ -68,29 +72,3 @@ def _take_the_end(
         f"there is but one file: the last {len(split.keys)} of its {len(keys)} pieces are the "
         "validation split; to have it of another text, name that with --val"
     )
-
-
-def _cut_files(shuffle: Shuffle) -> dict[bytes, list[bytes]]:
-    """The different keys of all that is in several pieces, in their order, by that of the first.
-
-    Files that share a piece are as one: on two sides, it would be on both.
-    """
-    parent: dict[bytes, bytes] = {}
-
-    def root(key: bytes) -> bytes:
-        while (above := parent.setdefault(key, key)) != key:
-            parent[key] = key = parent[above]
-        return key
-
-    firsts: dict[bytes, None] = {}
-    for first, key in shuffle.pieces():
-        firsts[first] = None
-        a, b = root(first), root(key)
-        parent[a] = b
-    of_root: dict[bytes, list[bytes]] = {}
-    for key in parent:
-        of_root.setdefault(root(key), []).append(key)
-    lead: dict[bytes, bytes] = {}
-    for first in firsts:
-        lead[root(first)] = min(first, lead.get(root(first), first))
-    return {lead[at]: keys for at, keys in of_root.items()}

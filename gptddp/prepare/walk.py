@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError, visible
-from gptddp.files import names_in
 from gptddp.prepare.kinds import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
@@ -99,20 +98,9 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             leave_out("hidden", entry.path)
     entries = [entry for entry in entries if not entry.name.startswith(".")]
-    if not {"blobs", "snapshots"} <= {entry.name for entry in entries}:
-        return entries
-    # a cache of downloads: links to nameless files
-    snapshots = os.path.join(path, "snapshots")
-    try:
-        names = sorted(name for name in names_in(snapshots) if not name.startswith("."))
-    except OSError as error:
-        raise DataError(unreadable(snapshots, error)) from None
-    if len(names) > 1:
-        raise DataError(
-            f"{show(snapshots)} holds {len(names)} snapshots of one dataset: give one of them, as "
-            f"in {show(os.path.join(snapshots, names[0]))}"
-        )
-    return [entry for entry in entries if entry.name not in ("blobs", "refs")]
+    if {"blobs", "snapshots"} <= {entry.name for entry in entries}:  # links to nameless files
+        raise DataError(f"{show(path)} is a cache of downloads: give a folder of its snapshots/")
+    return entries
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -9,7 +9,6 @@ from gptddp.errors import ConfigError
 from gptddp.flags import GPT2 as PARTS
 from gptddp.pretrained.kind import Kind
 
-_HEADS = ("n_head", "num_attention_heads")
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",
@@ -33,9 +32,7 @@ def _transposed(ours: str) -> bool:
 
 
 def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    # both names of each: transformers takes either
-    width, heads = _whole(about, "n_embd", "hidden_size"), _whole(about, *_HEADS)
-    places = {"n_positions": about.get("n_ctx")} | dict(about)  # as older versions have it
+    width, heads = _whole(about, "n_embd"), _whole(about, "n_head")
     wanted: dict[str, tuple[Any, ...]] = {  # what is left out is the first of them
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),
@@ -52,26 +49,19 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
                 "something else from these weights; use a folder of another model"
             )
     return {
-        "n_layer": _whole(about, "n_layer", "num_hidden_layers"),
+        "n_layer": _whole(about, "n_layer"),
         "n_head": heads,
         "n_embd": width,
-        "seq_len": _whole(places, "n_positions", "max_position_embeddings"),
+        "seq_len": _whole(about, "n_positions"),
         "kv_heads": heads,
         **PARTS,
     }
 
 
-def _whole(about: Mapping[str, Any], name: str, *others: str) -> int:
-    """A whole number from 1 on, by its name or another one that means the same."""
-    found = {it: about[it] for it in (name, *others) if it in about}
-    named, value = next(iter(found.items()), (name, None))
+def _whole(about: Mapping[str, Any], name: str) -> int:
+    value = about.get(name)
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{named} is {shown(value)}: it must be a whole number from 1 on")
-    if wrong := [it for it in found if found[it] != value]:
-        raise ConfigError(
-            f"{named} is {value} and {wrong[0]} {shown(found[wrong[0]])}, which are two names of "
-            "one number: remove the one that is not that of the weights"
-        )
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from 1 on")
     return value
 
 

@@ -1,7 +1,7 @@
 """The plots over the steps, as figures of Plotly: plain data, to which the page gives colours."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,9 @@ import numpy as np
 from gptddp.errors import visible
 from gptddp.report import happenings
 from gptddp.report.run_record import RunRecord
-from gptddp.report.words import duration, value
 
 MOST_POINTS = 1000  # buckets of a series; two points of each are drawn
-MOST_LIVES = 200  # that are shaded and marked: of more, the newest
+MOST_LIVES = 200  # that are marked: of more, the newest
 MANY = 600  # steps: of more, a line of means is drawn over the others
 NOISY = ("loss", "tok_s", "grad_norm", "data_wait_s")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -42,8 +41,7 @@ def panels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         marks = [it for i in range(len(runs)) for it in _marks(name, runs, i)]
         low = 0 if name in ("world_size", "data_wait_s", "tok_s") else None
         figure = {"id": name, "title": title, "unit": unit, "note": note, "low": low}
-        shades = _shades(runs[0]) if len(runs) == 1 else []
-        found.append({**figure, "traces": lines + marks, "shades": shades})
+        found.append({**figure, "traces": lines + marks})
     return found
 
 
@@ -109,19 +107,6 @@ def means(values: Sequence[float], most: int = MOST_POINTS // 4) -> list[tuple[i
     return [(int(it[len(it) // 2]), float(numbers[it].mean())) for it in buckets]
 
 
-def _shades(run: RunRecord) -> list[dict[str, Any]]:
-    """The steps of each life: from the one that it went on from to where the next one did."""
-    lives = [it for it in run.lives if type(it.start.get("step")) is int][-MOST_LIVES:]
-    found = []
-    for i, life in enumerate(lives):
-        begin = int(life.start["step"])
-        end = int(lives[i + 1].start["step"]) if i + 1 < len(lives) else max(run.step, begin)
-        cost = f"{duration(life.lost_s)} {'lost' if life.follows_fault else 'stopped'}"
-        note = {"life": life.generation, "note": cost if life.lost_s else ""}
-        found.append({**note, "begin": begin + 0.5, "end": max(end, begin) + 0.5})
-    return found
-
-
 def _marks(name: str, runs: Sequence[RunRecord], number: int) -> list[Trace]:
     """Restarts above, checkpoints below, all else in between; with words for each."""
     run = runs[number]
@@ -154,19 +139,3 @@ def _marks(name: str, runs: Sequence[RunRecord], number: int) -> list[Trace]:
 
 def _some(notes: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
     return list(notes[:: 1 + len(notes) // MOST_LIVES])
-
-
-def table_of(figure: Mapping[str, Any], most: int = 24) -> tuple[list[str], list[list[str]]]:
-    """Numbers of a figure to be read: of each line at most so many, its extremes among them."""
-    names, cells = [], dict[int, dict[str, str]]()
-    for trace in figure["traces"]:
-        if trace["kind"] == "mark" or trace["faint"]:
-            continue
-        names.append(trace["name"])
-        values = [math.nan if it is None else it for it in trace["y"]]
-        for i in thin(values, most // 4) if len(values) > most else range(len(values)):
-            cells.setdefault(trace["x"][i], {})[trace["name"]] = value(trace["y"][i])
-    rows = [
-        [f"{step:,}", *(row.get(it, "") for it in names)] for step, row in sorted(cells.items())
-    ]
-    return ["step", *names], rows

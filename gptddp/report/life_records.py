@@ -28,11 +28,9 @@ class LifeRecord:
     stop: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
     recovered: Mapping[str, Any] = field(default_factory=dict)
-    saves: int = 0
-    failed_saves: int = 0
     follows_fault: bool = False  # was the end of the life before unasked for?
     until_then: dict[str, float] = field(default_factory=dict)  # rank-seconds when it began
-    phases: dict[str, list[float]] = field(default_factory=dict)  # its last table
+    tables: list[dict[str, list[float]]] = field(default_factory=list)  # of `Owners.phases`
 
     @property
     def generation(self) -> int:
@@ -77,19 +75,15 @@ def lives_of(events: Sequence[Mapping[str, Any]]) -> tuple[list[LifeRecord], Own
     owners = Owners()
     for event in events:
         life = found.setdefault(event["generation"], LifeRecord())
-        match event["event"]:
-            case ("start" | "stop" | "end" | "recovered") as kind:
-                setattr(life, kind, event)
-            case "checkpoint" if event.get("error"):
-                life.failed_saves += 1
-            case "checkpoint":
-                life.saves += 1
+        if (kind := event["event"]) in ("start", "stop", "end", "recovered"):
+            setattr(life, kind, event)
         before = owners.generation
         owners.add(event)
         newest = found.get(owners.generation, LifeRecord())
         if owners.generation != before:
             newest.follows_fault, newest.until_then = owners.follows_fault, owners.so_far()
-        newest.phases = owners.phases
+        if owners.phases and owners.phases not in newest.tables[-1:]:
+            newest.tables.append(owners.phases)
     return [found[it] for it in sorted(found) if found[it].start], owners
 
 

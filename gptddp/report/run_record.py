@@ -6,9 +6,7 @@ steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
 
 import contextlib
 import math
-import shlex
 from array import array
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ from typing import Any
 from gptddp.checkpoint.retention import Status, list_checkpoints
 from gptddp.config import Config, with_preset
 from gptddp.errors import ConfigError
-from gptddp.files import exists, read_json
+from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, lives_of, number
-from gptddp.report.phase_tables import PhaseTables
 from gptddp.run import log_check, summary
-from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES, is_run
+from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
@@ -29,26 +26,22 @@ from gptddp.run.owners import Owners
 SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
 MOST_FAULTS = 20
 
-Event = Mapping[str, Any]
-Tell = Callable[[str], None]  # takes what is read now
-
 
 @dataclass
 class RunRecord:
     """One run. Times are unix seconds; a list of a series has a number for each of `steps`."""
 
     path: Path
-    config: Config | None
     events: list[dict[str, Any]]
-    lives: list[LifeRecord]
-    owners: Owners
     checkpoints: list[Status]
     faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
     samples: dict[int, str]  # texts, by step
     dataset: str  # the hash of its manifest; "": not known
     wrong: list[str]  # what of its files is not as it should be
     log_wrong: bool = False  # is the log among them?
-    tables: PhaseTables = field(default_factory=PhaseTables)
+    config: Config | None = None
+    lives: list[LifeRecord] = field(default_factory=list)
+    owners: Owners = field(default_factory=Owners)
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     series: "dict[str, array[float]]" = field(
         default_factory=lambda: {name: array("d") for name in SERIES}
@@ -63,15 +56,6 @@ class RunRecord:
         return self.path.resolve().name
 
     @property
-    def quoted(self) -> str:
-        """The run directory, for a shell in any folder."""
-        return shlex.quote(str(self.path.resolve()))
-
-    def is_over(self, life: LifeRecord) -> bool:
-        """Has another life followed, or has it stopped?"""
-        return life is not self.lives[-1] or bool(life.stop)
-
-    @property
     def step(self) -> int:
         """The last step of the log; 0: none."""
         return self.steps[-1] if self.steps else 0
@@ -82,65 +66,51 @@ class RunRecord:
         ends = [it.stop or it.end for it in self.lives[-1:]]
         return max([self.step, *(int(number(it.get("step"))) for it in ends)])
 
-    def newest(self, name: str) -> tuple[int, float] | None:
-        """The last step that has a number in this series, and that number."""
-        known = zip(reversed(self.steps), reversed(self.series[name]), strict=True)
-        return next(((step, it) for step, it in known if math.isfinite(it)), None)
+    def newest(self, name: str) -> float | None:
+        """The last number in this series."""
+        return next(filter(math.isfinite, reversed(self.series[name])), None)
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of this kind, in order."""
         return [it for it in self.events if it["event"] == kind]
 
 
-def check(path: Path) -> Path:
-    """The folder, where it is a run's. Raises ConfigError with what may be meant, OSError."""
-    if is_run(path):
-        return path
-    if not exists(path):
-        raise ConfigError(f"{path} does not exist: give the folder that --run-dir has named")
-    near = [*sorted(path.glob(f"*/{LEDGER}")), *sorted(path.glob(f"volumes/runs/*/{LEDGER}"))]
-    fix = "give the folder that --run-dir has named"
-    if near:
-        fix = f"these are: {', '.join(str(it.parent) for it in near[:3])}"
-    raise ConfigError(f"{path} is not a run directory, it has neither ledger nor log: {fix}")
-
-
-def read(path: Path, tell: Tell = lambda _: None) -> RunRecord:
-    """All that the page needs of one run. `tell` is told what is read. Raises OSError."""
-    events = read_ledger(path)
-    lives, owners = lives_of(events)
+def read(path: Path) -> RunRecord:
+    """All that the page needs of one run. Raises OSError."""
     left_out = summary.read(path).left_out
     run = RunRecord(
         path=path,
-        config=None,
-        events=events,
-        lives=lives,
-        owners=owners,
+        events=read_ledger(path),
         checkpoints=list_checkpoints(path),
         faults=_faults(path),
         samples=_samples(path),
         dataset=_dataset(path),
         wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
     )
-    recorded = [it.start["config"] for it in lives if it.start.get("config")]
+    newest = _read_log(run)
+    run.lives, run.owners = lives_of([*run.events, newest])
+    if run.steps and not run.lives:
+        run.wrong.append(
+            f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "
+            "and seconds are not known: put it back from a backup"
+        )
+    recorded = [it.start["config"] for it in run.lives if it.start.get("config")]
     if recorded:
         try:
             config = from_saved(path / LEDGER, recorded[-1])
             run.config = with_preset(config, accelerator=False)
         except ConfigError as error:
             run.wrong.append(str(error))
-    _read_log(run, tell)
-    for table in run.tables.by_life.get(owners.generation, [])[-1:]:  # as the metrics have it
-        phases = {name: row.tolist() for name, row in table.items()}
-        said = {"event": "checkpoint", "generation": owners.generation, "phases": phases}
-        owners.add(said)
     return run
 
 
-def _read_log(run: RunRecord, tell: Tell) -> None:
-    """Every step once, into the series; what of the log is wrong is added."""
-    check = log_check.LogCheck(run.path)
-    for life, line in logged(run.path, tell=tell):
+def _read_log(run: RunRecord) -> dict[str, Any]:
+    """Every step once, into the series; what of the log is wrong is added.
+
+    Returns where the seconds had gone when the log last said it, as an event that tells of it.
+    """
+    check, newest = log_check.LogCheck(run.path), {}
+    for life, line in logged(run.path):
         check.add(life, line)
         if not is_step(line):
             continue
@@ -152,16 +122,12 @@ def _read_log(run: RunRecord, tell: Tell) -> None:
         if isinstance(found := line.get("state_fp"), str):
             run.state_fp = line["step"], found
         if "phases" in line:
-            run.tables.add(life, line["phases"])
+            newest = {"generation": life, "phases": line["phases"]}
         run.last = line
-    if run.steps and not run.lives:
-        run.wrong.append(
-            f"{run.path / LEDGER} knows of no life of {run.path}, whose log has steps: lives, "
-            "restarts and seconds are not known: put it back from a backup"
-        )
     if wrong := check.found():
         run.wrong.append(log_check.not_whole(run.path, wrong))
         run.log_wrong = True
+    return {"event": "checkpoint", "generation": 0, **newest}
 
 
 def _dataset(path: Path) -> str:

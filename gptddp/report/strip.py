@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from gptddp.report.life_records import LifeRecord
-from gptddp.report.phase_tables import PhaseTable, of_rank_0
 from gptddp.report.run_record import RunRecord
 from gptddp.run.owners import OWNERS, owner_of
 
@@ -74,25 +73,25 @@ def draw(run: RunRecord) -> dict[str, Any] | None:
 
 
 def stretches(run: RunRecord) -> list[Stretch]:
-    """All of the run, in order of time: tables of the ranks, then what the ledger knows."""
+    """All of the run, in order of time: what its ranks have told, then what lies between lives."""
     found: list[Stretch] = []
     lives = [it for it in run.lives if it.until_then and it.world_size]
     for life, following in zip(lives, [*lives[1:], None], strict=False):
         sums = following.until_then if following else run.owners.so_far()
         rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
-        until, before = life.began, PhaseTable()
-        for table in run.tables.of_life(life, run.is_over(life)):
-            seconds = np.zeros((len(OWNERS), life.world_size))
-            for phase, row in table.items():  # less where a second was given to another phase
-                activity = OWNERS.index(owner_of(phase, life.follows_fault))
-                seconds[activity] += row - before.get(phase, 0.0)
-            if not before:  # a rank that began later than rank 0 was still being formed, or started
-                later = of_rank_0(table) - sum(table.values())
-                seconds[OWNERS.index("reforming" if life.follows_fault else "start")] += later
+        until, before = life.began, np.zeros((len(OWNERS), life.world_size))
+        for i, table in enumerate(life.tables):
+            told = np.zeros_like(before)
+            for phase, row in table.items():
+                told[OWNERS.index(owner_of(phase, life.follows_fault))] += row
+            # a rank that began later than rank 0 was still being formed, or started
+            later = OWNERS.index("reforming" if life.follows_fault else "start")
+            told[later] += told[:, 0].sum() - told.sum(0)
+            seconds = told - before  # less than 0 where a second was given to another phase
             rest -= seconds.sum(1)
-            end = life.began + of_rank_0(table)
-            found += [Stretch(until, end, seconds)] if before else _in_order(until, end, seconds)
-            until, before = end, table
+            end = life.began + float(told[:, 0].sum())
+            found += [Stretch(until, end, seconds)] if i else _in_order(until, end, seconds)
+            until, before = end, told
         found += _unrecorded(life, following, until, rest)
     return found
 

@@ -1,17 +1,15 @@
-"""What has become of a run: its state, the verdict in a sentence, and what to type next."""
+"""What has become of a run: its state, and the verdict in a sentence."""
 
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from gptddp.budget import BUDGETS, shown
 from gptddp.report.life_records import LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
 from gptddp.report.words import amount, clock, duration, many
-from gptddp.run import crash_loop, lease_file, owners
+from gptddp.run import crash_loop, lease_file
 from gptddp.run.directory import LEASE
 from gptddp.run.finished import why_ended
 from gptddp.run.lease import EXPIRY_S
@@ -129,53 +127,3 @@ def _took(lives: Sequence[LifeRecord]) -> str:
 
 def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
-
-
-def goodput(run: RunRecord) -> tuple[float, dict[str, float]] | None:
-    """The part of all rank-seconds that trained, and all by activity; None where none is known.
-
-    As the metrics gptddp_run_goodput_ratio and gptddp_run_lost_seconds.
-    """
-    seconds = run.owners.so_far()
-    part = owners.goodput(seconds)
-    return None if part is None else (part, seconds)
-
-
-def without_stops(seconds: Mapping[str, float]) -> float | None:
-    """The goodput of the time in which the run was meant to train; None where it never stopped."""
-    rest = sum(seconds.values()) - seconds["stopped"]
-    return seconds["training"] / rest if seconds["stopped"] and rest > 0 else None
-
-
-def next_commands(run: RunRecord, state: str) -> list[tuple[str, str]]:
-    """What to type, wherever that is on this machine, and what for."""
-    path, data = run.quoted, _data_of(run)
-    given = "" if run.config and Path(run.config.data).is_absolute() else f" --data {data}"
-    audit = (f"gptddp audit {path}{given}", "compute the steps once more and compare every bit")
-    verify = (f"gptddp checkpoints {path} --verify", "which checkpoints can be used, and why not")
-    resume = (
-        f"gptddp train --data {data} --run-dir {path}",
-        "resume training; where a job or torchrun began it, give that command again",
-    )
-    if state == "finished" and any(it.ok for it in run.checkpoints):
-        sample = (f"gptddp sample {path} --prompt 'Once upon'", "a text of its newest checkpoint")
-        return [sample, audit]
-    if state == "finished":
-        return [verify, audit]
-    if state == "running":
-        newest = (f"gptddp log {path} | tail -1", "its newest step")
-        return [newest, (f"gptddp report {path}", "this page anew")]
-    if state == "failed" and run.faults:
-        return [(f"ls {path}/faults", "the traceback of each rank and life"), resume]
-    return [resume, verify, audit] if run.step else [resume]
-
-
-def _data_of(run: RunRecord) -> str:
-    """Its dataset, for a shell. One that was given from some folder is looked for from there."""
-    if not run.config or not run.config.data:
-        return "DATASET"
-    data, given = Path(run.config.data), Path(run.config.run_dir)
-    path = run.path.resolve()
-    if not given.is_absolute() and path.parts[-len(given.parts) :] == given.parts:
-        data = path.parents[len(given.parts) - 1] / data
-    return shlex.quote(str(data))

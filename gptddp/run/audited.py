@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.budget import BUDGETS
-from gptddp.config import KEPT, Config, shown
-from gptddp.errors import AuditError, ConfigError
+from gptddp.config import Config, shown
+from gptddp.errors import AuditError
 from gptddp.files import read_json
-from gptddp.flags import changed, differences, from_saved, of_run
+from gptddp.flags import changed, from_saved, of_run
 from gptddp.run import log_check, summary
 from gptddp.run.directory import CONFIG, FINISHED, LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
@@ -148,8 +148,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         aside=aside,
         wrong=wrong,
     )
-    wrong += _config_json(recorded, copies[CONFIG])
-    wrong += _finished_json(recorded, copies[FINISHED])
+    wrong += _wrong_copies(recorded, copies)
     return recorded
 
 
@@ -217,54 +216,40 @@ def _copy(path: Path) -> Any:
         return error
 
 
-def _config_json(recorded: Recorded, copy: Any) -> Iterator[str]:
-    """Does config.json say what the ledger does of the same life?"""
-    path, ledger = recorded.run / CONFIG, recorded.run / LEDGER
-    if copy is None:
-        return
-    values = copy.get("config") if isinstance(copy, dict) else None
-    if not isinstance(values, dict):
-        why = copy if isinstance(copy, ValueError) else f"{path} has no configuration"
-        yield f"{why}: remove it; the run's next start writes it anew"
-        return
-    ids = {it.get("run_id") for it in recorded.starts.values()}
-    if copy.get("run_id") not in ids:
-        yield f"{path} and {ledger} are of different runs"
-    life = copy.get("generation")
-    known = [it for it in recorded.configs if type(life) is int and it <= life]
-    if not known:
-        yield f"{path} is of life {shown(life)}, which {ledger} does not have"
-        return
-    try:
-        new = of_run(from_saved(path, values))
-    except ConfigError as error:
-        yield str(error)
-        return
-    old = of_run(recorded.configs[max(known)])
-    if what := [*differences(old, new), *differences(old, new, KEPT)]:
-        yield f"{path} is not what life {max(known)} ran with: {'; '.join(what)}"
+def _wrong_copies(recorded: Recorded, copies: Mapping[str, Any]) -> Iterator[str]:
+    """What config.json and finished.json say, and the ledger has otherwise of the same life."""
+    for name, copy in copies.items():
+        if copy is None:  # there is none
+            continue
+        path = recorded.run / name
+        values = copy.get("config", copy) if isinstance(copy, dict) else None
+        if not isinstance(values, dict):
+            why = copy if isinstance(copy, ValueError) else f"{path} is not as a life writes it"
+            yield f"{why}: remove it; the run's next start, or its end, writes it anew"
+            continue
+        there = _in_ledger(recorded, name, copy.get("generation"))
+        if there is None:
+            life = f"{path} is of life {shown(copy.get('generation'))}"
+            yield f"{life}, and {recorded.run / LEDGER} has no {_WRITTEN_AT[name]} of it"
+            continue
+        here = {**copy, **values}
+        for field in (it for it in there if here.get(it) != there[it]):
+            what = f"{field} {shown(here.get(field))}, and the run {shown(there[field])}"
+            yield f"{path} has {what}"
 
 
-def _finished_json(recorded: Recorded, copy: Any) -> Iterator[str]:
-    """Does the marker of a finished run say what the ledger and the last line do?"""
-    path, ledger = recorded.run / FINISHED, recorded.run / LEDGER
-    if copy is None:
-        return
-    if not isinstance(copy, dict):
-        why = copy if isinstance(copy, ValueError) else f"{path} is no marker of a finished run"
-        yield f"{why}: remove it, and give the run's command again, which writes it anew"
-        return
-    life: Any = copy.get("generation")
-    stops = (it for it in recorded.events if it["event"] == "stop" and log_check.is_done(it))
-    ends = [it for it in stops if it["generation"] == life]
-    if not ends or life not in recorded.configs:
-        yield f"{path} is of life {shown(life)}, and {ledger} has no stop of it"
-        return
-    stop, config = ends[-1], recorded.configs[life]
-    there = {"run_id": recorded.starts[life].get("run_id"), "step": stop["step"]}
-    there |= {"cause": stop.get("cause")} | {name: getattr(config, name) for name in BUDGETS}
-    if "tokens" in (line := recorded.lines.get(stop["step"], {})):
-        there["tokens"] = line["tokens"]
-    for name in there:
-        if copy.get(name) != there[name]:
-            yield f"{path} has {name} {shown(copy.get(name))}, and the run {shown(there[name])}"
+_WRITTEN_AT = {CONFIG: "start", FINISHED: "stop"}
+
+
+def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | None:
+    """What a copy that a life has written has to say; None where the ledger lacks its event."""
+    events = (it for it in recorded.events if it["event"] == _WRITTEN_AT[name])
+    own = [it for it in events if it["generation"] == life]
+    if not own or life not in recorded.configs:
+        return None
+    start = recorded.starts[life]
+    if name == CONFIG:
+        return {"run_id": start.get("run_id"), **start["config"]}
+    budgets = {it: getattr(recorded.configs[life], it) for it in BUDGETS}
+    stop = {it: own[-1].get(it) for it in ("step", "tokens", "train_s", "cause")}
+    return {"run_id": start.get("run_id"), **budgets, **stop}

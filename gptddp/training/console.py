@@ -4,7 +4,7 @@ import logging
 import re
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gptddp import budget
@@ -44,38 +44,27 @@ class Console:
         self._unsaid: Event | None = None  # the last step, where it has had no line
         self._goodput: float | None = None  # of the run, as far as it is known
         self._storage_fails = False
-        self._actions: dict[str, Callable[[Event], None]] = {
-            "end": self._end,
-            "changed": self._changed,
-            "start": self._start,
-            "step": self._step,
-            "completed": self._completed,
-            "quarantine": self._quarantine,
-            "storage": self._storage,
-            "waiting": self._waiting,
-            "ended": self._ended,
-        }
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
         if event["event"] in _TEXTS:
             level, text = _TEXTS[event["event"]]
             log.log(level, "%s", text.format_map(event))
-        elif action := self._actions.get(event["event"]):
+        elif action := getattr(self, f"_on_{event['event']}", None):
             action(event)
 
-    def _end(self, event: Event) -> None:
+    def _on_end(self, event: Event) -> None:
         # the cause may begin with the last step that a survivor has seen
         cause = re.sub(r"^after step \d+: ", "", event["cause"])
         log.warning("life %d ended after step %d: %s", event["generation"], event["step"], cause)
 
-    def _changed(self, event: Event) -> None:
+    def _on_changed(self, event: Event) -> None:
         field, old, new = event["field"], event["old"], event["new"]
         if field == "code":
             old, new = named(old), named(new)
         log.info("changed after step %d: %s: %s -> %s", event["step"], field, old, new)
 
-    def _start(self, event: Event) -> None:
+    def _on_start(self, event: Event) -> None:
         """The run, and where this life goes on."""
         c, params, step = self._config, event["params"], event["step"]
         size = f"{params / 1e6:.1f} M" if params >= 1e5 else f"{params / 1e3:.1f} k"
@@ -87,7 +76,7 @@ class Console:
         where = f"from {event['source']}, step {step}{end}"
         log.info("life %d: %s%s", event["generation"], where, redo)
 
-    def _step(self, event: Event) -> None:
+    def _on_step(self, event: Event) -> None:
         """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
         line = event["line"]
         if line["loss"] is None:
@@ -129,7 +118,7 @@ class Console:
             parts.append("slow: " + ", ".join(slow[:4]))
         log.info("%s", "  ".join(parts))
 
-    def _completed(self, event: Event) -> None:
+    def _on_completed(self, event: Event) -> None:
         if event["evaluated"]:
             self._evaluated(event["line"])
 
@@ -137,24 +126,24 @@ class Console:
         bpb = "" if line["val_bpb"] is None else f", {line['val_bpb']:.4f} bits a byte"
         log.info("step %d: validation loss %.4f%s", line["step"], line["val_loss"], bpb)
 
-    def _quarantine(self, event: Event) -> None:
+    def _on_quarantine(self, event: Event) -> None:
         names = ", ".join(event["names"])
         log.warning("step %d: in quarantine from now on: %s", event["step"], names)
 
-    def _storage(self, event: Event) -> None:
+    def _on_storage(self, event: Event) -> None:
         self._storage_fails = event["fails"]
         if event["fails"]:
             log.error("STORAGE: %s; training goes on, and tries again", event["trouble"])
         else:
             log.warning("STORAGE: it works again")
 
-    def _waiting(self, event: Event) -> None:
+    def _on_waiting(self, event: Event) -> None:
         minutes = event["limit_s"] / 60
         until = ", or until the end of the grace period" * event["stopped"]
         wait = f"waiting for the storage, at most {minutes:.0f} minutes{until}"
         log.warning("step %d was the last; %s", event["step"], wait)
 
-    def _ended(self, event: Event) -> None:
+    def _on_ended(self, event: Event) -> None:
         """How the life has ended, where its last state is, and what has come out of the run."""
         self._say_step()
         step, cause = event["step"], event["cause"]

@@ -4,7 +4,6 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from gptddp.training.stop import StopFlag
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told, and the state is left in memory too
 _MEET_S = 1.0  # between two meetings of the ranks
-_SCRAPE_S = 0.2  # the same, while a scrape is waited for
+SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
 def save_last(
@@ -68,29 +67,18 @@ def save_last(
 def wait_for_scrape(
     recorder: Recorder | None, world: World, stop: StopFlag, finished: bool = False
 ) -> None:
-    """All ranks: wait until Prometheus has the last numbers of rank 0.
+    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
 
-    Together: the first pod that has exited would make the operator delete the others. In a thread,
-    so that the ranks go on meeting. Where a rank is to stop, the others may be needed for the next
-    world: then nobody waits, unless all pods are to end, each within its grace period.
+    Together: the first pod that has exited would make the operator delete the others.
     """
-    leave = int(world.all_reduce(torch.tensor([stop.pod_leaves], dtype=torch.int64)))
-    enough = stop.must_hurry if leave == world.world_size else lambda: stop.asked
-    stopped = threading.Event()
-    waiting: threading.Thread | None = None
     if recorder:
         recorder.last_numbers(finished)
-        wait = partial(recorder.wait_for_scrape, stopped.is_set)
-        waiting = threading.Thread(target=wait, name="scrape", daemon=True)
-        waiting.start()
     while True:
-        if waiting:
-            waiting.join(_SCRAPE_S)
-        flags = [waiting is not None and waiting.is_alive(), enough()]
+        flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
-            stopped.set()
             return
+        time.sleep(SCRAPE_S)
 
 
 def _unwritten(recorder: Recorder | None) -> OSError:

@@ -12,7 +12,7 @@ from gptddp.distributed.report import report
 from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError, Superseded
 from gptddp.run import crash_loop
 from gptddp.run.progress import Progress
-from gptddp.training.end import wait_for_scrape
+from gptddp.training.end import SCRAPE_S, wait_for_scrape
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.stalls import Stalls
@@ -72,7 +72,8 @@ class Guard:
             elif final := self._count(error):
                 if self.recorder:
                     self.recorder.last_numbers()
-                    self.recorder.wait_for_scrape(lambda: self.stop.asked)
+                    while self.recorder.awaits_scrape and not self.stop.asked:
+                        time.sleep(SCRAPE_S)
                 raise final from error
             raise
         finally:

@@ -346,9 +346,8 @@ class Life:
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
         state = self.live, self.world, lambda: self.stop.asked, self._tensors, self.progress
         saved = save_last(self.recorder, *state, self.cause)
-        if saved and self.config.metrics_port:
-            finished = self.cause != "stopped"
-            wait_for_scrape(self.recorder, self.world, self.stop, finished)  # all ranks
+        if saved and self.config.metrics_port and self.cause != "stopped":
+            wait_for_scrape(self.recorder, self.world, self.stop, finished=True)  # all ranks
         self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")

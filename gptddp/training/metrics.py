@@ -1,11 +1,18 @@
 """Rank 0's Prometheus metrics: what a scrape shows of the events of a life."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import prometheus_client as prom
-from prometheus_client.core import StateSetMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from gptddp.budget import whole_last_step
@@ -16,7 +23,7 @@ from gptddp.training.clock import PHASES, STATES, RankSeconds
 from gptddp.training.events import Event
 
 _STATES = (*STATES.values(), "training", "draining", "finished")
-_Counter, _Gauge = prom.Counter, prom.Gauge
+_Counter, _Gauge = prom.Counter, GaugeMetricFamily
 _Steps = partial(
     prom.Histogram,
     buckets=(0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60),
@@ -26,12 +33,11 @@ _Saves = partial(prom.Histogram, buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 
 _NAMES = ("slow_rank", "slow_pod")
 
 # Counters and histograms are of this process and start at 0; what belongs to the run is a gauge.
-# Behind the text: labels, and the values of the label that are there from the first scrape on.
+# Behind the text: the label, and its values that are there from the first scrape on.
 _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Counter, "steps", "Optimizer steps of this process."),
     (_Counter, "tokens", "Tokens trained by this process's world, over all ranks."),
     (_Counter, "nonfinite_steps", "Steps skipped: loss or gradient not finite."),
-    (_Counter, "phase_seconds", "Seconds of rank 0 by phase.", ["phase"], PHASES),
     (_Counter, "checkpoints", "Checkpoints by result.", ["result"], ("success", "failure")),
     (_Gauge, "quarantined_row_groups", "Row groups skipped as unreadable."),
     (_Gauge, "step", "Last finished step of the run."),
@@ -95,7 +101,7 @@ _SETS = {
 }
 
 
-class Metrics:
+class Metrics(Collector):
     """A sink of events: the families of this process."""
 
     def __init__(
@@ -106,73 +112,83 @@ class Metrics:
         self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
         self._config, self._spent, self._peak = config, spent, peak
         self._tokens = self._flops = 0  # of the run, as of the last step; of a token
-        self._counted = dict.fromkeys(PHASES, 0)  # microseconds of rank 0
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         prom.ProcessCollector(registry=registry)
         prom.PlatformCollector(registry=registry)
         prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
-        registry.register(_State(self))
-        self._made = {it[1]: self._make(*it) for it in _FAMILIES if peak or it[1] != "mfu_ratio"}
-        self._made["last_step_timestamp_seconds"].set_to_current_time()  # a hang shows at once
-        self._made["stall_seconds"].set(0)
+        self._made: dict[str, Any] = {}  # counters and histograms
+        self._gauges: dict[str, dict[tuple[str, ...], float]] = {}  # by the values of labels
+        for kind, name, text, *labels in _FAMILIES:
+            values = [(it,) for it in labels[1]] if labels else [()]
+            if kind is _Gauge:  # NaN, as one that is not known is not 0
+                self._gauges[name] = dict.fromkeys(values, math.nan)
+            else:
+                self._made[name] = kind(f"gptddp_{name}", text, *labels[:1], registry=registry)
+                for value in values if labels else ():
+                    self._made[name].labels(*value)
+        if spent:
+            self._set_each("peak_memory_bytes", dict.fromkeys(spent.memory.kinds, math.nan))
+        self._set(last_step_timestamp_seconds=time.time(), stall_seconds=0)  # a hang shows at once
         self._set_each("run_lost_seconds", dict.fromkeys(LOSSES, 0))
-        self._actions: dict[str, Callable[[Event], None]] = {
-            "start": self._start,
-            "step": self._step,
-            "completed": self._evaluated,
-            "quarantine": self._quarantine,
-            "checkpoint": self._checkpoint,
-            "loaded": self._loaded,
-            "stall": self._stall,
-            "still": self._stall,
-            "stall_end": self._stall,
-            "last": self._last,
-        }
+        registry.register(self)
 
-    def _make(
-        self,
-        kind: Callable[..., Any],
-        name: str,
-        text: str,
-        labels: Sequence[str] = (),
-        values: Iterable[str] = (),
-    ) -> Any:
-        """A family, with the series that are known; NaN, as one that is not set would export 0."""
-        if name == "peak_memory_bytes" and self._spent:
-            values = self._spent.memory.kinds
-        made = kind(f"gptddp_{name}", text, labels, registry=self.registry)
-        for one in [made.labels(it) for it in values] if labels else [made]:
-            if kind is prom.Gauge:
-                one.set(float("nan"))
-        return made
+    def _set(self, **values: float) -> None:
+        for gauge, value in values.items():
+            self._gauges[gauge][()] = value
 
-    def _set_each(self, family: str, values: Mapping[str, float]) -> None:
-        for label, value in values.items():
-            self._made[family].labels(label).set(value)
+    def _set_each(self, gauge: str, values: Mapping[str, float]) -> None:
+        self._gauges[gauge].update({(label,): value for label, value in values.items()})
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, and what is known at the scrape: that costs the loop nothing."""
+        spent, phases = self._spent, dict.fromkeys(PHASES, 0.0)
+        if spent and spent.micros.any():  # the ranks have met
+            phases = dict(zip(PHASES, (spent.micros[0] / 1e6).tolist(), strict=True))
+            busy_s = spent.busy_s
+            stats = {"min": busy_s.min(), "mean": busy_s.mean(), "max": busy_s.max()}
+            self._set_each("rank_busy_seconds", stats)
+            self._set(slowest_rank=int(busy_s.argmax()))
+            peaks = zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True)
+            self._set_each("peak_memory_bytes", dict(peaks))
+        text = "Seconds of rank 0 by phase."
+        seconds = CounterMetricFamily("gptddp_phase_seconds", text, labels=["phase"])
+        for phase, value in phases.items():
+            seconds.add_metric([phase], value)
+        yield seconds
+        now = self.state()
+        states = {state: state == now for state in _STATES}
+        yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)
+        for kind, name, text, *labels in _FAMILIES:
+            if kind is _Gauge and (self._peak or name != "mfu_ratio"):
+                gauge = GaugeMetricFamily(
+                    f"gptddp_{name}", text, labels=labels[0] if labels else ()
+                )
+                for of_labels, value in self._gauges[name].items():
+                    gauge.add_metric(of_labels, value)
+                yield gauge
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
         fields = {**event.get("line", {}), **event}
         for gauge, field in _SETS.get(event["event"], {}).items():
             if fields.get(field) is not None:
-                self._made[gauge].set(fields[field])
-        if action := self._actions.get(event["event"]):
+                self._gauges[gauge][()] = fields[field]
+        if action := getattr(self, f"_on_{event['event']}", None):
             action(event)
 
-    def _start(self, event: Event) -> None:
+    def _on_start(self, event: Event) -> None:
         self._tokens, self._flops = event["tokens"], event["flops_per_token"]
         least, most = environment.nodes() or (event["nodes"], event["nodes"])
-        self._made["nodes_min"].set(least)
-        self._made["nodes_max"].set(most)
-        self._made["checkpoint_every_seconds"].set(self._config.checkpoint_every)
-        self._made["storage_trouble"].set(0)
+        every_s = self._config.checkpoint_every
+        self._set(nodes_min=least, nodes_max=most, checkpoint_every_seconds=every_s)
+        self._set(storage_trouble=0)
         self._expect(event["step"], event["tokens"], event["train_s"])
 
     def _expect(self, *done: Any) -> None:
         """When the run will end, as far as its budgets of tokens and time let expect."""
-        self._made["max_steps"].set(whole_last_step(self._config, *done))
+        self._set(max_steps=whole_last_step(self._config, *done))
 
-    def _step(self, event: Event) -> None:
+    def _on_step(self, event: Event) -> None:
         made, line = self._made, event["line"]
         made["steps"].inc()
         made["tokens"].inc(line["tokens"] - self._tokens)
@@ -181,83 +197,62 @@ class Metrics:
         made["step_duration_seconds"].observe(event["step_s"])
         made["data_wait_duration_seconds"].observe(line["data_wait_s"])
         if self._peak:
-            made["mfu_ratio"].set(self._flops * line["tok_s"] / self._peak)
+            self._set(mfu_ratio=self._flops * line["tok_s"] / self._peak)
         if line["loss"] is None:
             made["nonfinite_steps"].inc()
         else:
-            made["loss"].labels("train").set(line["loss"])
-        self._evaluated(event)
+            self._set_each("loss", {"train": line["loss"]})
+        self._on_completed(event)
         self._name_ranks("straggler_ratio", event["slow"])
-        self._seconds(event["owned"])
+        self._own(event["owned"])
 
-    def _evaluated(self, event: Event) -> None:
+    def _on_completed(self, event: Event) -> None:
         if "val_loss" in event["line"]:
-            self._made["loss"].labels("val").set(event["line"]["val_loss"])
+            self._set_each("loss", {"val": event["line"]["val_loss"]})
 
-    def _quarantine(self, event: Event) -> None:
-        self._made["quarantined_row_groups"].inc(len(event["row_groups"]))
+    def _on_quarantine(self, event: Event) -> None:
+        self._gauges["quarantined_row_groups"][()] += len(event["row_groups"])
 
-    def _checkpoint(self, event: Event) -> None:
+    def _on_checkpoint(self, event: Event) -> None:
         made = self._made
         made["checkpoints"].labels("failure" if event.get("error") else "success").inc()
         if not event.get("error"):
-            made["last_checkpoint_step"].set(event["step"])
-            made["last_checkpoint_timestamp_seconds"].set(event["time"])
-            made["checkpoint_size_bytes"].set(event["nbytes"])
+            self._set(
+                last_checkpoint_step=event["step"],
+                last_checkpoint_timestamp_seconds=event["time"],
+                checkpoint_size_bytes=event["nbytes"],
+            )
             seconds = made["checkpoint_duration_seconds"]
             seconds.labels("stall").observe(event["stall_s"])
             seconds.labels("save").observe(event["stall_s"] + event["write_s"])
 
-    def _loaded(self, event: Event) -> None:
+    def _on_loaded(self, event: Event) -> None:
         self._made["checkpoint_duration_seconds"].labels("load").observe(event["seconds"])
 
-    def _stall(self, event: Event) -> None:
+    def _on_stall(self, event: Event) -> None:
         """A step does not move, as some ranks are missing; or it has moved."""
         lasts = event["event"] != "stall_end"
-        self._made["stall_seconds"].set(event["seconds"] if lasts else 0)
+        self._set(stall_seconds=event["seconds"] if lasts else 0)
         self._name_ranks("stuck_rank", dict.fromkeys(event["names"] if lasts else (), 1.0))
 
-    def _name_ranks(self, family: str, values: Mapping[str, float]) -> None:
+    _on_still = _on_stall_end = _on_stall
+
+    def _name_ranks(self, gauge: str, values: Mapping[str, float]) -> None:
         """By `rank 3 (demo-worker-3)`, whose pod may be missing; other ranks have no series."""
-        self._made[family].clear()
+        named: dict[tuple[str, ...], float] = {}
         for name, value in values.items():
             rank, _, pod = name.removeprefix("rank ").partition(" ")
-            self._made[family].labels(rank, pod.strip("()")).set(value)
+            named[rank, pod.strip("()")] = value
+        self._gauges[gauge] = named
 
-    def _seconds(self, owned: Mapping[str, float] | None) -> None:
-        """Bring phases, memory, and the slowest rank, up to the last agreement of the ranks.
-
-        `owned`: where all rank-seconds of the run have gone so far, where that is known.
-        """
-        made, spent = self._made, self._spent
-        if spent:
-            for phase, micros in zip(PHASES, spent.micros[0].tolist(), strict=True):
-                made["phase_seconds"].labels(phase).inc(max(0, micros - self._counted[phase]) / 1e6)
-                self._counted[phase] = micros
-            busy_s = spent.busy_s
-            stats = {"min": busy_s.min(), "mean": busy_s.mean(), "max": busy_s.max()}
-            self._set_each("rank_busy_seconds", stats)
-            made["slowest_rank"].set(int(busy_s.argmax()))
-            peaks = zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True)
-            self._set_each("peak_memory_bytes", dict(peaks))
+    def _own(self, owned: Mapping[str, float] | None) -> None:
+        """Where all rank-seconds of the run have gone so far, where that is known."""
         if owned:
             self._set_each("run_lost_seconds", {cause: owned[cause] for cause in LOSSES})
             if (part := goodput(owned)) is not None:
-                made["run_goodput_ratio"].set(part)
+                self._set(run_goodput_ratio=part)
 
-    def _last(self, event: Event) -> None:
-        self._seconds(event["owned"])
+    def _on_last(self, event: Event) -> None:
+        self._own(event["owned"])
         if event["finished"]:
             self.state = lambda: "finished"
-
-
-class _State(Collector):
-    """What rank 0 does, as of the scrape: it costs the loop nothing."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[StateSetMetricFamily]:
-        now = self._metrics.state()
-        states = {state: state == now for state in _STATES}
-        yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)

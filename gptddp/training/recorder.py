@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -330,14 +330,16 @@ class Recorder:
         }
 
     def last_numbers(self, finished: bool = False) -> None:
-        """Bring the metrics up to the end of this life, or of the run."""
+        """Bring the metrics up to the end of this life, or of the run, for a last scrape."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
         self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
-
-    def wait_for_scrape(self, asked: Callable[[], bool]) -> None:
-        """Until Prometheus has the last numbers, or a stop is `asked` for."""
         if self._scrapes:
-            self._scrapes.wait_for_last(asked)
+            self._scrapes.expect_last()
+
+    @property
+    def awaits_scrape(self) -> bool:
+        """Is Prometheus still to get the last numbers?"""
+        return self._scrapes is not None and self._scrapes.awaited
 
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""

@@ -12,7 +12,6 @@ from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import LifeLost
 from gptddp.grace import WORKER_S, limit_s
 
-_WAY_OUT_S = 1.0  # for the ranks to part
 _SOON_S = 0.5  # after a signal; what is not over by then is said
 
 log = logging.getLogger(__name__)
@@ -55,18 +54,6 @@ class StopFlag(Watchdog):
     @property
     def asked(self) -> bool:
         return bool(self.number)
-
-    @property
-    def pod_leaves(self) -> bool:
-        """Is this pod to end, in a time that is known? Not this world of ranks alone.
-
-        A launcher stops its workers too for pods that come or go, and then goes on.
-        """
-        return self.asked and self.limit_s is not None and environment.pod_leaves()
-
-    def must_hurry(self) -> bool:
-        """Is there no time left but for the way out?"""
-        return self.limit_s is not None and self.waited_s > self.limit_s - _WAY_OUT_S
 
     @property
     def cause(self) -> str:

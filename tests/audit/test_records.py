@@ -87,11 +87,10 @@ FORGED = {
     "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
     "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),
     "a torn marker": (torn(FINISHED), "finished.json is not valid JSON"),
-    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json is not what life 2 ran with: lr"),
-    "rate of the copy that is none": (in_json(CONFIG, lr="zz"), "config.json cannot be used"),
-    "run of the copy": (in_json(CONFIG, run_id="other"), "are of different runs"),
+    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, and the run"),
+    "run of the copy": (in_json(CONFIG, run_id="other"), "config.json has run_id 'other'"),
     "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
-    "no configuration in the copy": (in_json(CONFIG, config=[]), "has no configuration"),
+    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not as a life writes"),
     "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
 }
 

@@ -141,12 +141,12 @@ def test_an_older_state_goes_on_with_a_word(run, root, tmp_path, caplog):
     the checkpoint before it, or from memory, where a loss of all pods would now cost everything."""
     shutil.rmtree(root / "step-000000000006.3")
     lose_a_peer(run, "--steps", "20")
-    lacks = "lacks step-000000000006.3, which the run has had: it goes on from"
-    assert f"{lacks} step-000000000004.2, step 4" in caplog.text
+    lacks, goes_on = "lacks step-000000000006.3", "which the run has had: it goes on from"
+    assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
     move_away(root)
     caplog.clear()
     lose_a_peer(run, "--steps", "20")
-    assert f"{lacks} memory" in caplog.text
+    assert f"{lacks}, step-000000000004.2, step-000000000002.1, {goes_on} memory" in caplog.text
     assert sources(tmp_path / "run")[-2:] == ["step-000000000004.2", "memory"]
 
 

@@ -8,14 +8,11 @@ import time
 
 import pytest
 import torch
-from click.testing import CliRunner
-from support import ledgers
 from support.crashing import killed
 
 from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.checkpoint.writer import Writer
-from gptddp.cli import cli
 
 
 def save(run_dir, *steps, generation=1, keep=99):
@@ -172,15 +169,6 @@ def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
     assert os.listdir(root / ".trash") == []
 
 
-def test_an_open_reader_is_not_disturbed(tmp_path):
-    """Files that a reader has open can be pruned; it reads on, and a new reader falls back."""
-    root = save(tmp_path, 1, 2)
-    with open(root / "step-000000000001.1" / "shard-0-of-1.bin", "rb") as file:
-        retention.prune(tmp_path, 1)
-        assert len(file.read()) == 400
-    assert load_newest(tmp_path).step == 2
-
-
 def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
     """All that a reader has listed may vanish under it: it lists again and loads the newest."""
     save(tmp_path, 1, 2)
@@ -277,10 +265,9 @@ def test_list_tells_the_state_of_each(tmp_path):
 
 PRUNER = """
 import sys
-from pathlib import Path
-from gptddp.checkpoint.retention import prune_by_hand
+from gptddp.checkpoint.retention import prune
 while True:
-    prune_by_hand(Path(sys.argv[1]), 2)
+    prune(sys.argv[1], 2)
 """
 
 
@@ -324,48 +311,3 @@ def test_pruners_readers_and_a_writer_at_once(tmp_path, spawn):
     assert sorted(seen) == seen and len(set(seen)) > 8
     retention.prune(tmp_path, 2)
     assert len(steps(tmp_path)) == 2 and os.listdir(tmp_path / "checkpoints/.trash") == []
-
-
-# -- by hand -------------------------------------------------------------------------------------
-
-
-def by_hand(run_dir, *args, **start):
-    """`gptddp checkpoints RUN` of a run whose newest life has begun so."""
-    ledgers.begun(run_dir, {"keep": 3}, run_id=None, **start)
-    return CliRunner().invoke(cli, ["checkpoints", str(run_dir), *args])
-
-
-def test_prune_by_hand_counts_only_verified_ones(tmp_path):
-    """A flipped bit that only reading finds does not push out the last good ones. Without --keep
-    it is the run's own number; --keep without --prune is a mistake."""
-    flip(save(tmp_path, *range(1, 8)) / store.name_of(7, 1))
-    assert by_hand(tmp_path, "--keep", "1").exit_code == 2
-    assert by_hand(tmp_path, "--prune").exit_code == 0
-    assert steps(tmp_path) == [(1, 7), (1, 6), (1, 5), (1, 4)]
-    result = by_hand(tmp_path, "--prune", "--keep", "1")
-    assert result.exit_code == 0, result.output
-    assert steps(tmp_path) == [(1, 7), (1, 6)]
-    assert result.stderr.splitlines() == [f"deleted step-00000000000{n}.1" for n in (5, 4)]
-    assert result.stdout.count("complete") == 2
-
-
-def test_prune_by_hand_spares_the_parent_of_a_save_in_flight(tmp_path):
-    """A life that began with an older checkpoint, and has not saved yet, keeps its parent."""
-    root, parent = save(tmp_path, *range(1, 6)), store.name_of(2, 1)
-
-    def prune_meanwhile():
-        by_hand(tmp_path, "--prune", "--keep", "1", generation=2, source=parent)
-
-    writer = Writer(tmp_path, 2, parent=parent, keep=99, before_commit=prune_meanwhile)
-    assert writer.save(3, {"x": torch.ones(9)}, {}).error is None
-    assert steps(tmp_path) == [(2, 3), (1, 5), (1, 2)]
-    assert store.read_manifest(root / store.name_of(3, 2))["parent"] == parent
-
-
-def test_none_valid_deletes_nothing(tmp_path):
-    """Where no checkpoint can be used, none is deleted, and the exit code says so."""
-    root = save(tmp_path, 1, 2, 3)
-    for path in root.glob("step-*"):
-        os.truncate(path / shard.FILE, 1)
-    assert by_hand(tmp_path, "--prune", "--keep", "1").exit_code == 4
-    assert len(steps(tmp_path)) == 3

@@ -1,12 +1,11 @@
 """`logs` and `wait` on a real cluster: real logs, pods that really go."""
 
 import subprocess
-import sys
 import time
 from collections import defaultdict
 
 import pytest
-from support.cluster_jobs import cli
+from support.cluster_jobs import cli, command
 from support.small_jobs import SLEEP, job
 
 COUNT = """
@@ -28,10 +27,8 @@ def test_no_line_is_lost_when_pods_are(namespace):
     """Followed from the start through four killed pods: every life counts without a gap."""
     end = time.time() + 50
     namespace.kubectl("create", "-f", "-", stdin=job("count", COUNT, str(end), replicas=3))
-    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "logs", "-f", "count"]
-    command += ["-n", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig)]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    follower = subprocess.Popen(command, text=True, **pipes)
+    follower = subprocess.Popen(command(namespace, "logs", "-f", "count"), text=True, **pipes)
     for pods in (["count-worker-2"], ["count-worker-0"], ["count-worker-1", "count-worker-2"]):
         for name in (f"count-worker-{n}" for n in range(3)):
             namespace.kubectl("wait", f"pod/{name}", "--for=create", "--timeout=30s")

@@ -13,7 +13,6 @@ from gptddp.data.lanes import Block
 from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
-from gptddp.run.progress import Progress, wrong_meta
 
 
 def test_it_is_the_one_in_use(tmp_path: Path) -> None:
@@ -66,13 +65,3 @@ def test_of_token_ids_no_library_is_asked(books, tmp_path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.library = "tiktoken 0.9.0"
     assert Source(dataset, "train", [], tokenizer, 16).library is None
-
-
-@pytest.mark.parametrize(("library", "wrong"), [("tiktoken 0.9.0", False), (9, True)])
-def test_a_state_whose_library_is_no_text_is_not_used(library, wrong) -> None:
-    """The field is named with its rule, as those beside it are."""
-    with open_loader(corpus()) as loader:
-        state = loader.state(loader.next().cursors)
-    meta = Progress(data={**state, "library": library}).to_meta()
-    said = wrong_meta(meta)
-    assert said == ("meta.data.library is 9: it must be text" if wrong else None)

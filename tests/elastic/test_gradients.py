@@ -81,21 +81,15 @@ def found(tmp_path_factory):
     }
 
 
-def test_exact_gradients_have_the_same_bits_in_every_world(found):
-    """1 to 7 processes over 8 lanes of 3 rows, of which one has no target."""
-    one, *others = found["exact"]
-    assert np.linalg.norm(one) > 0.1
-    for world, other in zip(WORLDS[1:], others, strict=True):
-        assert one.tobytes() == other.tobytes(), f"{world} processes"
-
-
 def test_gradients_are_those_of_one_process(found):
-    """1 to 7 processes over 8 lanes of 3 rows, one without a target: 1e-6 of the norm in fp32.
+    """1 to 7 processes over 8 lanes of 3 rows, one without a target: the same bits where sums are
+    exact, else 1e-6 of the norm in fp32.
 
     Ranks run 2 to 16 micro-batches of 2 rows or 1.
     """
     one = found["exact"][0]
     norm = np.linalg.norm(one)
-    for reduce, worlds in found.items():
-        for world, other in zip(WORLDS, worlds, strict=True):
-            assert np.linalg.norm(other - one) <= 1e-6 * norm, (reduce, world)
+    assert norm > 0.1
+    for world, exact, fast in zip(WORLDS, found["exact"], found["fast"], strict=True):
+        assert exact.tobytes() == one.tobytes(), f"{world} processes"
+        assert np.linalg.norm(fast - one) <= 1e-6 * norm, f"{world} processes"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from support import ledgers
-from support.launchers import PORT, Job, launch
+from support.launchers import PORT, Job
 from support.processes import alive, children
-from support.waiting import PATIENCE_S, until
+from support.waiting import until
 from torch.distributed import TCPStore
 
 
@@ -185,18 +185,6 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     numbers = [line["step"] for line in job.steps()]
     assert set(numbers) == set(range(1, max(numbers) + 1))
     assert "the group is lost" not in job.log(0)
-
-
-def test_a_job_of_one_needs_no_operator(tmp_path):
-    """Without PET_* the launcher is a whole job: one worker, exit code 0."""
-    pod = launch(tmp_path, {}, "--steps", "3")
-    try:
-        assert pod.wait(PATIENCE_S) == 0, (tmp_path / "pod.log").read_text()
-        steps = (tmp_path / "steps.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]
-    finally:
-        pod.kill()
-        pod.wait()
 
 
 def waiting_alone(folder: Path, slot: int) -> Job:

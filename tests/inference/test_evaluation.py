@@ -22,7 +22,7 @@ from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history
 
-MAIN = "from gptddp import main; main()"
+MAIN = "from gptddp.cli import cli; cli()"
 
 
 @pytest.fixture(scope="module")

@@ -106,19 +106,6 @@ def loaded(run, monkeypatch):
     found = load(run)
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_the_weights_alone(run, loaded, tmp_path, umask):
-    """A name that ends in .safetensors is one file, with nothing beside it; its mode is that of
-    any new file."""
-    before = os.umask(umask)
-    try:
-        export.export(run, tmp_path / "new/m.safetensors")
-    finally:
-        os.umask(before)
-    (made,) = (tmp_path / "new").iterdir()
-    assert made.name == "m.safetensors" and made.stat().st_mode & 0o777 == 0o666 & ~umask
-
-
 def test_a_given_tokenizer_keeps_what_it_puts_around_a_text(run, tmp_path):
     """One with a post_processor is exported as it is."""
     about = {"added_tokens": [{"content": "<s>", "id": 3}], "post_processor": {"type": "ByteLevel"}}
@@ -223,20 +210,6 @@ def test_a_disk_too_small_for_the_weights(run, tmp_path):
         result = invoke(run, "--export", tmp_path / "model")
         assert result.exit_code == 2 and "No space left" in result.stderr
         assert os.listdir(tmp_path) == []
-
-
-def test_what_is_made_meanwhile_is_not_replaced(run, tmp_path, monkeypatch):
-    """A folder or a file of that name that another process makes while this one writes stays."""
-    for name in ("model", "m.safetensors"):
-        out = tmp_path / name
-        real = export.save_file
-        monkeypatch.setattr(
-            export, "save_file", lambda *a, out=out, real=real: (out.touch(), real(*a))
-        )
-        result = invoke(run, "--export", out)
-        assert result.exit_code == 2 and f"{out} exists: give another name" in result.stderr
-        assert out.read_bytes() == b"" and not list(tmp_path.glob(".*"))
-        monkeypatch.setattr(export, "save_file", real)
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):

@@ -163,7 +163,7 @@ def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
 # A model that makes a token each time that it is told to, by a line on its stdin.
 SLOW = """
 import sys
-from gptddp import main
+from gptddp.cli import cli
 from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.inference import load
 from gptddp.model import generate as model
@@ -176,7 +176,7 @@ def generate(*_args, **_options):
 load.load = lambda *_: (None, byte_tokenizer(), 7)
 model.generate = generate
 sys.argv = ["gptddp", "sample", "run", "--prompt", "p"]
-main()
+cli()
 """
 
 

@@ -33,7 +33,7 @@ def sampled(api, k8s):
 def test_prepare_runs_the_images_own_command():
     """Source read-only, data writable, options as given; the same bytes for the same options. One
     claim for both is mounted once, so that prepare sees whether one folder lies in the other."""
-    options = ["--val", "/source/val.jsonl", "--on-bad", "skip", "--max-bad", "5", "--keep-copies"]
+    options = ["--val", "/source/val.jsonl", "--max-bad", "5"]
     args = ("--source", "texts/a/b", "--data", "sets/new", "--", *options)
     job = dry_run(*args)
     (container,) = pod_of(job)["containers"]
@@ -102,7 +102,7 @@ def test_one_job_toml_serves_all_commands(tmp_path):
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
         (["--source", "v", "more"], "unexpected argument 'more': name texts with --source"),
-        (["--source", "v", "--", "--on-bad", "quarantine"], "after --: Invalid value"),
+        (["--source", "v", "--", "--max-bad", "some"], "after --: Invalid value"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):

@@ -14,7 +14,7 @@ from support.prepared import BYTES, all_texts, contents, refused, run, texts
 from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare, unigram_entropy_nats
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings, default_vocab_size
 from gptddp.prepare.shard_writer import ShardWriter
 
@@ -126,19 +126,14 @@ def test_default_vocabulary_follows_the_text() -> None:
     assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_rewrites_one_line_on_a_terminal_only() -> None:
-    """A terminal gets a moving line that is wiped at the end, a log a line a phase."""
-    terminal, log = _Terminal(), io.StringIO()
-    for stream in (terminal, log):
-        with ProgressBar(stream) as bar:
-            bar.begin("reading", total=10)
-            time.sleep(0.11)
-            bar.advance(5)
-            bar.say("a fact")
-    assert "reading  50 %" in terminal.getvalue() and terminal.getvalue().endswith("\x1b[K")
-    assert log.getvalue() == "reading\na fact\n"
+def test_a_long_phase_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line where it begins, and one every ten seconds; what is said between counts."""
+    now, stream = iter(range(0, 100, 6)), io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    said = Phases(stream)
+    said.begin("reading", total=10)
+    for _ in range(3):
+        said.advance(2)
+    said.say("a fact")
+    said.advance(2)
+    assert stream.getvalue() == "reading\nreading  40 %\na fact\n"

@@ -89,7 +89,7 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
 
     args = ["prepare", str(large), "--out", str(tmp_path / "new" / "out"), "--tokenizer", "bytes"]
     result = child(
-        f"import sys; from gptddp import main; sys.argv[1:] = {args}; main()", preexec_fn=limit
+        f"import sys; from gptddp.cli import cli; sys.argv[1:] = {args}; cli()", preexec_fn=limit
     )
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("Error: no space left for ") == 1 and "free some" in result.stderr

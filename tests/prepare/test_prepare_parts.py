@@ -43,14 +43,14 @@ def marked(dataset: Dataset, split: Split) -> list[tuple[str, bool]]:
     return [row for g in groups for row in zip(dataset.read(g), dataset.goes_on(g), strict=True)]
 
 
-def check_parts(dataset: Dataset, copies: int = 1) -> str:
+def check_parts(dataset: Dataset) -> str:
     """The parts of HUGE are all of it, in one split, and marked; returns its name."""
     rows = {split: [row for row in marked(dataset, split) if row[0] in HUGE] for split in SPLITS}
     (split,) = (split for split in SPLITS if rows[split])
-    found = sorted(rows[split], key=lambda row: HUGE.index(row[0]))[::copies]
+    found = sorted(rows[split], key=lambda row: HUGE.index(row[0]))
     assert "".join(text for text, _ in found) == HUGE
     assert [goes_on for _, goes_on in found] == [True] * (len(found) - 1) + [False]
-    assert len(rows[split]) == copies * len(found)
+    assert len(rows[split]) == len(found)
     assert not any(mark for s in SPLITS for text, mark in marked(dataset, s) if text in SMALL)
     return split
 
@@ -89,25 +89,22 @@ def test_ids_are_cut_between_ids():
     assert np.array_equal(np.concatenate(cut), ids)
 
 
-@pytest.mark.parametrize("keep_copies", [False, True])
 @pytest.mark.parametrize("fraction", [0.01, 0.5])
-def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, keep_copies, fraction):
+def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
     """All parts are on one side, a copy of the whole is a copy, and each document counts as one."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE, HUGE, SMALL[7])
     sides = set()
     for seed in range(4):
-        settings = Settings(
-            tokenizer="bytes", seed=seed, keep_copies=keep_copies, val_fraction=fraction
-        )
+        settings = Settings(tokenizer="bytes", seed=seed, val_fraction=fraction)
         dataset = prepare([given], tmp_path / f"{seed}", settings)
-        manifest, copies = dataset.manifest, 1 + keep_copies
-        sides.add(check_parts(dataset, copies))
+        manifest = dataset.manifest
+        sides.add(check_parts(dataset))
         n = {split: manifest["splits"][split]["documents"] for split in SPLITS}
-        assert sum(n.values()) == 61 + 2 * keep_copies
+        assert sum(n.values()) == 61
         assert n["val"] == pytest.approx(fraction * 61, abs=2)
-        assert manifest["dropped"]["duplicate"] == 2 - 2 * keep_copies
+        assert manifest["dropped"]["duplicate"] == 2
         rows = len(texts(dataset, "train")) + len(texts(dataset, "val"))
-        cut = {"documents": copies, "parts": rows - sum(n.values()) + copies}
+        cut = {"documents": 1, "parts": rows - 60}
         assert manifest["cut"] == cut and cut["parts"] > 60 and manifest["version"] == 3
     assert sides == {"train", "val"} or fraction < 0.5
 

@@ -19,12 +19,12 @@ from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
 from gptddp.prepare import scratch
 from gptddp.prepare.build import prepare
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.scratch import Scratch
 
 FILES = 12
-SETTINGS = Settings(vocab_size=300, val_fraction=0.1, on_bad="skip", seed=5)
+SETTINGS = Settings(vocab_size=300, val_fraction=0.1, max_bad=100, seed=5)
 # Prepares the sources; the journal has a line after each file. Prints every source that is opened.
 CHILD = """
 import os, sys
@@ -87,8 +87,7 @@ def finished(sources: Path, tmp_path: Path) -> Callable[[], int]:
 
     def go() -> int:
         said = io.StringIO()
-        with ProgressBar(said) as bar:
-            prepare([sources], tmp_path / "out", SETTINGS, bar)
+        prepare([sources], tmp_path / "out", SETTINGS, Phases(said))
         (number,) = re.findall(r"^reading (\d+) files", said.getvalue(), re.M)
         return int(number)
 
@@ -155,7 +154,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     def again(*options: object) -> str:
         shutil.rmtree(out)
         shutil.copytree(left, out)
-        result = run(mine, "--out", out, "--on-bad", "skip", "--vocab-size", 300, *options)
+        result = run(mine, "--out", out, "--max-bad", 100, "--vocab-size", 300, *options)
         assert result.exit_code == 0, result.output
         return result.stderr
 
@@ -163,10 +162,10 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     assert again_it_says + "seed 5 -> 6" in again("--seed", 6)
     (mine / "13.txt").write_text("new")
     (mine / "11.json").write_text('{"text": "mended"}')
-    options = ["--seed", 5, "--keep-copies", "--val-fraction", 0.2]
+    options = ["--seed", 5, "--val-fraction", 0.2]
     assert "reading 7 files (6 have been read before)" in again(*options)
     new = tmp_path / "new"
-    run(mine, "--out", new, "--on-bad", "skip", "--vocab-size", 300, *options)
+    run(mine, "--out", new, "--max-bad", 100, "--vocab-size", 300, *options)
     assert contents(new) == contents(out)
     os.utime(mine / "03.json", ns=(2, 2))
     assert again_it_says + "03.json has changed since it was read" in again("--seed", 5)
@@ -182,9 +181,9 @@ def test_a_full_disk_keeps_what_was_read(
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 
-    args = ["prepare", str(sources), "--out", str(tmp_path / "out"), "--on-bad", "skip"]
+    args = ["prepare", str(sources), "--out", str(tmp_path / "out"), "--max-bad", 100]
     args += ["--vocab-size", "300", "--val-fraction", "0.1", "--seed", "5"]
-    main = f"from gptddp import main; sys.argv[1:] = {args}; main()"
+    main = f"from gptddp.cli import cli; sys.argv[1:] = {args}; cli()"
     result = child(CHILD + main, preexec_fn=limit)
     assert result.returncode == 2 and "no space left for" in result.stderr, result.stderr
     assert f"What was read is kept in {tmp_path / 'out/.prepare'}" in result.stderr
@@ -211,7 +210,7 @@ def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     monkeypatch.setattr(scratch, "_EVERY_S", 0)
     monkeypatch.setattr(scratch, "_COST", 0)
     monkeypatch.setattr(Scratch, method, failing)
-    result = run(sources, "--out", tmp_path / "out", "--on-bad", "skip", "--seed", 5)
+    result = run(sources, "--out", tmp_path / "out", "--max-bad", 100, "--seed", 5)
     if isinstance(error, OSError):
         assert result.exit_code == 2 and "What was read is kept in" in result.stderr
     else:
@@ -219,33 +218,6 @@ def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     monkeypatch.undo()
     assert 0 < finished() < FILES
     assert contents(tmp_path / "out") == whole
-
-
-def test_a_source_that_is_new_has_its_place(tmp_path: Path) -> None:
-    """One that comes before those that were read: no byte of the dataset tells when it came."""
-    folder = tmp_path / "sources"
-    folder.mkdir()
-
-    def add(name: str) -> None:
-        (folder / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\nbad\nbad\n')
-        (folder / f"{name}.txt").write_text(f"line of {name}\n" * 20_000)
-
-    for name in "bcd":
-        add(name)
-    how = {"tokenizer": "bytes", "on_bad": "skip"}
-    with pytest.raises(DataError, match="bad record 5"):
-        prepare([folder], tmp_path / "out", Settings(**how, max_bad=4))
-    add("a")
-    said = io.StringIO()
-    prepare([folder], tmp_path / "out", Settings(**how), ProgressBar(said))
-    assert "reading 4 files (4 have been read before)" in said.getvalue()
-    prepare([folder], tmp_path / "undisturbed", Settings(**how))
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-    with pytest.raises(DataError, match="bad record 5"):
-        prepare([folder], tmp_path / "other", Settings(**how, max_bad=4))
-    prepare([os.path.relpath(folder)], tmp_path / "other", Settings(**how), ProgressBar(said))
-    assert said.getvalue().count("have been read before") == 2
-    assert len((tmp_path / "other/bad.jsonl").read_bytes().splitlines()) == 8
 
 
 def test_a_scratch_folder_of_another_kind_is_cleared(tmp_path: Path) -> None:

@@ -196,8 +196,6 @@ REFUSED = {
     "fewer": (_say(n_layer=2), "has no tensor h.1.attn.c_attn.bias (and 11 more)"),
     "heads": (_say(n_head=3), "n_embd 16 is not divisible by n_head 3"),
     "huge": (_say(n_layer=10**9), "n_layer is 1000000000: it must be at most"),
-    "two names": (_say(num_attention_heads=4), "n_head is 2 and num_attention_heads 4, which are"),
-    "one other": (_say(num_hidden_layers="1"), "n_layer is 1 and num_hidden_layers '1', which"),
     "inner": (_say(n_inner=32), "n_inner is 32: our model has None"),
     "untied": (_say(tie_word_embeddings=False), "tie_word_embeddings is False"),
 }

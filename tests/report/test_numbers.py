@@ -25,7 +25,7 @@ def test_the_lines_are_those_of_the_log(killed, page):
 
 
 def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
-    """Step, cause, split and cost, on every plot of steps; and the band of each life."""
+    """Step, cause, split and cost, on every plot of steps."""
     events = read_ledger(killed)
     (end,) = (it for it in events if it["event"] == "end")
     (recovered,) = (it for it in events if it["event"] == "recovered")
@@ -38,13 +38,10 @@ def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
         assert f"{begun[1]['redo']} steps again" in text
         at = [it["x"] for it in figure["traces"] if it.get("mark") == "restart"]
         assert at == [[begun[1]["step"]]]
-        bands = [(it["life"], it["begin"], it["end"]) for it in figure["shades"]]
-        middle = begun[1]["step"] + 0.5
-        assert bands == [(1, 0.5, middle), (2, middle, 12.5)]
 
 
 def test_the_goodput_is_that_of_the_metrics(killed, page):
-    """Rank-seconds, shares, and what the goodput would be without each of the others."""
+    """Rank-seconds of each activity, and their shares."""
     seconds = summary.read(killed).owners.so_far()
     total = sum(seconds.values())
     rows = {row[0]: row[1:] for row in table(page, "Where the time went")[1:]}
@@ -52,9 +49,7 @@ def test_the_goodput_is_that_of_the_metrics(killed, page):
     for name, it in seconds.items():
         if it:
             assert rows[name][0] == f"{it:,.1f}" and rows[name][1] == percent(it / total)
-        if it and name != "training":
-            assert rows[name][3] == percent(seconds["training"] / (total - it))
-    assert f"Goodput {percent(seconds['training'] / total)}: the part of all" in Text(page).text
+    assert f"goodput {percent(seconds['training'] / total)}" in " ".join(Text(page).text.split())
 
 
 def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
@@ -66,7 +61,7 @@ def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
         assert row[1] == clock(start["time"] - start["seconds"])
         assert row[2] == "2" and row[3] == str(start["step"])
     names = [row[0] for row in table(page, "Checkpoints")[1:]]
-    assert names == [it.name for it in list_checkpoints(killed)]
+    assert names == [it.name for it in list_checkpoints(killed)][::-1]
     last = list(history(killed))[-1]
     assert last["chain_fp"] in page and last["state_fp"] in page
 
@@ -91,7 +86,7 @@ def owned(path):
 
 
 def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
-    """Pixel for pixel, but for a stop that is cut out; and the slowest rank is named first."""
+    """Pixel for pixel, but for a stop that is cut out."""
     path = write(tmp_path / "run", 600, lives=4, ranks=3, stop_s=86_400.0)
     page = draw(path, out=tmp_path / "report.html")
     (picture,) = (it for it in figures(page).values() if "cells" in it)
@@ -101,10 +96,6 @@ def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
         share = pixels.count(f"{number:x}") / len(pixels)
         assert share == pytest.approx(wanted[name] / sum(wanted.values()), abs=0.005), name
     assert len(picture["pieces"]) == 2
-    slowest = table(page, "Slowest ranks")[1]
-    assert slowest[0] == "rank 2" and float(slowest[1].replace(",", "")) == 150 * 0.5
-    of_lives = [row[-1] for row in table(page, "Lives and restarts")[1:]]
-    assert of_lives == 4 * ["2: +100.0 %"]
 
 
 def test_runs_are_drawn_over_each_other(killed, tmp_path):
@@ -115,13 +106,8 @@ def test_runs_are_drawn_over_each_other(killed, tmp_path):
         names = {it["name"].split(":")[0] for it in figure["traces"]}
         assert names == {"run", "other"}
     assert points(figures(page)["lr"], "other")[40] == 0.0
-    rows = [row[:3] for row in compared(page)]
-    assert rows == [["run", "finished", "12"], ["other", "finished", "40"]]
-
-
-def compared(page: str) -> list[list[str]]:
-    """The rows of the table of all runs."""
-    return table(page.replace("<h1>2 runs</h1>", "<h2>all</h2>"), "all")[1:]
+    rows = table(page.replace("<h1>2 runs</h1>", "<h2>all</h2>"), "all")[1:]
+    assert [it[:3] for it in rows] == [["run", "finished", "12"], ["other", "finished", "40"]]
 
 
 def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):

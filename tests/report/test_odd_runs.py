@@ -1,6 +1,7 @@
 """Every run gives a page, whatever has become of it; what is no run gives an error with the fix."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -8,16 +9,9 @@ import sys
 import pytest
 from support.report_pages import Text, draw, figures, points, refused, table, write
 
-from gptddp.report.page import MARK
 from gptddp.run.lease_file import lease_of
 
 ODD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m</title>"
-
-
-@pytest.fixture
-def written(tmp_path):
-    """A run of three lives."""
-    return write(tmp_path / "run", 60, lives=3)
 
 
 def verdict(page):
@@ -89,17 +83,20 @@ def test_skipped_steps_are_marked(tmp_path, written):
     assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
 
 
-def test_a_slow_rank_and_a_stall_are_told(tmp_path, written):
-    """With the names that the ledger has, at their steps."""
+def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
+    """With the names that the ledger has, at their steps; a value that is none is no error."""
     head = {"time": 1.7e9, "generation": 3}
     slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
     stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
+    stall["where"] = "rank 1 in next (loader.py:1)"
+    spike = {"event": "spike", "step": 52, "field": "loss", "value": 9.5, "usual": 2.25}
     with open(written / "ledger.jsonl", "a") as ledger:
-        for event in (slow, stall | {"where": "rank 1 in next (loader.py:1)"}):
+        for event in (slow, stall, spike, {"event": "spike", "step": 53, "value": "x"}):
             ledger.write(json.dumps(head | event) + "\n")
     rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
     assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
     assert "after 7.5 s: rank 1 in next" in rows["55"]
+    assert rows["52"] == "loss is 9.5000, where 2.2500 is usual" and "53" in rows
 
 
 def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
@@ -119,22 +116,23 @@ def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
 
 
 def test_what_is_no_run_is_refused_with_the_fix(tmp_path, written):
-    """With the runs that lie in it, or the folder to give."""
-    assert f"these are: {written}" in refused(tmp_path, "--out", tmp_path / "report.html")
-    assert "give the folder that --run-dir" in refused(tmp_path / "none")
+    """A folder above the run, or none."""
+    for path in (tmp_path, tmp_path / "none"):
+        told = refused(path, written, "--out", tmp_path / "report.html")
+        assert "give the folder that --run-dir" in told
     assert not list(tmp_path.glob("report.html"))
 
 
 def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
-    """A page is: so that the same command draws a live run again and again."""
+    """Nor a folder, or a pipe, which would keep the command for ever. A page is: the same command
+    draws a live run again and again."""
     before = (written / "ledger.jsonl").read_bytes()
-    assert "is no page of gptddp report" in refused(written, "--out", written / "ledger.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    for out in (written / "ledger.jsonl", tmp_path, tmp_path / "pipe"):
+        assert "is no page of gptddp report" in refused(written, "--out", out)
     assert (written / "ledger.jsonl").read_bytes() == before
-    assert "is a folder" in refused(written, "--out", tmp_path)
-    assert "make it first" in refused(written, "--out", tmp_path / "no/report.html")
-    out = tmp_path / "report.html"
-    draw(written, out=out)
-    assert MARK.decode() in draw(written, out=out)
+    for _ in range(2):
+        assert "<h1>run</h1>" in draw(written, written / "../run", out=tmp_path / "new/report.html")
 
 
 def test_without_the_library_the_install_line_is_printed(tmp_path, written, monkeypatch):

@@ -164,6 +164,8 @@ def test_every_kind_is_known_and_used():
                 emitted |= {getattr(node.args[0], "value", "still")}
     assert emitted == KINDS
     assert console._TEXTS.keys() <= KINDS and metrics._SETS.keys() <= KINDS
+    methods = vars(console.Console).keys() | vars(metrics.Metrics).keys()
+    assert {it.removeprefix("_on_") for it in methods if it.startswith("_on_")} <= KINDS
 
 
 def test_the_ledger_has_its_kinds_and_no_other(run, tmp_path):

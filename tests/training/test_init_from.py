@@ -125,7 +125,7 @@ def test_a_damaged_folder_begins_nothing(gpt2, begin, tmp_path, capfd):
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
     assert begin("--init-from", gpt2) == 2
-    assert f"{file} is cut off in" in capfd.readouterr().err
+    assert f"{file} is cut off:" in capfd.readouterr().err
     assert not list((tmp_path / "run").glob("*.json*"))
     file.write_bytes(whole)
     assert begin("--init-from", gpt2) == 0
@@ -162,7 +162,7 @@ it.{name} = killed
     [
         ("opening", "first_state", True),
         ("recorder", "recover", True),
-        ("recorder", "complete", False),  # behind the event of the start
+        ("life", "agree", False),  # the event of the start is on the disk
     ],
 )
 def test_a_first_start_that_is_killed_is_begun_again(
@@ -176,7 +176,7 @@ def test_a_first_start_that_is_killed_is_begun_again(
     (found,) = ranks(1, *flags, "--init-from", str(gpt2), code=code)
     assert found.wait(60) == -signal.SIGKILL
     assert begin("--init-from", gpt2, run="whole") == 0
-    if name == "complete":
+    if name == "agree":
         assert begin() == 2
         other = shutil.copytree(gpt2, tmp_path / "other")
         flip(other)

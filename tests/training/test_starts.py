@@ -211,6 +211,6 @@ def test_a_command_beside_the_run_says_that_the_volume_is_away(run, reads, tmp_p
     assert run("--steps", "3") == 0
     path = str(tmp_path / "run/ledger.jsonl")
     with reads.failing(errno.EIO, path=path):
-        done = CliRunner().invoke(cli, ["checkpoints", str(tmp_path / "run"), "--prune"])
+        done = CliRunner().invoke(cli, ["sample", str(tmp_path / "run")])
     assert done.exit_code == 1 and "Input/output error" in done.stderr, done.stderr
     assert "when the volume is back" in done.stderr and "Traceback" not in done.stderr
