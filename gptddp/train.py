@@ -38,8 +38,8 @@ def train(life: Life) -> None:
     with life.guard():  # whatever ends it, the state is left to the next life
         # -- the model, from the same seed on every rank, and its state -------------------------
         use(c, world.device)  # precision of products, threads
-        gpt.check_size(c, life.vocab_size, world.device)
-        net = gpt.build(c, life.vocab_size, world.device)
+        gpt.check_size(c, life.tokenizer.vocab_size, world.device)
+        net = gpt.build(c, life.tokenizer.vocab_size, world.device)
         optimizer = optim.build(net, c, world)
         ddp = DDP(net, gradient_as_bucket_view=True)
         sums = sums_of(ddp, c, world)

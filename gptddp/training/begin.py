@@ -1,7 +1,6 @@
 """The beginning of a life: all ranks find the newest state, wherever it is."""
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def newest_state(
     # `loaded` is on rank 0, or nowhere
     mine = left if world.rank == origin.snapshot_rank else loaded
     state = _with_what_goes_with_it(world, origin, mine or SavedState(origin.source))
-    return dataclasses.replace(origin, meta=state.meta), state, lease
+    return origin, state, lease
 
 
 @contextlib.contextmanager

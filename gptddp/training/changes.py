@@ -3,36 +3,31 @@
 import dataclasses
 import json
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from gptddp.budget import used_up
 from gptddp.config import FIXED, KEPT, Config, with_preset
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import numerics
 from gptddp.errors import ConfigError, DataError
-from gptddp.flags import changed, continued, differences, flag, of_run
-from gptddp.model.schedule import lr_at
-from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
+from gptddp.flags import changed, continued, differences, flag, of_run, to_saved
+from gptddp.run.summary import Summary
 from gptddp.training.events import Events
 
 log = logging.getLogger(__name__)
 
 
-def resolve(config: Config, world: World, run: Config | None) -> tuple[Config, Config]:
-    """The configuration of a life, every field closed, and that of the life before it.
+def resolve(config: Config, world: World, run: Config | None) -> Config:
+    """The configuration of a life, every field closed.
 
     What is not given is as the run has it; a new run (None) is closed by preset, defaults and
-    hardware, and given twice. Raises ConfigError where a field is given that the run has fixed to
+    hardware. Raises ConfigError where a field is given that the run has fixed to
     another value.
     """
     if run is None:
-        new = _closed(config, world)
-        return new, new
+        return _closed(config, world)
     before = _closed(run, world)
     if fields := changed(of_run(before), of_run(config)):
         what = "; ".join(differences(of_run(before), of_run(config)))
@@ -42,19 +37,13 @@ def resolve(config: Config, world: World, run: Config | None) -> tuple[Config, C
             f"leave out {', '.join(map(flag, fields))} to continue it, "
             f"or give another --run-dir{job if 'preset' in fields else ''}"
         )
-    return continued(config, before), before
+    return continued(config, before)
 
 
 def _closed(config: Config, world: World) -> Config:
     open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
     config = dataclasses.replace(config, **open_)
     return with_preset(config, accelerator=world.device.type != "cpu")
-
-
-def changes(before: Config, config: Config) -> list[dict[str, Any]]:
-    """`field`, `old` and `new` of each field that a life has other than the life before it."""
-    old, new = dataclasses.asdict(before), dataclasses.asdict(config)
-    return [{"field": it, "old": old[it], "new": new[it]} for it in changed(old, new, KEPT)]
 
 
 def check_given(given: Sequence[Any], config: Config, world: World) -> None:
@@ -95,24 +84,11 @@ def check_same_data(found: Sequence[Any], world: World) -> None:
                 )
 
 
-def record(origin: Origin, events: Events) -> None:
-    """Rank 0 only, before the first step: say what this life has otherwise."""
-    for it in origin.changes:
-        events.emit("changed", step=origin.step, **it)
-    before = {it["field"]: it["old"] for it in origin.changes}
-    progress = Progress.from_meta(origin.meta)
-    _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, progress)
-
-
-def _tell_of_a_jump(before: Config, config: Config, progress: Progress) -> None:
-    """The schedule is computed anew for the whole run: the learning rate may rise again."""
-    step, tokens, train_s = progress.step, progress.tokens, progress.train_s
-    old, new = (lr_at(step, c, tokens, train_s) for c in (before, config))
-    if not used_up(config, step, tokens, train_s) and not math.isclose(old, new, rel_tol=0.01):
-        log.warning(
-            "the learning rate of step %d is %.1e instead of %.1e, as its schedule is computed "
-            "anew: give another --lr if that is not meant",
-            step + 1,
-            new,
-            old,
-        )
+def record(ledger: Summary, config: Config, step: int, events: Events) -> None:
+    """Rank 0 only, before the first step: say what this life has other than the one before."""
+    if ledger.config is not None:
+        before, now = ledger.config, to_saved(config)
+        for field in changed(before, now, KEPT):
+            events.emit("changed", step=step, field=field, old=before[field], new=now[field])
+    if ledger.life and ledger.code != (code := environment.code()):
+        events.emit("changed", step=step, field="code", old=ledger.code, new=code)

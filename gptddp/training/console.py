@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptddp import budget
+from gptddp.checkpoint.run_state import why_ended
 from gptddp.run.code import named
-from gptddp.run.finished import why_ended
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
 from gptddp.training import results
@@ -29,7 +29,6 @@ _TEXTS = {
     "stall": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
     "still": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
     "stall_end": (_NOTE, "step {step} has moved, after {seconds:.0f} s"),
-    "mended": (_WARN, "{error}; it was tried again, and works"),
 }
 
 log = logging.getLogger(__name__)

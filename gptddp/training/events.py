@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gptddp.run.history import Ledger, RunLog
+from gptddp.run.history import RunLog
 
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
@@ -38,7 +38,6 @@ OTHERS = {  # the kinds that are not
     "loaded": "a checkpoint was read",
     "newest": "the newest checkpoint, whoever has saved it",
     "storage": "the storage begins to fail, or works again",
-    "mended": "the storage has failed, and the next try has worked",
     "waiting": "the last checkpoint takes its time",
     "ended": "all is written: what has come out of the life",
     "last": "the numbers of the life for the last scrape",
@@ -73,11 +72,6 @@ class Events:
                     self._failed.append(sink)
                     name = getattr(sink, "__name__", type(sink).__name__)
                     log.exception("training goes on, but %s has failed on `%s`", name, kind)
-
-
-def to_ledger(ledger: Ledger) -> Sink:
-    """Writes what a later life, a report or an audit goes by."""
-    return lambda event: ledger.append(event) if event["event"] in LEDGER else None
 
 
 def to_log(run_log: RunLog) -> Sink:

@@ -23,10 +23,6 @@ def with_fields_of_folder(config: Config) -> Config:
     Raises ConfigError where a field is given that contradicts it; OSError that may pass.
     """
     if not config.init_from:
-        if config.init_sha256:
-            raise ConfigError(
-                "init_sha256 is given without the weights: add --init-from, or leave it out"
-            )
         return config
     folder = open_folder(Path(config.init_from))
     for name, there in folder.fields.items():

@@ -7,10 +7,8 @@ or prunes a state finds it. A life that is killed in between leaves that to the 
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from gptddp.checkpoint import store
 from gptddp.checkpoint.layout import Staging
@@ -22,10 +20,8 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run.branches import about, asks_for_another, is_on
-from gptddp.run.directory import log_generations, log_path
+from gptddp.run.branches import about, asks_for_another
 from gptddp.run.history import Ledger
-from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 from gptddp.training.choose import Snapshots
 
@@ -93,25 +89,6 @@ def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, te
     writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
     if writer.failure:
         raise writer.failure
-
-
-def tell_of_blow_up(
-    run: Path, ledger: Summary, source: str, line: Mapping[str, Any] | None
-) -> None:
-    """Say what the run goes on from where its last step (its `line` in the log) was not finite."""
-    if line is None or line.get("loss", 0.0) is not None:
-        return
-    logs = sorted(patiently(lambda: log_generations(run)), reverse=True)
-    if logs and is_on(ledger.branches, logs[0], line["step"]):
-        text = "step %d, the last before this life, was not finite: %s may have spoilt weights; %s"
-        finite = patiently(lambda: _last_finite(run, logs))
-        log.warning(text, line["step"], source, way_back(run, finite))
-
-
-def _last_finite(run: Path, logs: Iterable[int]) -> int:
-    """The last step with a loss, of the first of these logs that has one. Raises OSError."""
-    lines = (parse(it) or {} for life in logs for it in backwards(log_path(run, life)))
-    return next((int(it["step"]) for it in lines if it.get("loss") is not None), 0)
 
 
 def way_back(run: Path, finite: int) -> str:

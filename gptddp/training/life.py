@@ -18,7 +18,6 @@ from gptddp.budget import BUDGETS, used_up
 from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.load import copy_into
 from gptddp.checkpoint.saved_state import SavedState
-from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
 from gptddp.distributed import environment, pulse
@@ -67,9 +66,9 @@ class Life:
         clock: PhaseClock,
     ) -> None:
         """`lease`: on rank 0 only, and not in an audit."""
-        self.origin = origin
+        self.origin, self.config = origin, origin.config  # the run's, every field closed
         self.world, self.stop, self.clock = world, stop, clock
-        self.progress = Progress.from_meta(origin.meta)
+        self.progress = Progress.from_meta(state.meta)
         self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
         memory, run_dir = world.memory, origin.config.run_dir
@@ -81,7 +80,7 @@ class Life:
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
         self._state: SavedState | None = state  # until it is restored
-        self._dataset, self._tokenizer = dataset, dataset.tokenizer()
+        self._dataset, self.tokenizer = dataset, dataset.tokenizer()
         self._rows: Rows  # from `guard` on
         self._net: GPT  # from `restore` on
         self._tensors: Mapping[str, Tensor]  # the live ones, likewise
@@ -98,19 +97,9 @@ class Life:
             self.recorder.metrics.state = lambda: clock.state(stop.asked)
 
     @property
-    def config(self) -> Config:
-        """The run's configuration, every field closed."""
-        return self.origin.config
-
-    @property
     def step(self) -> int:
         """Finished optimizer steps of the run."""
         return self.progress.step
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the model knows."""
-        return self._tokenizer.vocab_size
 
     @property
     def goes_on(self) -> bool:
@@ -208,12 +197,11 @@ class Life:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
-        about = {"step": self.step, **decision}
+        about = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
         if self.recorder:  # before any rank acts on it
-            self.recorder.events.emit("quarantine", **about)
-        else:  # as rank 0 may be lost
-            about |= {"time": time.time(), "generation": self.origin.generation}
-            self.live.keep_event({"event": "quarantine", **about}, self.step)
+            self.recorder.events.emit("quarantine", **about, **decision)
+        # every rank keeps it, as rank 0 may be lost
+        self.live.keep_event({"event": "quarantine", **about, **decision}, self.step)
         self._rows.reopen(self.progress.data)
 
     @contextmanager
@@ -274,14 +262,14 @@ class Life:
         """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
         self.clock.enter("eval")
         c, stop = self.config, self.stop
-        model = self._net, self._rows.validation, self._tokenizer
+        model = self._net, self._rows.validation, self.tokenizer
         result = evaluate(*model, c, self.world, lambda: stop.asked)  # all ranks
         if result is None:
             self.cause = "stopped"
             return
         self.line |= {"val_loss": result.loss, "val_bpb": result.bpb}
         if self.recorder and c.sample_tokens:
-            text = sample(self._net, self._tokenizer, c)
+            text = sample(self._net, self.tokenizer, c)
             self.recorder.events.emit("sample", step=self.step, text=text)
 
     def complete_line(self) -> None:

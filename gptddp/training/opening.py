@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint import known, retention, run_state, store
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
@@ -31,28 +32,26 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.finished import why_finished
 from gptddp.run.history import (
     highest_generation,
     history,
     is_done,
     last_step,
     life_without_start,
-    newest_line,
 )
 from gptddp.run.origin import Origin
+from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
 from gptddp.training import results
-from gptddp.training.changes import changes, resolve
-from gptddp.training.choose import Brought, of_this_run
+from gptddp.training.changes import resolve
+from gptddp.training.choose import Brought, Snapshots, newest_rank, of_this_run, trusted
 from gptddp.training.first_state import (
     check_continued,
     first_state,
     with_fields_of_folder,
 )
-from gptddp.training.go_back import go_back, tell_of_blow_up
+from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
-from gptddp.training.take_up import take_up
 
 log = logging.getLogger(__name__)
 
@@ -83,25 +82,21 @@ def open_run(
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    config, before = _configured(config, dataset, world, ledger)
+    config = _configured(config, dataset, world, ledger)
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
     go_back(config, run_id, generation, ledger, snapshots, tell)
-    loaded, taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
+    loaded, taken = _take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
-        config, before = (replace(it, init_sha256=sha256) for it in (config, before))
+        config = replace(config, init_sha256=sha256)
     quarantine = _quarantine(ledger, taken["step"], dataset, run)
-    redo, last_line, line = patiently(lambda: _in_history(run, ledger, taken["step"], tell))
-    tell_of_blow_up(run, ledger, taken["source"], last_line)
+    redo, line = patiently(lambda: _in_history(run, ledger, taken["step"], tell))
     origin = Origin(
         **taken,
         config=config,
-        changes=changes(before, config),
         generation=generation,
-        meta=loaded.meta if loaded else {},
         redo=redo,
-        last_line=last_line,
         line=line,
         run_id=run_id,
         quarantine=quarantine,
@@ -109,18 +104,16 @@ def open_run(
     return origin, loaded
 
 
-def _configured(
-    config: Config, dataset: Dataset, world: World, ledger: Summary
-) -> tuple[Config, Config]:
-    """The configuration of this life, and that of the life before. Raises Finished, ConfigError."""
+def _configured(config: Config, dataset: Dataset, world: World, ledger: Summary) -> Config:
+    """The configuration of this life. Raises Finished, ConfigError."""
     if ledger.config is None:
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
     begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
-    if why := patiently(lambda: why_finished(config, begun, ledger)):
+    if why := patiently(lambda: run_state.no_step_left(config, begun, ledger)):
         raise Finished("\n".join([why, *_results(ledger)]))
-    closed, before = resolve(config, world, begun)
-    patiently(lambda: check_continued(config.init_from, before.init_from, closed, dataset))
-    return closed, before
+    closed = resolve(config, world, begun)
+    patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))
+    return closed
 
 
 def _results(ledger: Summary) -> list[str]:
@@ -203,11 +196,66 @@ def _is_no_folder(path: Path) -> bool:
     return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
 
 
-def _in_history(
-    run: Path, ledger: Summary, step: int, tell: Tell
-) -> tuple[int, Line | None, Line | None]:
-    """How many steps are logged beyond this one; the newest line of all; the line of this step."""
-    newest = newest_line(run)
+def _take_up(
+    config: Config,
+    run_id: str,
+    ledger: Summary,
+    lost: int,
+    snapshots: Snapshots,
+    saving: Sequence[str | None],
+    world: World,
+    tell: Tell,
+) -> tuple[SavedState | None, dict[str, Any]]:
+    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
+    begins; and what that is for `Origin`.
+
+    `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
+    Raises CheckpointError and OSError as `known.load` does.
+    """
+    run = Path(config.run_dir)
+    tell("looking for the newest checkpoint")
+    newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
+    snapshots = trusted(snapshots, ledger.void, run, world)
+    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    if rank is None:
+        patiently(lambda: retention.discard_unfinished(run))
+        anew = _given_before(ledger, world) if config.from_scratch else None
+        loaded = known.load(run, run_id, ledger, lost, anew, tell)
+        name = loaded.name if loaded else None
+        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
+        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
+    generation, step, _ = snapshots[rank]
+    save = _late_save(config, ledger, saving, store.name_of(step, generation))
+    patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
+    known.warn(run, run_id, ledger, f"memory, step {step}")
+    about = {"step": step, "source": "memory", "parent": newest}
+    return None, {**about, "snapshot_rank": rank, "late": save}
+
+
+def _late_save(
+    config: Config, ledger: Summary, saving: Sequence[str | None], name: str
+) -> str | None:
+    """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
+    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    overdue = unsaved_s(ledger) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        return name
+    return save
+
+
+def _given_before(ledger: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := ledger.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
+
+
+def _in_history(run: Path, ledger: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:
+    """How many steps are logged beyond this one; the line of this step."""
     line = next(filter(is_done, history(run, step, step, tell)), None) if step else None
     # what lives had logged when the newest began its start says; its own log, what since
     done = ledger.finished["step"] if ledger.finished and ledger.is_finished else 0
@@ -217,7 +265,7 @@ def _in_history(
     redo = max(done - step, 0)
     if redo and not step:
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
-    return redo, newest, line
+    return redo, line
 
 
 def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:

@@ -33,29 +33,21 @@ log = logging.getLogger(__name__)
 
 
 def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path) -> None:
-    """Raise ConfigError where the ledger has what the train split cannot leave out.
+    """Raise ConfigError where the ledger leaves out a row group that the train split has not.
 
-    `decisions`: see `Summary.quarantine`. The numbers count the row groups of the train split.
+    `decisions`: see `Summary.quarantine`.
     """
     if not (decisions := list(decisions)):  # almost always: the data are not asked
         return
-    known = [_name(group) for group in dataset.row_groups("train")]
+    groups = len(dataset.row_groups("train"))
     for decision in decisions:
-        numbers, names = decision["row_groups"], decision.get("names")
-        for i, number in enumerate(numbers):
-            if not 0 <= number < len(known):
-                wrong = f"it must be a number from 0 to {len(known) - 1}, of a row group that is "
-                raise _refused(ledger, decision, f"row_groups has {shown(number)}", f"{wrong}there")
-            if names and names[i] != known[number]:
-                is_one = f"row group {number} is {known[number]}"
-                raise _refused(ledger, decision, f"names has {shown(names[i])}", is_one)
-
-
-def _refused(ledger: Path, decision: Mapping[str, Any], what: str, rule: str) -> ConfigError:
-    return ConfigError(
-        f"{ledger}, the event `quarantine` of step {decision['step']}: {what}: {rule}: put the "
-        "ledger back from a backup"
-    )
+        for number in decision["row_groups"]:
+            if not 0 <= number < groups:
+                raise ConfigError(
+                    f"{ledger}, the event `quarantine` of step {decision['step']}: row_groups has "
+                    f"{shown(number)}: it must be a number from 0 to {groups - 1}: put the ledger "
+                    "back from a backup"
+                )
 
 
 def _name(group: RowGroup) -> str:

@@ -1,8 +1,9 @@
 """Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptddp import __version__
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
@@ -20,9 +22,8 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, log_check, recovery, summary
-from gptddp.run.copies import Copies
-from gptddp.run.history import Ledger, RunLog, complete, history, recover
+from gptddp.run import copies, crash_loop, recovery
+from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -31,7 +32,7 @@ from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.events import Events, to_ledger, to_log
+from gptddp.training.events import LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
@@ -51,7 +52,7 @@ class Recorder:
     ) -> None:
         c = self.config = origin.config
         self._dataset = dataset
-        self._copies: Copies | None = None  # after the first step
+        self._copies: threading.Thread | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
@@ -70,8 +71,8 @@ class Recorder:
             model=str(c.preset),
         )
         self._sums = Summary()  # of the run's events
-        records = to_ledger(self.ledger), to_log(self.log)
-        views = self._count, self.metrics, Console(origin), to_samples(run)
+        records = self._to_ledger, to_log(self.log)
+        views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
@@ -88,9 +89,11 @@ class Recorder:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
-    def _count(self, event: Mapping[str, Any]) -> None:
-        """A sink: the state of the run, as the ledger will say it."""
-        self._sums.add(event)
+    def _to_ledger(self, event: Mapping[str, Any]) -> None:
+        """A sink: what a later life, a report or an audit goes by; and the sum of it."""
+        if event["event"] in LEDGER:
+            self.ledger.append(event)
+            self._sums.add(event)
 
     def begin(
         self,
@@ -106,7 +109,7 @@ class Recorder:
         """
         origin = self.origin
         run = self.config.run_dir
-        ledger = patiently(lambda: summary.read(run))
+        ledger = patiently(lambda: run_state.read(run))
         self._sums, is_new = ledger, not ledger.life and origin.source == "scratch"
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
@@ -114,12 +117,8 @@ class Recorder:
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 ledger.add(event)
-        self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
-        changes.record(origin, self.events)
-        if ledger.life and ledger.code != (code := environment.code()):
-            about = {"field": "code", "old": ledger.code, "new": code}
-            self.events.emit("changed", step=origin.step, **about)
+        changes.record(ledger, self.config, origin.step, self.events)
         self._start(ledger, progress, machines)
         self.saves.begin(tensors, ledger)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
@@ -177,11 +176,8 @@ class Recorder:
             config=to_saved(self.config),
             dataset=self._dataset.sha256,
         )
-        if self.config.from_scratch:  # it counts for this start, see take_up.py
+        if self.config.from_scratch:  # it counts for this start, see opening.py
             about["from_scratch"] = {"job": world.job, "life": world.life}
-        self._sums.add(
-            {"event": "start", "generation": origin.generation, "time": time.time(), **about}
-        )
         self.events.emit("start", **about, sums=self._sums.sums())
         if len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
@@ -190,20 +186,12 @@ class Recorder:
                 "; ".join(machines),
             )
 
-    def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
-        """Say so where it is not the log of the state that this life goes on from."""
-        run, step = self.config.run_dir, progress.step
-        chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
-        line = self.origin.line
-        if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", log_check.not_whole(run, wrong))
-
     def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
-        lines = [*filter(None, [self.origin.last_line]), *state.lines]
+        run = Path(self.config.run_dir)
+        lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
         newest = max(lines, key=lambda line: line["time"], default=None)
-        run = Path(self.config.run_dir)
         fault = self._with_name(state.fault)
         last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
         if last and last.cause:
@@ -254,15 +242,13 @@ class Recorder:
             self._copies = self._begin_copies()
         self.saves.watch()
 
-    def _begin_copies(self) -> Copies:
+    def _begin_copies(self) -> threading.Thread:
         """What the run has now, for people: a step was done with it."""
         origin, dataset = self.origin, self._dataset
         about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
         config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
         files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-        made = Copies(Path(self.config.run_dir), config, files)
-        made.start()
-        return made
+        return copies.begin(Path(self.config.run_dir), config, files)
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
@@ -302,7 +288,7 @@ class Recorder:
     def copy_finished(self, stop: Mapping[str, Any]) -> None:
         """The run is finished: the marker for people, where the disk takes it."""
         if self._copies:
-            self._copies.close()
+            self._copies.join(copies.WAIT_S)
         about = {"generation": self.origin.generation, **stop}
         try:
             config = to_saved(self.config)
@@ -345,7 +331,7 @@ class Recorder:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
         if self._copies:
-            self._copies.close()
+            self._copies.join(copies.WAIT_S)
         self.log.close()
         self.ledger.close()
         self.lease.close()

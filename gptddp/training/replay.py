@@ -180,17 +180,9 @@ def _origin(run_id: str, span: Span) -> Origin:
     step = span.begin.step
     return Origin(
         config=span.config,
-        changes=[],
         generation=0,
         step=step,
-        meta=span.begin.meta,
         source=span.begin.name,
-        redo=0,
-        last_line=None,
-        line=None,
         run_id=run_id,
-        parent=None,
-        snapshot_rank=None,
-        late=None,
         quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
     )

@@ -151,9 +151,6 @@ class Saves:
                 self._record(saved)
             troubles = (it.trouble(self._patience_s) for it in self._books)
             trouble = next(filter(None, troubles), None)
-            passed = [error for it in (self._ledger, self._log) if (error := it.passed())]
-            if passed and not trouble and not self.trouble:  # none has been told
-                self._events.emit("mended", error=passed[0])
             if bool(trouble) != bool(self.trouble):
                 self._events.emit("storage", fails=bool(trouble), trouble=trouble)
             self.trouble = trouble

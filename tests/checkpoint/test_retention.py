@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 from support.crashing import killed
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 
 
 def save(run_dir, *steps, generation=1, keep=99):

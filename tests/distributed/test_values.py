@@ -24,14 +24,11 @@ PICKLING = {
 }
 ORIGIN = Origin(
     config=Config(data="d", run_dir="r", betas=(0.8, 0.9), steps=7, preset="tiny"),
-    changes=[{"field": "lr", "old": 1e-3, "new": 2e-3}],
     generation=3,
     step=5,
-    meta={"step": 5, "chain_fp": "00000000000000ff"},
     source="memory",
     redo=1,
-    last_line={"step": 6, "loss": 1.5},
-    line=None,
+    line={"step": 5, "loss": 1.5},
     run_id="ab" * 16,
     parent=None,
     snapshot_rank=1,
@@ -167,7 +164,7 @@ def test_an_origin_with_a_field_of_another_kind_is_refused(field):
     """So is one that lacks it; no value reaches the training unchecked."""
     sent = ORIGIN.to_json()
     for wrong in (True, [[{}]], [[float("inf"), []]], {"n_layer": "x", "sted": 1}, 1.5):
-        if isinstance(wrong, dict) and field in ("meta", "last_line", "line"):
+        if isinstance(wrong, dict) and field == "line":
             continue  # a dictionary of any content
         with pytest.raises(BadMessage, match="rank 0 has sent an origin"):
             Origin.from_json(sent | {field: wrong})

@@ -78,6 +78,8 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert result.exit_code == 0, result.output
     assert "step 4 is exported" in result.stderr
     config = json.loads((tmp_path / "model/config.json").read_text())
+    weights, about = (tmp_path / f"model/{it}" for it in ("model.safetensors", "config.json"))
+    assert weights.stat().st_mode == about.stat().st_mode  # as of any new file
     with safe_open(tmp_path / "model/model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()

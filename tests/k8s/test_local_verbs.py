@@ -128,15 +128,6 @@ def status_of(path):
     return json.loads(path.read_text())
 
 
-def test_a_folder_without_jobs_is_told_as_a_folder(k8s, tmp_path):
-    """Not as a namespace; a stray file beside the jobs is no job."""
-    says = f"no jobs of gptddp in {tmp_path}/local\n"
-    assert says in k8s("list").stderr
-    (tmp_path / "local/jobs").mkdir(parents=True)
-    (tmp_path / "local/jobs/stray").touch()
-    assert says in k8s("list").stderr and k8s("status", "stray").exit_code == 102
-
-
 def test_a_command_to_type_next_quotes_the_folder():
     """A --local-dir with a blank is one word of it."""
     assert options_for(Path("my jobs")) == " --local --local-dir 'my jobs'"

@@ -7,7 +7,6 @@ from support.same_bits import check_same_bits
 from support.toy import SMALL
 from support.waiting import until
 
-from gptddp import train as trainer
 from gptddp.checkpoint import store
 from gptddp.cli import cli
 from gptddp.run.history import history
@@ -65,10 +64,3 @@ def test_it_is_sampled_from_and_exported_where_there_is_a_layout(kind):
         return
     assert refused.exit_code == 2 and "has activation relu2, softcap 15.0, " in refused.output
     assert "train one with activation swiglu, softcap 0.0, extras none" in refused.output
-
-
-def test_another_kind_is_refused_for_the_run(kind, train_here, capfd):
-    """Its parts are fixed: a flag for another one ends with exit code 2 and both values."""
-    flags, folder = kind
-    assert trainer.main([*flags, "--run-dir", str(folder), "--norm", "layernorm"]) == 2
-    assert "norm: rmsnorm -> layernorm" in capfd.readouterr().err

@@ -14,10 +14,10 @@ import torch
 from support.forked import TRAIN, ranks
 from support.toy import SMALL
 from support.waiting import until
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import history, read_ledger

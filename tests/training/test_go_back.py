@@ -36,24 +36,20 @@ def lives(folder):
     return {line["step"]: life for life, line in logged(folder)}
 
 
-def test_a_run_that_has_blown_up_goes_back(run, tmp_path, capsys, caplog):
-    """Exit code 3 says which command leads out; a start without it says what it goes on from, and
-    ends likewise. With it the run is finished, and its log and checkpoints are those of the branch.
-    """
+def test_a_run_that_has_blown_up_goes_back(run, tmp_path, capsys):
+    """Exit code 3 says which command leads out; a start without it ends likewise. With it the run
+    is finished, and its log and checkpoints are those of the branch."""
     folder, flags = tmp_path / "run", ("--steps", "30", "--checkpoint-every", "0", "--keep", "2")
     assert run(*flags, "--steps", "6") == 0
     for lr in ("1e30", "1e-3"):
         assert run(*flags, "--lr", lr, "--max-skipped", "3") == 3
         assert "to go back to step 6: --from-step 6, with a lower --lr" in capsys.readouterr().err
-    assert "the last before this life, was not finite: step-0000000000" in caplog.text
     ends = [it["cause"] for it in read_ledger(folder) if it["event"] == "end"]
     assert ends == ["loss or gradient not finite 4 times in a row"] * 2
-    assert caplog.text.count("to go back to step 6") == 1
     assert run(*flags, "--lr", "1e-3", "--from-step", "6") == 0
     assert lives(folder) == dict.fromkeys(range(1, 7), 1) | dict.fromkeys(range(7, 31), 4)
     assert starts(folder)[-1]["source"] == "step-000000000006.4"
     assert all(line["loss"] for _, line in logged(folder))
-    assert caplog.text.count("to go back to step 6") == 1
     report = audit(folder, "", whole=True)
     assert report.exit_code == 0 and (report.begin, report.end) == (0, 30)
 

@@ -164,24 +164,6 @@ def test_each_log_that_a_start_reads_is_told(run, start, tmp_path, monkeypatch):
     assert len({it.partition(",")[0] for it in told}) > 4  # nor have they to wait for all else
 
 
-def test_a_write_of_the_books_that_fails_once_is_told(run, tmp_path, monkeypatch, caplog):
-    """The ledger's first line: it is written at the next try, and the log says so."""
-    monkeypatch.setattr(lines, "RETRY_S", 0.01)
-    write, failed = os.write, []
-
-    def failing(fd, data):
-        if not failed and os.readlink(f"/proc/self/fd/{fd}").endswith("ledger.jsonl"):
-            failed.append(fd)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", failing)
-    assert run("--steps", "2") == 0 and failed
-    assert [event["event"] for event in read_ledger(tmp_path / "run")][0] == "start"
-    told = [r.getMessage() for r in caplog.records if "Input/output error" in r.getMessage()]
-    assert len(told) == 1 and "ledger.jsonl" in told[0] and "tried again" in told[0]
-
-
 def test_a_file_of_flags_is_asked_for_again(run, reads, tmp_path):
     """The TOML file of --config may be on such a volume as well."""
     (tmp_path / "run").mkdir()
