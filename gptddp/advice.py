@@ -5,8 +5,7 @@ from gptddp.config import Config
 
 def advice(c: Config, workers: int) -> list[str]:
     """One line for each thing that is allowed and wasteful, in a closed configuration."""
-    notes = _warm_up(c), _final_lr(c), _lanes(c, workers)
-    return [line for line in notes if line]
+    return [line for line in (_warm_up(c), _lanes(c, workers)) if line]
 
 
 def _warm_up(c: Config) -> str:
@@ -22,16 +21,6 @@ def _warm_up(c: Config) -> str:
         f"warmup_steps {c.warmup_steps} is more than {budget}: the learning rate ends at "
         f"{c.lr * steps / c.warmup_steps:.1e} and never reaches lr {c.lr:.1e}; use a "
         f"--warmup-steps of at most {steps}, or more {more}"
-    )
-
-
-def _final_lr(c: Config) -> str:
-    """Is the final rate, a fraction of the peak, above the peak?"""
-    if c.final_lr <= 1:
-        return ""
-    return (
-        f"final_lr {c.final_lr} is a fraction of the peak, and more than 1: the learning rate "
-        f"rises to {c.lr * c.final_lr:.1e} at the end; use at most 1, such as 0.1"
     )
 
 

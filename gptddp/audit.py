@@ -7,7 +7,7 @@ often it was killed. What an audit cannot see is in `docs/same-bits.md`.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +36,11 @@ _TIMES = ("train_s",)  # of a checkpoint's `meta`: what cannot be recomputed
 Tell = Callable[[str], None]  # takes which steps are recomputed now
 
 
-@dataclass
-class Report:
-    """What an audit has found."""
-
-    last: int  # step of the log
-    code: list[str]  # own code of the run, and which steps it made
-    begin: int = 0  # the steps after this one, up to `end`, come out as they are logged
-    end: int = 0
-    wrong: list[str] = field(default_factory=list)  # the first step that does not; files
-    aside: list[str] = field(default_factory=list)  # what does not count, and why
-
-    @property
-    def exit_code(self) -> int:
-        """0: nothing is wrong, though not all steps need have been recomputed; 2: none has been."""
-        if self.wrong:
-            return 1
-        return 0 if self.end > self.begin else 2
-
-
-def audit(
-    run: Path, data: str, whole: bool, tell: Tell = lambda _: None, init_from: str = ""
-) -> Report:
+def audit(run: Path, data: str, whole: bool, tell: Tell = lambda _: None) -> "Audit":
     """Recompute the spans between the checkpoints of a run, or with `whole` all from the seed.
 
-    `data`: the dataset, `init_from`: the weights that the run has begun with; "" for the run's own.
-    Raises AuditError for another processor or torch, and for sums that are not exact.
+    `data`: the dataset; "" for the run's own. Raises AuditError for another processor or torch, and
+    for sums that are not exact.
     """
     if ranks().world_size > 1:
         raise AuditError("an audit is one process: start it without torchrun, srun and RANK")
@@ -70,33 +49,39 @@ def audit(
     if (run_id := run_state.read(run).run_id) is None:
         raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
     audited.check_machine(recorded, machine(None))
-    code = made_by(recorded.lives, {life: it.get("code") for life, it in recorded.starts.items()})
-    report = Report(recorded.last, code, wrong=recorded.wrong, aside=recorded.aside)
     stop = StopFlag()
     stop.must_exit = lambda waited_s: False  # it says how far it came; a second Ctrl-C ends it
     try:
         with connect("cpu") as world:
-            it = _Audit(recorded, run_id, data, init_from, report, world, stop, tell)
-            it.compare(it.checkpoints(names), whole)
-    except Difference as first:
-        report.wrong.insert(0, str(first))
+            it = Audit(recorded, run_id, data, world, stop, tell)
+            try:
+                it.compare(it.checkpoints(names), whole)
+            except Difference as first:
+                recorded.wrong.insert(0, str(first))
+            return it
     finally:
         stop.close()
-    return report
 
 
 @dataclass
-class _Audit:
-    """One audit: what is compared with what, and what has been found so far."""
+class Audit:
+    """One audit: what is compared with what, and how far it has come."""
 
-    recorded: Recorded
+    recorded: Recorded  # `wrong` and `aside` of it get what is found
     run_id: str
     data: str
-    init_from: str
-    report: Report
     world: World
     stop: StopFlag
     tell: Tell
+    begin: int = 0  # the steps after this one, up to `end`, come out as they are logged
+    end: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing is wrong, though not all steps need have been recomputed; 2: none has been."""
+        if self.recorded.wrong:
+            return 1
+        return 0 if self.end > self.begin else 2
 
     def compare(self, saved: list[Path], whole: bool) -> None:
         """From state to state; raises Difference at the first that is another one.
@@ -111,20 +96,20 @@ class _Audit:
             state = self._first()
         else:
             self._check_beside_its_line(state)
-        self.report.begin = self.report.end = state.step
+        self.begin = self.end = state.step
         for path in saved:
             state = self._recomputed(state, _order(path)[1])
             self._check_checkpoint(path, state)
-        self._recomputed(state, self.report.last)
+        self._recomputed(state, self.recorded.last)
 
     def _recomputed(self, state: SavedState, end: int) -> SavedState:
         """The state after the step `end`, with the configuration of each step on the way."""
-        books = self.recorded
+        recorded = self.recorded
         while state.step < end:
-            upto = books.same_config(state.step + 1, end)
-            self.tell(f"steps {state.step + 1} to {upto} of {books.last}")
-            config = books.config_at(state.step + 1)
-            span = Span(config, state, upto, books.lines, books.prints, books.quarantine)
+            upto = recorded.same_config(state.step + 1, end)
+            self.tell(f"steps {state.step + 1} to {upto} of {recorded.last}")
+            config = recorded.config_at(state.step + 1)
+            span = Span(config, state, upto, recorded.lines, recorded.prints, recorded.quarantine)
             state = self._lived(span)
         return state
 
@@ -138,7 +123,7 @@ class _Audit:
             raise Difference(step, f"{span.begin.name} cannot be read: {error}") from error
         if replay.cause == "stopped":
             raise AuditError(f"{self.stop.cause} after step {replay.step}: give the command again")
-        self.report.end = max(step, replay.step - (replay.wrong is not None))
+        self.end = max(step, replay.step - (replay.wrong is not None))
         if replay.wrong:
             raise replay.wrong
         return replay.state()
@@ -177,11 +162,13 @@ class _Audit:
         config = self.recorded.config_at(1)
         if not config.init_sha256:
             return SavedState("the seed")
-        config = replace(config, init_from=self.init_from or self.recorded.init_from)
+        config = replace(config, init_from=self.recorded.init_from)
         try:
             return first_state(config, self._dataset(config.on_bad))[0]
         except ConfigError as error:
-            raise AuditError(f"{error}. For an audit from the first step: --init-from") from error
+            raise AuditError(
+                f"an audit from the first step needs the run's weights: {error}"
+            ) from error
 
     def checkpoints(self, names: Sequence[str]) -> list[Path]:
         """Those of the run as it is now, of the first steps first; the others are named."""
@@ -189,14 +176,14 @@ class _Audit:
         for name in filter(store.is_candidate, names):
             path = run / CHECKPOINTS / name
             if why := self._why_not(path):
-                self.report.aside.append(f"{name}: {why}")
+                self.recorded.aside.append(f"{name}: {why}")
                 continue
             found.append(path)
             with suppress(Unusable):  # it is named in its turn
                 parents[_order(path)] = store.order(str(store.unsealed(path).get("parent")))
         for life, step in self.recorded.unrecorded(parents):
             lacks = f"{run / LEDGER} lacks the checkpoint event of {store.name_of(step, life)}"
-            self.report.wrong.append(f"{lacks}, and has later ones of the same life")
+            self.recorded.wrong.append(f"{lacks}, and has later ones of the same life")
         return sorted(found, key=lambda path: _order(path)[::-1])
 
     def _why_not(self, path: Path) -> str | None:
@@ -221,7 +208,7 @@ class _Audit:
             raise AuditError(str(error)) from error
         except Unusable as unusable:
             if not exists(path):
-                self.report.aside.append(f"{name}: it has been deleted meanwhile")
+                self.recorded.aside.append(f"{name}: it has been deleted meanwhile")
                 return None
             if unusable.transient or isinstance(unusable.__cause__, PermissionError):
                 raise AuditError(f"{path} cannot be read: {unusable.reason}") from unusable
@@ -268,15 +255,17 @@ def _order(path: Path) -> tuple[int, int]:
     return order
 
 
-def describe(report: Report) -> str:
-    """The report as a few lines of text."""
-    lines = [f"wrong: {it}" for it in report.wrong]
-    if (count := report.end - report.begin) > 0:
-        steps, share = f"{report.begin + 1} to {report.end}", 100 * count // report.last
-        lines.append(f"same bits: steps {steps} of {report.last} ({share}%)")
-    elif report.exit_code == 2:
+def describe(it: Audit) -> str:
+    """What an audit has found, as a few lines of text."""
+    recorded = it.recorded
+    lines = [f"wrong: {wrong}" for wrong in recorded.wrong]
+    if (count := it.end - it.begin) > 0:
+        steps, share = f"{it.begin + 1} to {it.end}", 100 * count // recorded.last
+        lines.append(f"same bits: steps {steps} of {recorded.last} ({share}%)")
+    elif it.exit_code == 2:
         lines.append("nothing recomputed: no step lies between two checkpoints; give --whole")
-    lines += [f"not counted: {it}" for it in report.aside]
-    lines += [f"made by: {it}" for it in report.code]
+    lines += [f"not counted: {aside}" for aside in recorded.aside]
+    codes = {life: start.get("code") for life, start in recorded.starts.items()}
+    lines += [f"made by: {code}" for code in made_by(recorded.lives, codes)]
     lines.append(f"compared: {', '.join((*FIELDS, *DUE))}. Not: times, speeds, world sizes")
     return "\n".join(lines)

@@ -166,14 +166,8 @@ def log(ctx: click.Context, run: Path) -> None:
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
-@click.option(
-    "--init-from",
-    default="",
-    metavar="DIR",
-    help="Folder of the weights that the run began with. [default: the run's]",
-)
 @click.pass_context
-def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
+def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
     Exit code 0 when all is the same, 1 at the first difference, 2 when this machine cannot say.
@@ -187,7 +181,7 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str)
     def tell(what: str) -> None:
         click.echo(what, err=True)
 
-    report = recompute(_run_dir(run), data, whole, tell, init_from)
+    report = recompute(_run_dir(run), data, whole, tell)
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 

@@ -141,14 +141,14 @@ class Config:
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
-    # times final_lr and weight_decay it is still a number of fp32
+    # times weight_decay it is still a number of fp32
     lr: float = _f(None, KEPT, "peak learning rate", least=0, most=1e30)
     final_lr: float = _f(
         0.1,
         KEPT,
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
-        most=1e3,
+        most=1,
     )
     schedule: str = _f(
         "cosine",

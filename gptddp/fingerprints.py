@@ -8,16 +8,14 @@ from typing import Any
 
 from gptddp.checkpoint import run_state
 from gptddp.errors import DataError
-from gptddp.files import explain
 from gptddp.flags import differences
 from gptddp.run.history import logged
-from gptddp.run.log_check import LogCheck
+from gptddp.run.log_check import LogCheck, gap_text
 from gptddp.run.progress import FINGERPRINT
 
 ROWS = ("batch_fp", "chain_fp")
 # The same too where the sums of both runs are exact; the last two are of some steps only.
 BITS = ("loss", "grad_norm", "val_loss", "state_fp")
-_OF_SOME = BITS[2:]
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Comparison:
     b: Logged
     both: Sequence[int]
     same: int
-    bits: bool | None  # are losses and states compared as well? None: the sums of one are unknown
+    bits: bool  # are losses and states compared as well? Not unless the sums of both are exact
 
     @property
     def difference(self) -> int | None:
@@ -55,38 +53,34 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
             f"no step is in both logs: {run_a} has {_ranges(a.steps)}, "
             f"{run_b} has {_ranges(b.steps)}"
         )
-    sums = {it.config.get("reduce") for it in (a, b)}
-    bits = None if None in sums else sums == {"exact"}
+    bits = {it.config.get("reduce") for it in (a, b)} == {"exact"}
     differ = (i for i, step in enumerate(both) if _different(a.steps[step], b.steps[step], bits))
     return Comparison(a, b, both, next(differ, len(both)), bits)
 
 
 def read(run: Path) -> Logged:
-    """What a run has logged. Raises DataError, naming the step, and OSError of the ledger."""
+    """What a run has logged. Raises DataError, naming the step, and OSError."""
     steps: dict[int, Mapping[str, Any]] = {}
-    try:
-        check = LogCheck(run)
-        for life, line in logged(run):
-            check.add(life, line)
-            for key in ROWS:
-                if not FINGERPRINT.fullmatch(str(line.get(key))):
-                    raise DataError(
-                        f"{run / f'log.{life}.jsonl'}, step {line['step']}: {key} is "
-                        f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"
-                    )
-            kept = {key: line.get(key) for key in (*ROWS, *BITS, "world_size")}
-            steps[line["step"]] = kept | {"life": life}
-    except OSError as error:
-        raise DataError(f"cannot read the log of {run}: {explain(error)}") from error
+    check = LogCheck(run)
+    for life, line in logged(run):
+        check.add(life, line)
+        for key in ROWS:
+            if not FINGERPRINT.fullmatch(str(line.get(key))):
+                raise DataError(
+                    f"{run / f'log.{life}.jsonl'}, step {line['step']}: {key} is "
+                    f"{line.get(key)!r} instead of 16 hex digits: the log is damaged"
+                )
+        kept = {key: line.get(key) for key in (*ROWS, *BITS, "world_size")}
+        steps[line["step"]] = kept | {"life": life}
     if not steps:
         raise DataError(f"{run} has logged no step yet: nothing to compare")
     return Logged(run, steps, run_state.read(run).config or {}, check.found())
 
 
-def _different(a: Mapping[str, Any], b: Mapping[str, Any], bits: bool | None) -> list[str]:
+def _different(a: Mapping[str, Any], b: Mapping[str, Any], bits: bool) -> list[str]:
     """The fields in which a step of one run differs from that of the other."""
     fields = (*ROWS, *BITS) if bits else ROWS
-    unknown = {it for it in _OF_SOME if None in (a[it], b[it])}
+    unknown = {it for it in BITS[2:] if None in (a[it], b[it])}
     return [it for it in fields if a[it] != b[it] and it not in unknown]
 
 
@@ -102,10 +96,8 @@ def describe(result: Comparison) -> str:
 def _same(result: Comparison) -> list[str]:
     a, b, both = result.a.steps, result.b.steps, result.both
     first = f"same: {result.same} steps ({_ranges(both)}), chain_fp {a[both[-1]]['chain_fp']}"
-    if result.bits is None:
-        return [first, "  only their rows: one does not say that its sums are exact"]
     if not result.bits:
-        return [first, "  only their rows: the sums of one are not exact (see --reduce)"]
+        return [first, "  only their rows: not both say that their sums are exact (see --reduce)"]
     states = [step for step in both if a[step]["state_fp"] and b[step]["state_fp"]]
     if not states:
         return [first, "  and their losses; no step has the state_fp of both"]
@@ -131,9 +123,6 @@ def _difference(result: Comparison, step: int) -> list[str]:
 
 def _ranges(steps: Iterable[int]) -> str:
     """`steps 1 to 5, 9`: as ranges, the first three of them."""
-    steps = sorted(steps)
-    groups = groupby(enumerate(steps), key=lambda it: it[1] - it[0])
+    groups = groupby(enumerate(sorted(steps)), key=lambda it: it[1] - it[0])
     spans = [[step for _, step in group] for _, group in groups]
-    parts = [f"{it[0]} to {it[-1]}" if len(it) > 1 else f"{it[0]}" for it in spans[:3]]
-    more = ", ..." if len(spans) > 3 else ""
-    return f"step{'s' if len(steps) > 1 else ''} {', '.join(parts)}{more}"
+    return gap_text([(it[0], it[-1]) for it in spans])

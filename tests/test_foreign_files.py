@@ -6,10 +6,10 @@ from typing import ClassVar
 import pytest
 import torch
 from click.testing import CliRunner
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed.report import report

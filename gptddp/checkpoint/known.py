@@ -1,9 +1,8 @@
 """Checkpoints that the ledger knows, and the run directory lacks.
 
 A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
-has every commit, and so a run does not begin at step 0 again, nor go back further than it must,
-without a word. What retention deletes is older than what it keeps: only where the newest commit is
-missing, something is.
+has every commit. What retention deletes is older than what it keeps: only where the newest commit
+is missing, something is.
 """
 
 import logging
@@ -40,15 +39,14 @@ def load(
     checkpoints is left; the life in which this very start had that before, or 0; None: not given.
     Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
-    for seconds in RETRY_S:
-        if not patiently(lambda: missing(run, run_id, ledger)):
+    for seconds in (*RETRY_S, 0.0):
+        if not (gone := patiently(lambda: missing(run, run_id, ledger))):
             break
         time.sleep(seconds)
     loaded = load_newest(run, run_id=run_id, known=ledger.commits, tell=tell)
     if loaded is not None:
         warn(run, run_id, ledger, f"{loaded.name}, step {loaded.step}")
         return loaded
-    gone = patiently(lambda: missing(run, run_id, ledger))
     if not gone and lost:
         gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
     if gone:

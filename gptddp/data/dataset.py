@@ -193,8 +193,7 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
 
     With on_bad "quarantine", training files may be missing or of another size: reading them fails
-    later. Shards that the manifest does not name, as after a renaming, are refused all the same.
-    Raises OSError for an error of the volume that may pass.
+    later. Raises OSError for an error of the volume that may pass.
     """
     dir = Path(path)
     try:
@@ -235,10 +234,10 @@ def _absence(dir: Path) -> str:
 
 def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
     """A line for each damaged training file; DataError, naming every file, for any other damage."""
-    damaged, added = inventory.damaged(dir, manifest), inventory.added(dir, manifest)
+    damaged = inventory.damaged(dir, manifest)
     train = {file["path"] for file in manifest["splits"]["train"]["files"]}
-    lines = [*damaged.values(), *(f"{path} was added" for path in added)]
-    if added or not train.issuperset(damaged) or (damaged and damage_is_fatal):
+    lines = list(damaged.values())
+    if not train.issuperset(damaged) or (damaged and damage_is_fatal):
         raise _not_whole(dir, lines)
     return lines
 

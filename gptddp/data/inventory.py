@@ -47,24 +47,6 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def added(dir: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Shards beside those of the manifest, which nothing would read; raises OSError as `damaged`.
-
-    Hidden files are left alone: network file systems make some.
-    """
-    known, found = files(manifest), []
-    for split in manifest["splits"]:
-        try:
-            names = os.listdir(dir / split)
-        except OSError as error:  # the folder's files are damaged, which says more
-            if may_pass(error):
-                raise
-            continue
-        shards = [n for n in names if n.endswith(".parquet") and not n.startswith(".")]
-        found += [f"{split}/{name}" for name in sorted(shards)]
-    return [path for path in found if path not in known]
-
-
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between the files of two manifests, each as {path: entry}; a line a file."""
     lines = []

@@ -16,7 +16,7 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, is_inside, may_pass, names_in, read_json
 from gptddp.pretrained.kind import Kind, rows
 from gptddp.pretrained.kinds import kind_of, other_parts
-from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
+from gptddp.pretrained.safetensors_file import Stored, in_fp32, tensors_in
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
@@ -64,11 +64,6 @@ def open_folder(path: Path) -> Folder:
             f"--init-from: {file} {what}: name a folder as transformers' save_pretrained writes "
             "it, with config.json and model.safetensors"
         )
-    if isinstance(about.get("config"), dict):
-        raise ConfigError(
-            f"--init-from: {path} is a run: name the folder that `gptddp checkpoints {path} "
-            "--export FOLDER` writes"
-        )
     try:
         kind = kind_of(about)
         fields = kind.fields(about)
@@ -100,13 +95,13 @@ def read_weights(
     """All weights of the folder, for a model whose parameters have these shapes, by name of ours.
 
     Of embeddings the rows of positions and tokens that the model does not have are left out.
-    `tell` is told which is being read. Raises ConfigError for a tensor that is missing, unknown,
-    damaged, not finite or of another shape, and for another tokenizer than that of the `dataset`;
-    OSError that may pass.
+    `tell` is told which file is being read. Raises ConfigError for a tensor that is missing,
+    unknown, damaged, not finite or of another shape, and for another tokenizer than that of the
+    `dataset`; OSError that may pass.
     """
     try:
         known = _check_tokenizer(folder.path, tokenizer, dataset)
-        stored = _stored(folder)
+        stored = _stored(folder, tell)
         names = {ours: folder.kind.names(ours) for ours in shapes}
         ones = folder.kind.ones(Config(**folder.fields))
         _check_names(folder, stored, {it for theirs in names.values() for it in theirs} | {*ones})
@@ -116,7 +111,7 @@ def read_weights(
                 there = there[::-1] if folder.kind.transposed(ours) else there
                 _check_shape(ours, part, stored[part], there, tokenizer, known)
         _check_ones(stored, ones)
-        return _read(folder.kind, stored, shapes, names, tell)
+        return _read(folder.kind, stored, shapes, names)
     except OSError as error:
         raise _unreadable(folder.path, error) from error
 
@@ -126,21 +121,12 @@ def _read(
     stored: Mapping[str, Stored],
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
-    tell: Callable[[str], None],
 ) -> Weights:
     digest, found = hashlib.sha256(), {}
     for name in sorted(it for theirs in names.values() for it in theirs):
-        tell(f"reading {stored[name].path}: {name}")
-        tensor = found[name] = read_tensor(name, stored[name]).contiguous()
+        tensor = found[name] = in_fp32(name, stored[name]).contiguous()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().data)
-    embedding = names["wte.weight"][0]
-    twice = kind.head in stored and kind.head not in found
-    if twice and not found[embedding].equal(read_tensor(kind.head, stored[kind.head])):
-        raise ConfigError(
-            f"{stored[kind.head].path}: {kind.head} is not {embedding}, and our model has one "
-            "matrix for both: use a folder of a model with tied embeddings"
-        )
     tensors = {}
     for ours, theirs in names.items():
         parts = [found.pop(name) for name in theirs]
@@ -171,7 +157,7 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
     return True
 
 
-def _stored(folder: Folder) -> dict[str, Stored]:
+def _stored(folder: Folder, tell: Callable[[str], None]) -> dict[str, Stored]:
     """The tensors of all files by name, without the prefix and without what is no weight."""
     found: dict[str, Stored] = {}
     for file in _files(folder.path):
@@ -179,7 +165,7 @@ def _stored(folder: Folder) -> dict[str, Stored]:
             raise ConfigError(
                 f"--init-from: {folder.path / file} is not there, and {INDEX} names it: copy it too"
             )
-        for name, stored in tensors_in(folder.path / file).items():
+        for name, stored in tensors_in(folder.path / file, tell).items():
             name = name.removeprefix(folder.kind.prefix)
             if name in found:
                 raise ConfigError(
@@ -243,7 +229,7 @@ def _some(names: list[str]) -> str:
 def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
     """Refuse norms with weights, which our model has not."""
     for name, size in ones.items():
-        tensor = read_tensor(name, stored[name])
+        tensor = in_fp32(name, stored[name])
         if tensor.shape != (size,) or not bool((tensor == 1).all()):
             raise ConfigError(
                 f"--init-from: {stored[name].path}: {name} is not {size} times 1, and the norms of "
@@ -260,7 +246,7 @@ def _check_shape(
     known: bool,
 ) -> None:
     """Refuse another shape than config.json and the tokenizer have; `known`: it is the folder's."""
-    there = stored.shape
+    there = tuple(stored.tensor.shape)
     if there == wanted:
         return
     if ours in ("wte.weight", "head.weight") and there[1:] == wanted[1:]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gptddp.config import Config
 from gptddp.errors import BadMessage, ConfigError
-from gptddp.flags import from_values
+from gptddp.flags import from_saved
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Origin:
             if type(values[name]) not in kinds:
                 raise BadMessage("rank 0", f"an origin whose {name} is {values[name]!r:.80}")
         try:
-            config = from_values(values["config"], "the configuration of rank 0")
+            config = from_saved("the configuration of rank 0", values["config"])
             quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage("rank 0", f"an origin that cannot be used ({error})") from None

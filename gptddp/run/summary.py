@@ -36,7 +36,6 @@ class Summary:
     run_id: str | None = None
     config: dict[str, Any] | None = None  # in force
     dataset: str | None = None  # the hash of the data
-    source: str | None = None  # what that life has gone on from
     code: str | None = None  # the hash of its own code; None: it had none
     ended: bool = False  # is its end recorded?
     differed: str = ""  # its ranks that differed, if any did
@@ -46,7 +45,7 @@ class Summary:
     generation: int = 0  # the highest of any event
     void: int = 0  # the last generation in which ranks have diverged: no snapshot up to it is used
     commits: list[str] = field(default_factory=list)  # the newest, since the run began at step 0
-    began_time: float | None = None  # unix seconds: of the first event
+    began_time: float | None = None  # unix seconds: of the first life
     saved_time: float | None = None  # when the last save began that was committed
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
     # who was given --from-scratch last: the generation, and the job and id of that life
@@ -69,7 +68,8 @@ class Summary:
         """Count one more event of the ledger; any error says that it is a foreign one."""
         kind, generation = event["event"], event["generation"]
         self.generation = max(self.generation, generation)
-        self.began_time = event["time"] if self.began_time is None else self.began_time
+        if self.began_time is None:
+            self.began_time = float(event.get("run_began") or event["time"])
         if kind == "start":
             self._begin(event)
         elif kind in ("stop", "end") and generation == self.life:
@@ -101,10 +101,9 @@ class Summary:
         if generation <= self.life:
             return
         self.life, self.ended, self.differed = generation, False, ""
-        self.source, self.code = start.get("source"), start.get("code")
         self.run_id, self.config = start.get("run_id"), start.get("config")
-        self.dataset = start.get("dataset")
-        if self.source == "scratch":  # what was committed before has been given up
+        self.dataset, self.code = start.get("dataset"), start.get("code")
+        if start.get("source") == "scratch":  # what was committed before has been given up
             self.commits, self.finished = [], None
 
     def _finish(self, stop: Mapping[str, Any]) -> None:

@@ -32,7 +32,6 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.finished import why_finished
 from gptddp.run.history import (
     highest_generation,
     history,
@@ -110,7 +109,7 @@ def _configured(config: Config, dataset: Dataset, world: World, ledger: Summary)
     if ledger.config is None:
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
     begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
-    if why := patiently(lambda: why_finished(config, begun, ledger)):
+    if why := patiently(lambda: run_state.no_step_left(config, begun, ledger)):
         raise Finished("\n".join([why, *_results(ledger)]))
     closed = resolve(config, world, begun)
     patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))

@@ -1,26 +1,14 @@
-"""The cluster itself: what every other test of this folder takes for granted."""
+"""What kubectl builds of our folders, and what the nodes share."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from support.prometheus import FOLDER
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s/overlays").iterdir())
-
-
-def test_webhook_refuses_a_bad_job(namespace):
-    """The operator's webhook is asked about every job: without a container `pytorch` it says no."""
-    job = yaml.safe_load((Path(__file__).parent / "job.yaml").read_text())
-    job["metadata"]["namespace"] = namespace.namespace
-    namespace.kubectl("create", "--dry-run=server", "-f", "-", stdin=job)
-    containers = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    containers[0]["name"] = "other"
-    done = namespace.kubectl("create", "-f", "-", stdin=job, check=False)
-    assert done.returncode == 1
-    assert "validator.pytorchjob.training-operator.kubeflow.org" in done.stderr
-    assert not namespace.get("pytorchjobs")
 
 
 @pytest.mark.parametrize("folder", ["k8s/base", *(f"k8s/overlays/{name}" for name in OVERLAYS)])
@@ -39,3 +27,21 @@ def test_all_nodes_share_a_folder():
     kind = yaml.safe_load((ROOT / "operator/kind.yaml").read_text())
     assert [n["role"] for n in kind["nodes"]] == ["control-plane", "worker", "worker"]
     assert len({m["hostPath"] for n in kind["nodes"] for m in n["extraMounts"]}) == 1
+
+
+def test_the_component_of_monitoring_builds(cluster, tmp_path):
+    """In a kustomization with our namespace, as docs/alerts.md has it."""
+    page = (ROOT / "docs/alerts.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    for name in ("k8s/base", "k8s/components/monitoring"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "kustomization.yaml").write_text(text)
+    command = ["kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = {it["kind"]: it for it in yaml.safe_load_all(done.stdout)}
+    assert made["ConfigMap"]["data"]["gptddp.json"] == (FOLDER / "dashboard.json").read_text()
+    for kind in ("PodMonitor", "PrometheusRule", "ConfigMap"):
+        assert made[kind]["metadata"]["namespace"] == "gptddp"
+        assert made[kind]["metadata"]["labels"]["release"] == "monitoring"

@@ -4,9 +4,10 @@ import signal
 import subprocess
 import time
 
-from support.cluster_jobs import cli, until
+from support.cluster_jobs import cli
 from support.small_jobs import command
 from support.toy import SMALL
+from support.waiting import until
 
 KINDS = "pytorchjobs,pods,services,secrets,serviceaccounts,networkpolicies,pdb,jobs"
 JOB = ("--name=demo", "--replicas=2", "--cpu=250m", "--memory=2Gi", "--data=data/set")

@@ -6,8 +6,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-from support.small_jobs import SLEEP, command, job, run
+from support.small_jobs import command, job
 
 COUNT = """
 import os, signal, sys, time, uuid
@@ -54,30 +53,3 @@ def test_no_line_is_lost_when_pods_are(namespace):
         assert numbers == [str(n) for n in range(len(numbers))]
     ends = [lines[-1] == ["last", str(len(lines) - 1)] for lines in lives.values()]
     assert ends.count(True) >= 3  # a killed pod's last words may not leave its node
-
-
-ENDS = {
-    "succeeded": (job("succeeded", "print('done')"), 0, ": Succeeded"),
-    "failed": (job("failed", "raise SystemExit(3)"), 100, "exited with 3 (loss or gradient not"),
-    "suspended": (job("suspended", SLEEP, suspend=True), 103, ": Suspended"),
-    "running": (job("running", SLEEP), 124, "still"),
-    "absent": (job("other", SLEEP, suspend=True), 102, "no PyTorchJob absent"),
-}
-
-
-@pytest.fixture(scope="module")
-def ends(new_namespace):
-    """All those jobs, made at once."""
-    made = new_namespace()
-    made.kubectl("create", "-f", "-", stdin=[it for it, _, _ in ENDS.values()])
-    yield made
-    made.remove()
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_how_a_job_ended_is_an_exit_code(ends, name):
-    """Each with its line on stderr, and nothing on stdout."""
-    _, code, said = ENDS[name]
-    done = run(ends, "wait", name, "--timeout", "8" if code == 124 else "60")
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert said in done.stderr and name in done.stderr

@@ -16,9 +16,8 @@ from gptddp.data import blocks
 from gptddp.data import cache as cache_module
 from gptddp.data.cache import Cache, open_cache
 from gptddp.data.dataset import Dataset, open_dataset
-from gptddp.data.lanes import Block
 from gptddp.data.loader import Loader
-from gptddp.data.packing import Packed, pack
+from gptddp.data.packing import Packed
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
@@ -94,14 +93,6 @@ def test_other_rows_are_not_confused(dataset, cache, other):
     batches, reads = steps(dataset, cache=cache, **other)
     assert reads
     same(batches, steps(dataset, **other)[0])
-
-
-def test_lanes_that_share_a_row_group_share_its_rows(dataset, cache):
-    """It is in the cache as a whole, for any number of lanes."""
-    groups = dataset.row_groups("train")
-    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 30, cache=cache)
-    parts = [(0, 10), (0, 5), (5, 10)]
-    assert len({source.cached(Block(0, *part, 10))[1] for part in parts}) == 1
 
 
 def test_the_rows_of_another_tokenizer_are_not_used(dataset, cache, monkeypatch):
@@ -233,13 +224,6 @@ def test_an_unfinished_file_is_not_taken_for_rows(dataset, cache):
     batches, reads = steps(dataset, cache=cache)
     same(batches, plain)
     assert reads
-
-
-def test_packed_rows_of_the_cache_can_be_taken_from(cache):
-    """They behave as those that pack() gives."""
-    packed = pack([np.arange(9, dtype=np.uint16)], 99, 4, np.uint16)
-    cache.put(("x",), packed)
-    assert np.array_equal(cache.get(("x",), 4, np.uint16).take(slice(1)).tokens, packed.tokens[:1])
 
 
 def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):

@@ -78,21 +78,10 @@ def test_a_folder_that_cannot_be_listed_just_now_is_not_passed_over(books, tmp_p
         assert path == reads.seen[at]
 
 
-def test_read_finds_damage(books: Path, tmp_path: Path) -> None:
-    """A flipped bit, a missing row group and a replaced file are errors that name the place."""
+def test_read_finds_what_is_not_that_of_the_manifest(books: Path, tmp_path: Path) -> None:
+    """A missing row group and a replaced file are errors that name the place."""
     dataset = prepare([books], tmp_path / "out", BYTES)
-    group, path = dataset.row_groups("train")[0], tmp_path / "out" / "train" / "00000.parquet"
-    good, expected = path.read_bytes(), dataset.read(group)
-    found = 0
-    for at in range(4, 150):
-        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-        try:
-            assert dataset.read(group) == expected  # a bit that says nothing about this row group
-        except DataError as error:
-            assert "00000.parquet, row group 0" in str(error)
-            found += 1
-    assert found > 20
-    path.write_bytes(good)
+    group = dataset.row_groups("train")[0]
     with pytest.raises(DataError, match="row group 999"):
         dataset.read(RowGroup(group.path, 999, 1, 1, 1))
     with pytest.raises(DataError, match="instead of 7: the file has been replaced"):

@@ -125,11 +125,3 @@ def test_every_lane_is_owned_by_one_rank(n_lanes):
         assert [lane for owned in ranges for lane in owned] == list(range(n_lanes))
         sizes = {len(owned) for owned in ranges}
         assert sizes <= {n_lanes // world_size, -(-n_lanes // world_size)}
-
-
-def test_rows_are_permuted():
-    """The order of rows is a permutation with a key of its own for each block."""
-    order = lanes.rows_order(1000, 7, 3, 0, 5)
-    assert sorted(order.tolist()) == list(range(1000))
-    assert not np.array_equal(order, lanes.rows_order(1000, 7, 3, 1, 5))
-    assert not np.array_equal(order, lanes.rows_order(1000, 7, 3, 0, 6))

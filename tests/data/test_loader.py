@@ -1,16 +1,11 @@
 """The loader: the same batches at any world size, from any state, with any threads."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
-from numpy._core._multiarray_umath import __cpu_dispatch__
-from support import loaders
 from support.loaders import (
     LANES,
     SEQ_LEN,
@@ -64,13 +59,6 @@ def test_batches_survive_changes_of_the_world_size(alone, sizes, seed):
     same(run(dataset, list(zip(sizes, stops, strict=True)), 150), batches)
 
 
-def test_a_state_after_every_single_step(alone):
-    """A run that begins anew after each step sees the same batches."""
-    dataset, batches = alone
-    schedule = [(1 + step % 3, step + 1) for step in range(60)]
-    same(run(dataset, schedule, 60), batches[:60])
-
-
 @pytest.mark.parametrize(
     "changes", [dict(threads=3), dict(prefetch=0), dict(prefetch=5, threads=2)]
 )
@@ -83,28 +71,6 @@ def test_batches_do_not_depend_on_threads_and_prefetch(alone, changes):
 def test_the_order_is_the_one_it_has_always_been():
     """Fingerprints of a fixed corpus; whoever changes them changes packing.IDS as well."""
     assert fingerprints() == GOLDEN
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONHASHSEED": "1"},
-        {"PYTHONHASHSEED": "2", "LC_ALL": "C", "PYTHONUTF8": "0"},
-        {"NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__)},
-        {"NPY_DISABLE_CPU_FEATURES": " ".join(__cpu_dispatch__[1:])},
-    ],
-    ids=["hash seed", "locale", "no vector units", "some vector units"],
-)
-def test_batches_do_not_depend_on_the_environment(environment):
-    """Hash seed, locale and the processor's vector units change nothing."""
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", loaders.__file__],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )
-    assert child.stdout.split() == GOLDEN
 
 
 def pairs_of_epoch(dataset: Dataset, lanes: int, **changes) -> Counter:
@@ -154,17 +120,6 @@ def test_one_document_is_enough():
     assert batches[-1].cursors[:, 0].min() > 5
     rows = {tuple(row) for row in batches[0].tokens.tolist()}
     assert len(rows) == 4 and all(rows == {*map(tuple, b.tokens.tolist())} for b in batches)
-
-
-def test_huge_row_groups_are_read_once():
-    """A row group of many blocks is read once for them all, not once for each."""
-    dataset = Dataset([[f"<{i}>" + "x" * (i % 40) for i in range(5000)]])
-    with open_loader(dataset, lanes=2, batch=2, prefetch=1) as loader:
-        while not loader.next().cursors[:, 0].all():
-            pass
-        assert dataset.reads["train/00000.parquet"] <= 4
-    documents = [text for group in dataset.splits["train"] for text in group]
-    assert pairs_of_epoch(dataset, 2) == expected_pairs(documents)
 
 
 def test_a_rank_reads_its_part_alone():
@@ -257,24 +212,3 @@ def test_validation_rows_are_fixed_and_limited():
     documents = [text for group in dataset.splits["val"] for text in group]
     pairs = zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True)
     assert Counter(pairs) == expected_pairs(documents)
-
-
-@pytest.mark.parametrize("pack", ["best-fit", "concat"])
-@pytest.mark.parametrize("mean", [60, 300, 600, 1042])
-def test_rows_of_256_tokens_are_full_of_targets(pack, mean):
-    """Of documents of web lengths, with this mean: in an epoch of four lanes 99.5 % of all places
-    are targets, and each token and each end of a document is one of them."""
-    lengths = random.Random(mean)
-    spread = (0.612 * lengths.lognormvariate(0, 0.99) for _ in range(4 * 1024))
-    texts = ["x" * max(1, round(mean * it)) for it in spread]
-    dataset = Dataset([texts[i : i + 1024] for i in range(0, len(texts), 1024)])
-    targets = places = 0
-    ended = np.zeros(4, bool)
-    with open_loader(dataset, lanes=4, batch=4, seq_len=256, pack=pack) as loader:
-        while not ended.all():
-            batch = loader.next()
-            targets += batch.valid[~ended].sum()
-            places += batch.valid[~ended].size
-            ended |= batch.cursors[:, 0] > 0
-    assert targets == sum(map(len, texts)) + len(texts)
-    assert targets >= 0.995 * places

@@ -16,7 +16,6 @@ from gptddp.data import blocks
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.lanes import deal
 from gptddp.data.loader import Batch, Loader, eval_rows
-from gptddp.errors import DataError
 from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
@@ -106,22 +105,6 @@ def test_validation_rows_are_the_validation_split(dataset):
     assert "<|bos|>" in tokenizer.decode(tokens.reshape(-1).tolist())
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 5, LANES])
-def test_ranks_share_the_batches_of_one_process(dataset, world_size):
-    """Fingerprints sum to those of one process, and rows are its rows, from a saved state too."""
-    alone = batches_of(dataset, 60)
-    with open_loader(dataset) as loader:
-        state = json.loads(json.dumps(loader.state(alone[29].cursors)))
-    ranks = [
-        batches_of(dataset, 30, rank=rank, world_size=world_size, state=state, threads=2)
-        for rank in range(world_size)
-    ]
-    for step, batches in enumerate(zip(*ranks, strict=True)):
-        assert sum(batch.fp for batch in batches) % 2**64 == alone[30 + step].fp
-        rows = np.concatenate([batch.tokens for batch in batches])
-        assert np.array_equal(rows, alone[30 + step].tokens)
-
-
 def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
     """A copy in another folder, listed backwards, continues the run with the same batches."""
     copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "elsewhere"))
@@ -136,24 +119,6 @@ def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
 def loader_state(dataset: Dataset, batch: Batch) -> dict:
     with open_loader(dataset) as loader:
         return loader.state(batch.cursors)
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_file_is_named(dataset, tmp_path, monkeypatch, damage):
-    """A file that was damaged after the start raises DataError with its name and row group."""
-    monkeypatch.setattr(blocks, "RETRY_S", (0.01, 0.01))
-    copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "copy"))
-    path = Path(copy.dir) / copy.row_groups("train")[0].path
-    content = bytearray(path.read_bytes())
-    if damage == "flip":
-        content[len(content) // 3] ^= 1
-    path.unlink()
-    if damage != "remove":
-        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    with open_loader(copy) as loader, pytest.raises(DataError, match=r"3 attempts") as caught:
-        while loader.next().cursors[:, 0].min() < 1:
-            pass
-    assert str(path) in str(caught.value) and "row group" in str(caught.value)
 
 
 def test_lanes_have_equally_many_rows_of_real_text(tmp_path):

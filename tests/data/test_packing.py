@@ -1,7 +1,6 @@
 """Packing: nothing lost, nothing twice, rows full."""
 
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -46,29 +45,6 @@ def fill(packed: Packed) -> float:
     return float(lengths_of(packed).sum() / packed.tokens.size)
 
 
-@pytest.mark.parametrize("how", IDS)
-@pytest.mark.parametrize("seq_len", [1, 2, 3, 7, 16, 64])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_token_is_a_target_exactly_once(how, seq_len, seed):
-    """Each token of each document is predicted once, from the token before it in the document, and
-    so is its end."""
-    rng = random.Random(seed)
-    documents = documents_with_ids(
-        rng.choice([0, 1, 2, seq_len, seq_len + 1, rng.randint(1, 200)]) for _ in range(60)
-    )
-    packed = pack(documents, 2**31, seq_len, np.dtype(np.uint32), how)
-    inputs, targets = packed.tokens[:, :-1], packed.tokens[:, 1:]
-    pairs = Counter(zip(inputs[packed.valid].tolist(), targets[packed.valid].tolist(), strict=True))
-    expected: Counter = Counter()
-    for document in documents:
-        text = [2**31, *document.tolist()]
-        expected.update(zip(text, text[1:], strict=False))
-    ends = Counter({pair: n for pair, n in pairs.items() if pair[1] == 2**31})
-    assert pairs - ends == expected
-    last = Counter((int(document[-1]), 2**31) for document in documents if len(document))
-    assert ends == last
-
-
 @pytest.mark.parametrize("seq_len", [4, 32])
 def test_bos_is_around_documents_only(seq_len):
     """A document with tokens begins behind a BOS and is closed by one, which may be that of the
@@ -82,15 +58,6 @@ def test_bos_is_around_documents_only(seq_len):
     assert opened.sum() == sum(n > 0 for n in lengths)
     inside = (bos & real)[:, 1:-1] & ~(packed.valid[:, :-1] | opened[:, 1:])
     assert not inside.any() and bos[~real].all()
-
-
-def test_documents_in_a_row_can_be_told_apart():
-    """BOS and targets that are not valid mark every start of a document in a row."""
-    packed = pack(documents_with_ids([7, 9, 6, 3]), BOS, 4, np.dtype(np.uint32))
-    for tokens, valid, length in zip(packed.tokens, packed.valid, lengths_of(packed), strict=True):
-        for i in range(1, length):
-            follows = tokens[i] == tokens[i - 1] + 1 or tokens[i - 1] == BOS
-            assert follows != (tokens[i] == BOS or not valid[i - 1])
 
 
 def test_pieces_overlap_by_one_and_have_a_target():

@@ -122,13 +122,6 @@ def test_a_run_of_a_million_characters_is_encoded(
     assert bpe.encoder()(part).tolist() == ids_of_huggingface(definition, part)
 
 
-def test_a_document_of_ten_megabytes_is_encoded(bpe: tokenizer.Tokenizer) -> None:
-    """One large document is no special case."""
-    text = "".join(python_files(40)) * 20
-    assert len(text) > 10e6
-    assert bpe.token_bytes[bpe.encoder()(text)].sum() == len(text.encode())
-
-
 def test_special_tokens_in_the_text_are_text(bpe: tokenizer.Tokenizer) -> None:
     """A literal <|bos|> in a document is spelt out, and nothing is added to a document."""
     ids = bpe.encoder()("a<|bos|>b")

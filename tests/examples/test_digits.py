@@ -221,16 +221,6 @@ def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
     assert epoch(0, done=31) == [share[11:] for share in first]
 
 
-def test_the_process_group_is_left_after_an_error(ddp, monkeypatch):
-    """What fails within the block does not leave its group behind."""
-    for name in ("RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ZeroDivisionError), ddp.connected("cpu") as world:
-        assert (world.rank, world.world_size) == (0, 1) and torch.distributed.is_initialized()
-        _ = 1 / 0
-    assert not torch.distributed.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("env", "found"),
     [

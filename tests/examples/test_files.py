@@ -28,17 +28,3 @@ def test_the_job_runs_the_script_that_the_image_has():
     copied = re.search(r"^COPY examples (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert own["args"][0] == f"{copied[1]}/digits.py"
     assert "!examples" in (ROOT / ".dockerignore").read_text().split()
-
-
-def test_the_tables_for_those_who_come_from_elsewhere_name_what_there_is():
-    """Each function or class is in the file that a row names; each path exists."""
-    _, *tables = (ROOT / "docs/learn-ddp.md").read_text().split("\n## From ")
-    assert len(tables) == 2
-    text = "".join(tables)
-    named = re.findall(r"((?:`\w+`(?:,| and) )*`\w+`) in `(\S+)`", text)
-    assert len(named) > 8
-    for names, path in named:
-        for name in re.findall(r"\w{4,}", names):
-            assert re.search(rf"^ *(def|class) {name}\b", (ROOT / path).read_text(), re.M), name
-    for path in re.findall(r"`(examples/[^`]+)`", text):
-        assert (ROOT / path).exists(), path

@@ -9,17 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.hf_folder import write_gpt2
 from support.toy import LAYOUTS, SMALL, training_here
 
 from gptddp import train
-from gptddp.config import Config, with_preset
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import ConfigError
 from gptddp.inference.export import export
 from gptddp.inference.load import load, load_for
 from gptddp.model.generate import generate
-from gptddp.training.first_state import first_state, with_fields_of_folder
 
 CPU = torch.device("cpu")
 TEXT = "import os\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n"
@@ -149,14 +146,3 @@ def test_a_model_of_transformers_has_the_same_logits_here(dataset, tmp_path, dty
     rows = torch.randint(vocab_size, (1, 48))
     with torch.no_grad():
         close(net(rows)[0], logits_of(tmp_path / "gpt2", rows))
-
-
-def test_a_folder_of_our_tests_is_one_for_transformers(dataset, tmp_path):
-    """What the other tests begin from is what the library reads, too."""
-    made = write_gpt2(tmp_path / "gpt2", vocab_size=dataset.tokenizer().vocab_size)
-    config = with_preset(with_fields_of_folder(Config(init_from=str(made))), accelerator=False)
-    weights = first_state(config, dataset).tensors
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
-    assert theirs.transformer.wte.weight.equal(weights["model.wte.weight"])
-    h = theirs.transformer.h[0].mlp.c_fc.weight
-    assert h.t().equal(weights["model.blocks.0.fc.weight"])

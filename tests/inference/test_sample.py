@@ -16,7 +16,6 @@ from gptddp.config import Config, with_preset
 from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.model import gpt
 from gptddp.model.generate import generate, text_of
-from gptddp.model.kv_cache import LayerCache
 
 CPU = torch.device("cpu")
 PLAIN = {"tokens": 24, "temperature": 1.0, "top_k": 0, "seed": 3}
@@ -73,20 +72,6 @@ def test_the_cache_is_used(net, monkeypatch):
     )
     list(generate(net, byte_tokenizer(), "abc", **PLAIN | {"tokens": 16}))
     assert len(seen) > 5 and seen == [4, *[1] * 12, *[16] * 3][: len(seen)]  # or a text ends
-
-
-def test_a_cache_takes_no_more_than_it_can(net):
-    """Beyond its capacity, and for several tokens behind others, there is an error and no guess."""
-    cache = LayerCache(4)
-    cache.extend(*torch.zeros(2, 1, 2, 3, 8))
-    for t in (2, 1):
-        if t == 1:
-            cache.extend(*torch.zeros(2, 1, 2, 1, 8))
-        with pytest.raises(ValueError, match="in a cache for 4"):
-            cache.extend(*torch.zeros(2, 1, 2, t, 8))
-    kept = [LayerCache(16) for _ in range(2)]
-    net.hidden(torch.zeros(1, 5, dtype=torch.long), cache=kept)
-    assert [it.length for it in kept] == [5, 5]
 
 
 class _Logits:
@@ -220,21 +205,12 @@ def test_a_full_disk_behind_stdout_is_told(spawn):
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("tokens", "-1"), ("seed", str(2**64)), ("seed", str(-(2**63) - 1)), ("prompt", "a\udcff")],
-)
-def test_what_torch_or_the_tokenizer_would_choke_on_is_refused_first(tmp_path, flag, value):
-    """By the flag; a prompt that is not UTF-8 too."""
-    result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
-    assert result.exit_code == 2 and result.stdout == "" and f"--{flag}" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("top-p", "0.0"), ("top-p", "1.1"), ("top-p", "nan"), ("top-k", "-1")]
+    [("tokens", "-1"), ("seed", str(2**64)), ("seed", str(-(2**63) - 1)), ("prompt", "a\udcff")]
+    + [("top-p", "0.0"), ("top-p", "1.1"), ("top-p", "nan"), ("top-k", "-1")]
     + [("temperature", "-0.1"), ("temperature", "nan"), ("temperature", "inf")],
 )
 def test_an_option_that_cannot_work_is_refused_first(tmp_path, flag, value):
-    """With its flag, the value and what it may be; nothing has been read or printed by then."""
+    """With its flag; nothing has been read or printed by then."""
     result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
     assert result.exit_code == 2 and result.stdout == ""
-    assert f"--{flag} is {value}: use" in result.stderr
+    assert f"--{flag}" in result.stderr and "ledger" not in result.stderr

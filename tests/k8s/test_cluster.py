@@ -118,15 +118,6 @@ def test_a_refusal_keeps_the_servers_words(api, cluster, status, message, words)
     assert caught.value.status == status
 
 
-def test_a_server_that_is_away_is_named(api, cluster):
-    """Nobody listens: the address and what to look at, and no status."""
-    api.close()
-    words = "cannot reach the cluster at http://127.0.0.1.*refused.*--context"
-    with pytest.raises(ClusterError, match=words) as caught:
-        cluster.find("Pod")
-    assert caught.value.status == 0
-
-
 def test_no_name_leads_to_another_address(api, cluster):
     """What a name has of an address's own characters is quoted, and no name is refused."""
     assert cluster.get("Pod", "../../x?a=1#b c") is None

@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.cli.main import cli
-from gptddp.k8s.render import code, code_volume, spec
+from gptddp.k8s.render import code, code_volume
 from gptddp.launch import bundle
 
 OWN = {"gptddp/model/gpt.py": "A = 1\n", "mine/__init__.py": "", "mine/other.py": ""}
@@ -258,18 +258,6 @@ def test_large_code_is_in_several_config_maps_that_are_one_folder(own, tmp_path)
     assert code_volume.config_maps_of(job) == names
     (volume,) = (v for v in pod_spec(job)["volumes"] if v["name"] == "code")
     assert [it["configMap"]["name"] for it in volume["projected"]["sources"]] == names
-
-
-def test_in_a_file_the_folder_is_beside_the_file(own, tmp_path):
-    """`code = "own"` in job.toml, whatever the working directory; a flag wins, from there."""
-    toml = tmp_path / "job.toml"
-    toml.write_text('[job]\ncode = "own"\n')
-    assert spec.load(toml, {}, []).code.files == read(own).files
-    other = write(tmp_path / "other", {"a.py": ""})
-    assert spec.load(toml, {"code": str(other)}, []).code.files == read(other).files
-    toml.write_text("[job]\ncode = 3\n")
-    with pytest.raises(ConfigError, match=r"job.code is 3: it must be the name of a folder"):
-        spec.load(toml, {}, [])
 
 
 def test_what_is_taken_along_is_said(own):

@@ -162,20 +162,6 @@ if once("b"): os.kill(os.getpid(), signal.SIGKILL)
     assert began["job-worker-0"] > began["job-worker-1"] == status(tmp_path)["startTime"]
 
 
-def test_one_worker_that_succeeds_ends_the_job(finish, tmp_path):
-    """Its exit code 0 makes the job Succeeded, and the others are stopped gracefully."""
-    code = """
-if not first:
-    signal.signal(signal.SIGTERM, lambda *_: ((runs / "asked").touch(), sys.exit(0)))
-    (runs / "ready").touch(); time.sleep(60)
-wait("ready")
-"""
-    exit_code, _, err = finish(job(code))
-    assert exit_code == 0, err
-    assert pod_file(tmp_path, "asked").exists()
-    assert kinds(status(tmp_path)) == ["Created", "Succeeded"]
-
-
 def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
     """As the operator looks at failed pods before it counts the succeeded ones."""
     ended = {"phase": "Running", "waiting": False, "deadline": math.inf, "ending": False}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import job, pod_file, status, until
+from support.local_jobs import job, pod_file, status
 from support.processes import alive
 from support.rank_0_lines import of_a_life
+from support.waiting import until
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks
@@ -125,15 +126,6 @@ def test_a_status_of_another_form_is_one_that_cannot_be_read(here, k8s, torn):
 
 def status_of(path):
     return json.loads(path.read_text())
-
-
-def test_a_folder_without_jobs_is_told_as_a_folder(k8s, tmp_path):
-    """Not as a namespace; a stray file beside the jobs is no job."""
-    says = f"no jobs of gptddp in {tmp_path}/local\n"
-    assert says in k8s("list").stderr
-    (tmp_path / "local/jobs").mkdir(parents=True)
-    (tmp_path / "local/jobs/stray").touch()
-    assert says in k8s("list").stderr and k8s("status", "stray").exit_code == 102
 
 
 def test_a_command_to_type_next_quotes_the_folder():

@@ -88,13 +88,6 @@ def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked
     assert api.writes == []
 
 
-def test_a_pull_secret_that_is_not_there_is_a_warning(api, k8s, asked):
-    """The nodes may have the image."""
-    api.remove("Secret", "registry")
-    result = submit(k8s, *asked)
-    assert result.exit_code == 0 and "warning: there is no Secret registry" in result.stderr
-
-
 def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
     """A 403 is no reason to refuse: the pods may use what their user may not see."""
     api.remove("Secret", "hf")

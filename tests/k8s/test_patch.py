@@ -1,11 +1,9 @@
 """`--patch`: a part of the PyTorchJob, merged by name."""
 
 import pytest
-import yaml
 from support.manifests import container, pod_spec, render_job, worker
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import patch
 
 POD = "spec: {pytorchReplicaSpecs: {Worker: {template: {spec: %s}}}}"
 
@@ -88,15 +86,6 @@ spec:
     volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
     assert volumes["scratch"] == {"name": "scratch", "ephemeral": {}}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-
-
-def test_the_job_that_is_patched_is_left_alone():
-    """The same patch gives the same job again, from one that other code may hold."""
-    job = render_job()
-    text = yaml.safe_dump(job)
-    change = yaml.safe_load(POD % "{volumes: [{name: shm, emptyDir: {sizeLimit: 1Mi}}]}")
-    assert patch.apply(job, change) == patch.apply(job, change) != job
-    assert yaml.safe_dump(job) == text
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,6 @@ def test_every_option_is_a_field_of_the_pods(every):
     assert [it["kind"] for it in every] == ["NetworkPolicy", "PyTorchJob"]
 
 
-def test_a_job_without_companions_is_the_job_alone():
-    """The pods have the namespace's account then, and still no token of it."""
-    everything = render({"without": tuple(pod.COMPANIONS)})
-    assert [it["kind"] for it in everything] == ["PyTorchJob"]
-    assert "serviceAccountName" not in pod_spec(everything[-1])
-    assert pod_spec(everything[-1])["automountServiceAccountToken"] is False
-
-
 def test_the_taint_of_every_device_is_tolerated():
     """A GPU's by its resource, a slice's by that of the whole GPU too, none without devices."""
 

@@ -1,6 +1,7 @@
 """submit, delete, scale, suspend and resume against a small API server on a real socket."""
 
 import json
+import os
 import shlex
 
 import pytest
@@ -26,14 +27,17 @@ def owners(api):
 # -- submit ------------------------------------------------------------------------------------
 
 
-def test_submit_creates_companions_first_and_owns_them(api, k8s):
-    """What render prints, in its order, and a Secret; then each has the job as its owner."""
-    result = submit(k8s)
+def test_submit_creates_companions_first_and_owns_them(api, k8s, tmp_path):
+    """What render prints, in its order, own code with it, and a Secret; then each has the job as
+    its owner."""
+    (tmp_path / "large.py").write_text("#" + os.urandom(1_000_000).hex())
+    result = submit(k8s, "--code", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert result.stdout == "pytorchjob.kubeflow.org/demo created\n"
     assert "gptddp-k8s status demo" in result.stderr and "gptddp-k8s prepare" in result.stderr
-    created = [f"create {kind}" for kind in [*COMPANIONS, "PyTorchJob"]]
-    assert api.writes == created + [f"patch {kind}" for kind in COMPANIONS]
+    beside = ["ConfigMap", "ConfigMap", *COMPANIONS]
+    created = [f"create {kind}" for kind in [*beside, "PyTorchJob"]]
+    assert api.writes == created + [f"patch {kind}" for kind in beside]
     assert owners(api) == {job(api)["metadata"]["uid"]}
     for kind in COMPANIONS:
         (owner,) = api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"]

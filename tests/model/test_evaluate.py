@@ -17,7 +17,6 @@ from gptddp.config import Config, with_preset
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.model import gpt, loss
 from gptddp.model.evaluate import evaluate
-from gptddp.model.generate import generate
 from gptddp.model.micro_batches import autocast, micro_batches
 
 CPU = torch.device("cpu")
@@ -122,24 +121,6 @@ def test_no_tensor_has_the_logits_of_a_micro_batch():
         evaluate(net, some_rows(4, c.seq_len, vocab_size), tokenizer, c, WORLD)
     chunk_bytes = 4 * loss._CHUNK * len(net.wte.weight)
     assert largest.nbytes <= chunk_bytes < c.micro_batch * c.seq_len * vocab_size
-
-
-def test_a_sample_has_the_logits_of_one_token():
-    """Of the last, and the token that they give is the one that all logits give."""
-    c = settings(seq_len=512)
-    vocab_size = 2_000
-    tokenizer: Any = SimpleNamespace(
-        bos=0, vocab_size=vocab_size, encoder=lambda: lambda text: np.arange(1, 400)
-    )
-    net = gpt.build(c, vocab_size, CPU).eval()
-    options: Any = {"tokens": 2, "temperature": 0.0, "top_k": 0, "seed": 0}
-    with Largest() as largest:
-        ids = list(generate(net, tokenizer, "", **options))
-    assert largest.nbytes < 4 * 400 * vocab_size
-    prompt = [0, *range(1, 400)]
-    for n, token in enumerate(ids):
-        logits = net(torch.tensor([prompt + ids[:n]]))[0, -1, :vocab_size]
-        assert token == int(logits.argmax())
 
 
 # -- bits per byte -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.prepared import BYTES, all_texts, child, contents
+from support.prepared import BYTES, contents
 
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
@@ -96,26 +96,3 @@ def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
     phases = Meanwhile((tmp_path / "z.txt").unlink)
     with pytest.raises(DataError, match=r"cannot read .*z\.txt: No such file"):
         prepare([tmp_path / "b.txt", tmp_path / "z.txt"], tmp_path / "out", BYTES, phases)
-
-
-def test_a_small_file_is_opened_once(tmp_path: Path) -> None:
-    """Of many small files, opening them is most of the work; one above 1 MiB is read twice."""
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    large = "line\n" * 300_000
-    texts = {"empty.txt": "", "small.txt": "small", "middle.py": "line\n" * 100_000}
-    for name, text in {**texts, "large.txt": large}.items():
-        (folder / name).write_text(text)
-    result = child(
-        "import sys\n"
-        "def hook(event, args):\n"
-        f"    if event == 'open' and {str(folder)!r} in str(args[0]): print(args[0][-9:])\n"
-        "sys.addaudithook(hook)\n"
-        f"prepare([{str(folder)!r}], {str(tmp_path / 'out')!r}, Settings(tokenizer='bytes'))"
-    )
-    assert result.returncode == 0, result.stderr
-    opened = sorted(result.stdout.split())
-    assert opened == ["empty.txt", "large.txt", "large.txt", "middle.py", "small.txt"]
-    texts["large.txt"] = large
-    pieces = {text[at : at + 65535] for text in texts.values() for at in range(0, len(text), 65535)}
-    assert all_texts(prepare([folder], tmp_path / "out", BYTES)) == sorted(pieces)

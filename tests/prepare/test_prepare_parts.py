@@ -15,7 +15,6 @@ from gptddp.data import pretokenized
 from gptddp.data.dataset import SPLITS, Dataset, Split, open_dataset
 from gptddp.data.loader import Loader
 from gptddp.data.tokenizer import byte_tokenizer
-from gptddp.errors import DataError
 from gptddp.prepare import parts
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
@@ -136,16 +135,6 @@ def test_without_huge_documents_there_are_no_marks(tmp_path):
     group = dataset.row_groups("train")[0]
     assert pq.read_schema(dataset.dir / group.path).names == ["text"]
     assert dataset.goes_on(group) == [False] * group.rows
-
-
-def test_a_dataset_without_its_marks_is_not_read(tmp_path):
-    """As after a repair by hand: the row group cannot be read."""
-    dataset = prepare([source(tmp_path / "in.jsonl", *SMALL)], tmp_path / "out", BYTES)
-    path = tmp_path / "out/dataset.json"
-    path.write_text(path.read_text().replace('"version"', '"cut": {}, "version"', 1))
-    dataset = open_dataset(tmp_path / "out")
-    with pytest.raises(DataError, match="row group 0: .*goes_on"):
-        dataset.goes_on(dataset.row_groups("train")[0])
 
 
 @pytest.mark.parametrize("pack_as", ["best-fit", "concat"])

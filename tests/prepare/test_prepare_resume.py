@@ -218,11 +218,3 @@ def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     monkeypatch.undo()
     assert 0 < finished() < FILES
     assert contents(tmp_path / "out") == whole
-
-
-def test_a_scratch_folder_of_another_kind_is_cleared(tmp_path: Path) -> None:
-    """One without a journal, as of an older version: folders in it too."""
-    (tmp_path / "shuffle").mkdir()
-    (tmp_path / "shuffle/000").write_text("old")
-    assert Scratch(tmp_path, {}).load(set()) is None
-    assert list(tmp_path.iterdir()) == []

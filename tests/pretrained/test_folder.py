@@ -18,7 +18,6 @@ from gptddp.model import gpt
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.pretrained.folder import Weights, open_folder, read_weights
-from gptddp.pretrained.safetensors_file import tensors_in
 
 DATA = Path("data")
 
@@ -188,7 +187,6 @@ REFUSED = {
     "positions": (_put("wpe.weight", 16, 16), "wpe.weight is of shape [16, 16], and config.json"),
     "tokens": (_put("wte.weight", 300, 16), "wte.weight has 300 tokens, and the tokenizer"),
     "nan": (_nan, "h.0.mlp.c_proj.weight has values that are not finite"),
-    "head": (_put("lm_head.weight", 257, 16), "lm_head.weight is not wte.weight"),
     "kind": (_say(model_type="bert"), "model_type is 'bert': use a folder of gpt2"),
     "no kind": (_say(model_type=["gpt2"]), "model_type is ['gpt2']: use a folder of gpt2"),
     "gelu": (_say(activation_function="gelu"), "activation_function is 'gelu': our model has"),
@@ -217,7 +215,7 @@ def test_a_quantized_tensor_is_refused(tmp_path):
     tensors = load_file(made / "model.safetensors")
     name = "transformer.h.0.mlp.c_fc.weight"
     save_file(tensors | {name: tensors[name].to(torch.int8)}, made / "model.safetensors")
-    with pytest.raises(ConfigError, match="c_fc.weight is of dtype I8: use one of F32, F16, BF16"):
+    with pytest.raises(ConfigError, match="c_fc.weight is of torch.int8: use float32, float16 or"):
         read(made)
 
 
@@ -226,41 +224,12 @@ def test_a_torn_file_is_refused_wherever_it_was_cut(tmp_path):
     made = small(tmp_path / "gpt2")
     file = made / "model.safetensors"
     whole = file.read_bytes()
-    for size in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+    for size in (0, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=f"{file} is .*cut off.*copy the file anew"):
+        with pytest.raises(ConfigError, match=f"{file} is torn.*copy the file anew"):
             read(made)
     file.write_bytes(whole)
     assert read(made)
-
-
-def test_any_header_is_an_error_or_a_file(tmp_path):
-    """Other JSON, offsets that are none, beyond the end or of another size: the entry is named."""
-    file = tmp_path / "x.safetensors"
-    right = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    for header, words in (
-        ([1], "is not JSON"),
-        ({"a": 1}, "entry of a is none"),
-        ({"a": right | {"shape": [-2]}}, "entry of a is none"),
-        ({"a": right | {"shape": [True]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [8, 0]}}, "a has -8 bytes for F32"),
-        ({"a": right | {"data_offsets": [0]}}, "entry of a is none"),
-        ({"a": right | {"shape": [9], "data_offsets": [0, 36]}}, "is cut off: it has"),
-        ({"a": right | {"shape": [2**68], "data_offsets": [0, 2**70]}}, "is cut off: it has"),
-        ({"a": right | {"shape": [3]}}, "a has 8 bytes for F32"),
-        # with values, but of other tensors
-        ({"a": right, "b": right}, "b begins at byte .*, and what is before it ends at"),
-        ({"a": right | {"shape": [1], "data_offsets": [4, 8]}}, "a begins at byte"),
-        ({"a": right | {"shape": [1], "data_offsets": [0, 4]}}, "has bytes that belong to no"),
-        ({}, "has bytes that belong to no tensor"),
-    ):
-        text = json.dumps(header).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-        with pytest.raises(ConfigError, match=words):
-            tensors_in(file)
-    text = json.dumps({"__metadata__": {"format": "pt"}, "a": right}).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    assert tensors_in(file)["a"].shape == (2,)
 
 
 def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
@@ -281,9 +250,6 @@ def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
     assert not Path("ran").exists()
     with pytest.raises(ConfigError, match="Not a directory.*: name a folder as transformers'"):
         read(made / "config.json")
-    (made / "config.json").write_text('{"run_id": "1", "config": {}}')
-    with pytest.raises(ConfigError, match=f"gpt2 is a run: .*gptddp checkpoints {made} --export"):
-        read(made)
     cut = small(tmp_path / "cut", shards=2)
     (cut / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors is not there, and"):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until
+
 from gptddp.run.history import history
 
 # `tiny` with shorter rows: a step of four ranks on two cores takes a few tenths of a second.
@@ -18,16 +20,6 @@ TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than t
 
 # Eight such pods fit on two nodes of two CPUs, beside what the nodes' own pods ask for.
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
-
-
-def until(true: Callable[[], Any], what: str, timeout_s: float, poll_s: float = 0.1) -> Any:
-    """Wait until a condition of the test holds; it must come true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if value := true():
-            return value
-        time.sleep(poll_s)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:

@@ -8,10 +8,10 @@ import time
 import torch
 from support.forked import ranks
 from support.toy import SMALL
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import read_ledger

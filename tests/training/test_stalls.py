@@ -3,14 +3,15 @@
 import os
 import re
 import signal
-import socket
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from support.forked import ranks
+from support.processes import free_port
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.run.history import read_ledger
 from gptddp.training.stalls import described
@@ -43,9 +44,7 @@ class Job:
 
     def __init__(self, folder: Path, corpus: Path) -> None:
         self.folder, self.run = folder, folder / "run"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), "--log-every", "1"]
         flags += ["--steps", "1000000", "--metrics-port", str(self.port)]
         env = {**os.environ, "ORDERS": str(folder)}
@@ -53,12 +52,11 @@ class Job:
         self.said = ""
 
     def until(self, true, timeout_s: float = 60.0):
-        end = time.monotonic() + timeout_s
-        while not (found := true()):
-            assert time.monotonic() < end and self.ranks[0].poll() is None, self.said[-2000:]
-            time.sleep(0.05)
+        def heard():
             self.said += self.ranks[0].stderr.read()
-        return found
+            return true()
+
+        return until(heard, timeout_s=timeout_s, why=lambda: self.said[-2000:])
 
     def events(self, kind: str) -> list[dict]:
         return [it for it in read_ledger(self.run) if it["event"] == kind]

@@ -12,7 +12,6 @@ from support.toy import SMALL
 
 HERE = Path(__file__).parent
 SYSTEM = "kueue-system"
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def active(team, name):
@@ -60,24 +59,6 @@ def _same(name):
     """The options of a job as `submit` has them."""
     job = ("--name", name, "--replicas", "2", "--cpu", "500m", "--memory", "2Gi", "--queue", "team")
     return [*job, "--data", "data/corpus", "--", *SMALL, "--steps", "1000000"]
-
-
-def test_kueue_undoes_what_is_set_on_the_job(team):
-    """Why suspend and resume go by the Workload, and a running job is not scaled."""
-    team.submit("one")
-    team.says("one", "Running")
-
-    def put(spec):
-        patch = json.dumps({"spec": spec})
-        team.kubectl("patch", "pytorchjob", "one", "--type=merge", "-p", patch)
-
-    put({"runPolicy": {"suspend": True}})
-    suspended = lambda: team.get("pytorchjob", "one")["spec"]["runPolicy"]["suspend"]  # noqa: E731
-    team.until(lambda: not suspended(), "Kueue lets it go on")
-    team.says("one", "2 of 2 ready")
-    put({"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}})
-    events = lambda: [e["reason"] for e in team.get("events") if e["reason"] == "Stopped"]  # noqa: E731
-    team.until(events, "Kueue stops it")
 
 
 def test_what_is_wrong_with_a_queue_is_said(team):
