@@ -84,7 +84,7 @@ def load_step(
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
     names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir))))
-    steps = {name: (store.order(name) or (0, 0))[1] for name in names}
+    steps = {name: store.order(name)[1] for name in names}
     for name in (it for it in names if steps[it] == step):
         try:
             return patiently(partial(load, root / name, run_id, tell))
