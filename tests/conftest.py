@@ -1,6 +1,7 @@
 """Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -91,30 +92,17 @@ def start(tmp_path):
     from gptddp.k8s.local import reaper
     from gptddp.k8s.render import manifest
 
-    started = []
-
     def begin(built, *flags, folder=tmp_path / "local"):
-        path = tmp_path / f"{len(started)}.yaml"
+        path = tmp_path / f"{secrets.token_hex(4)}.yaml"
         path.write_text(manifest.to_yaml([built]))
         command = [sys.executable, "-c", RUN, str(path), str(folder), *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(
+            command, env=environment, text=True, start_new_session=True, **pipes
         )
-        return started[-1]
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    yield from ending(begin, kill)
     reaper.sweep(str(tmp_path))
 
 

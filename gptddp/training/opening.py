@@ -284,7 +284,8 @@ def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> N
         lines: list[str] = []
         with suppress(ValueError, LookupError, TypeError, AttributeError):  # torn, or foreign
             there: Any = read_json(run / DATASET)
-            lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
+            if there["sha256"] == began:
+                lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
         raise DataError(
             f"{dataset.dir} is not the data that run {run} began with"
             f"{': ' if lines else ''}{inventory.listed(lines) if lines else ''}: "

@@ -1,14 +1,13 @@
 """What survivors leave in memory: whole or ignored, and the newest state of a run goes on."""
 
-import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.small_disk import small_disk
 from support.trainer_patches import lose_a_peer
 
 from gptddp.checkpoint import snapshot
@@ -80,17 +79,12 @@ def test_a_second_rank_of_the_pod_does_not_wait(tmp_path):
 
 def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
     """On a real tmpfs that is too small: one warning, nothing half-written is left."""
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
-    if os.geteuid() or subprocess.run(mounted, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
-        big = {"w": torch.zeros(100_000)}
+    big = {"w": torch.zeros(100_000)}
+    with small_disk(tmp_path, "64k"):
         with pytest.raises(OSError, match="No space left"):
             snapshot.write(tmp_path / "s", big, lines=[], **HEAD)
         assert list(tmp_path.iterdir()) == []
         assert snapshot.read(leave(tmp_path / "s")).step == 7  # what fits is taken
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ test_writer_crashes.py has the kills.
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
 from support.checkpoint_saver import loaded_step, state
+from support.small_disk import small_disk
 from support.waiting_writer import Writer
 
 from gptddp.checkpoint import store
@@ -110,41 +110,36 @@ def test_the_log_is_durable_before_the_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "gptddp-test", str(disk)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", "4m") as mounted:
+        yield mounted
 
 
-def test_full_disk(small_disk):
+def test_full_disk(disk):
     """A full disk is an error with the fix; the previous checkpoint stays, the next save works."""
-    log = RunLog(small_disk, 1)
-    writer = Writer(small_disk, 1, before_commit=log.sync)
+    log = RunLog(disk, 1)
+    writer = Writer(disk, 1, before_commit=log.sync)
     log.append({"step": 1})
     assert writer.save(1, state(1, 1 << 20), {}).error is None
-    (small_disk / "ballast").write_bytes(bytes(5 << 19))
+    (disk / "ballast").write_bytes(bytes(5 << 19))
     log.append({"step": 2})
     saved = writer.save(2, state(2, 1 << 20), {})
     assert "No space left on device" in saved.error and "free space" in saved.error
-    assert loaded_step(small_disk) == 1
-    assert os.listdir(small_disk / "checkpoints" / ".tmp") == []
-    (small_disk / "ballast").unlink()
+    assert loaded_step(disk) == 1
+    assert os.listdir(disk / "checkpoints" / ".tmp") == []
+    (disk / "ballast").unlink()
     assert writer.save(3, state(3, 1 << 20), {}).error is None
-    assert loaded_step(small_disk) == 3
-    assert [line["step"] for line in history(small_disk)] == [1, 2]
+    assert loaded_step(disk) == 3
+    assert [line["step"] for line in history(disk)] == [1, 2]
 
 
-def test_disk_full_of_checkpoints(small_disk):
+def test_disk_full_of_checkpoints(disk):
     """Where checkpoints beyond the newest two fill the disk, they make room for the next."""
-    writer = Writer(small_disk, 1, keep=9)
+    writer = Writer(disk, 1, keep=9)
     for step in range(1, 9):
         assert writer.save(step, state(step, 1 << 20), {}).error is None
-    assert loaded_step(small_disk) == 8 and len(store.names(small_disk)) == 3
+    assert loaded_step(disk) == 8 and len(store.names(disk)) == 3
 
 
 def fail_at(monkeypatch, point, code, lasting):

@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from support.cluster_jobs import PODS, TINY, Job, cli, until
+from support.cluster_jobs import PODS, TINY, Job, cli
 from support.same_bits import check_same_bits
+from support.waiting import until
 
 STEPS = 150
 FLAGS = [*TINY, f"--steps={STEPS}", "--seed=7"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.broken_jobs import CASES, NEEDED, Case, ours
-from support.cluster_jobs import until
 from support.small_jobs import SLEEP, job
+from support.waiting import until
 
 from gptddp.k8s.cluster import Cluster, connect
 from gptddp.k8s.observe import facts, job_causes, progress, why

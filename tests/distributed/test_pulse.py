@@ -14,6 +14,7 @@ import time
 import types
 
 import pytest
+from support.waiting import until
 
 from gptddp.distributed import connect, pulse
 from gptddp.launch import hung
@@ -138,10 +139,7 @@ def test_the_launcher_kills_what_stops_every_thread(process, tmp_path, impatient
     it = process("beats(0.1)", how)
     assert it.stdout.readline() == b"here\n"
     begin = time.monotonic()
-    while it.poll() is None:
-        assert time.monotonic() < begin + 30
-        workers.end_hanging([it.pid], first_rank=3)
-        time.sleep(0.02)
+    until(lambda: workers.end_hanging([it.pid], first_rank=3) or it.poll())
     assert it.returncode == -signal.SIGKILL and time.monotonic() - begin >= LIMIT_S
     stopped = "19" in how
     what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
@@ -203,10 +201,7 @@ def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path):
     rendezvous = types.SimpleNamespace(say=said.append)
     workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
     begin = time.monotonic()
-    while silent.poll() is None:
-        assert time.monotonic() < begin + 30
-        workers.end_hanging([silent.pid], first_rank=0)
-        time.sleep(0.02)
+    until(lambda: workers.end_hanging([silent.pid], first_rank=0) or silent.poll())
     assert time.monotonic() - begin > 0.6 and not counted
     (line,) = said
     assert line.startswith("no progress for 1 s: a worker (process ") and "has begun" in line
@@ -225,10 +220,7 @@ def test_a_worker_whose_disk_is_full_is_not_taken_for_one_that_never_begins(
             assert pulses.hanging([silent.pid]) == []
             time.sleep(0.02)
     assert pathlib.Path.write_bytes is write
-    until = time.monotonic() + 30
-    while not pulses.hanging([silent.pid]):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: pulses.hanging([silent.pid]))
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
@@ -239,11 +231,12 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
     assert it.stdout.readline() == b"here\n"
     assert pulse.read(tmp_path / "pulse.0") is None
     shutil.rmtree(tmp_path / "pulse.0")
-    end, found = time.monotonic() + 30, None
-    while found is None or found.pid != it.pid:
-        assert time.monotonic() < end
+
+    def its() -> pulse.Pulse | None:
         found = pulse.read(tmp_path / "pulse.0")
-    assert found.limit_s == LIMIT_S
+        return found if found and found.pid == it.pid else None
+
+    assert until(its).limit_s == LIMIT_S
     it.kill()
 
 
@@ -251,11 +244,8 @@ def test_a_hang_on_the_way_out_is_the_launchers(process, tmp_path, impatient):
     """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
-    pulses, end, found = Pulses(tmp_path), time.monotonic() + 30, []
-    while not found:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-        found = pulses.hanging([it.pid])
+    pulses = Pulses(tmp_path)
+    found = until(lambda: pulses.hanging([it.pid]))
     assert [(h.pid, h.step) for h in found] == [(it.pid, 0)]  # no step's own error
     it.kill()
 

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch.distributed as td
 from support.forked import Forked, ranks
+from support.waiting import until
 
 from gptddp.distributed import storage, waiting
 
@@ -69,10 +70,7 @@ def world():
 
 def joined(processes: list[Forked]) -> None:
     """Wait until all ranks are there."""
-    end = time.monotonic() + 60
-    while not all("joined" in it.stderr.path.read_text() for it in processes):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: all("joined" in it.stderr.path.read_text() for it in processes))
 
 
 def test_a_read_of_three_times_the_limit_is_waited_for(world):

@@ -1,11 +1,72 @@
 """The gradient of a step does not depend on the number of processes, nor on how even they are."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 from support import forked
+from support.loaders import LANES, SEED, SEQ_LEN, corpus, open_loader
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-RANK = "import sys; from support.gradients import rank_main; rank_main(sys.argv[1])"
+from gptddp.config import Config, with_preset
+from gptddp.distributed.connect import World, connect
+from gptddp.model import sums
+from gptddp.model.gpt import build
+from gptddp.train import forward_backward, warm_up
+from gptddp.training.agree import agree
+from gptddp.training.clock import PhaseClock, RankSeconds
+
+RANK = "import sys; from elastic.test_gradients import rank_main; rank_main(sys.argv[1])"
 WORLDS = (1, 2, 3, 5, 7)
+CONFIG = with_preset(
+    Config(
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        seq_len=SEQ_LEN,
+        lanes=LANES,
+        batch=3 * LANES,
+        micro_batch=2,
+        precision="fp32",
+        device="cpu",
+        seed=SEED,
+    ),
+    accelerator=False,
+)
+EMPTY_LANE = 3  # its rows have no target
+
+
+def gradients(world: World, reduce: str) -> np.ndarray:
+    """All ranks: every gradient of the step, in one array."""
+    torch.set_num_threads(1)
+    net = build(CONFIG, 257, world.device)
+    ddp = DDP(net, gradient_as_bucket_view=True)
+    made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
+    warm_up(ddp, CONFIG, world)
+    where = {"rank": world.rank, "world_size": world.world_size}
+    with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:
+        batch = [loader.next() for _ in range(3)][-1]
+    mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
+    batch.valid[mine == EMPTY_LANE] = False
+    object.__setattr__(batch, "targets", int(batch.valid.sum()))
+    spent = RankSeconds(PhaseClock(), world)
+    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, spent=spent, world=world)
+    forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
+    return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
+
+
+def rank_main(folder: str) -> None:
+    """One rank, from joining its world to leaving it, as the trainer does.
+
+    Rank 0 leaves FOLDER/<reduce>.<world size>.npy: the gradients of all parameters in one.
+    """
+    with connect("cpu") as world:
+        for reduce in ("exact", "fast"):
+            found = gradients(world, reduce)
+            if world.rank == 0:
+                np.save(f"{folder}/{reduce}.{world.world_size}.npy", found)
+        world.leave_together()
 
 
 @pytest.fixture(scope="module")

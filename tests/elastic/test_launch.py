@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support import ledgers
-from support.launchers import PORT, Job, until
+from support.launchers import PORT, Job
 from support.processes import alive, children
+from support.waiting import until
 from torch.distributed import TCPStore
 
 
@@ -52,7 +53,7 @@ def killed(job: Job) -> None:
 def raises(job: Job) -> None:
     """An exception is printed with its rank, once."""
     job.order(1, "raise")
-    until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
+    until(lambda: "[rank 1] Traceback" in job.log(1), "the traceback")
     assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
 
 
@@ -62,16 +63,16 @@ def without_server(job: Job) -> None:
     server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != job.pods[1].pid
     os.kill(server, signal.SIGKILL)
-    until("the old worker's end", lambda: not alive(old), timeout_s=5)
+    until(lambda: not alive(old), "the old worker's end", timeout_s=5)
 
 
 def hangs(job: Job) -> None:
     """It never notices that another was killed: its agent ends it."""
     hung, other = job.worker(1), job.worker(2)
     job.order(1, "hang")
-    until("the order's taking", lambda: not (job.folder / "pod-1.hang").exists())
+    until(lambda: not (job.folder / "pod-1.hang").exists(), "the order's taking")
     os.kill(other, signal.SIGKILL)
-    until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
+    until(lambda: not alive(hung), "the hung worker's end", timeout_s=20)  # torch: 30
 
 
 @pytest.mark.parametrize("harm", [killed, raises, without_server, hangs])
@@ -79,7 +80,7 @@ def test_a_worker_that_is_lost_is_replaced(job, harm):
     """After it all three step on, and no launcher has ended."""
     old = job.worker(1)
     harm(job)
-    until("a new worker", lambda: job.worker(1) != old)
+    until(lambda: job.worker(1) != old, "a new worker")
     job.goes_on(3)
     survivors(job)
 
@@ -91,9 +92,9 @@ def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
     worker = job.worker(which)
     job.pods[which].kill()
     job.pods[which].wait()
-    until("the orphan's end", lambda: not alive(worker), timeout_s=5)
+    until(lambda: not alive(worker), "the orphan's end", timeout_s=5)
     job.start(which)
-    until("a new worker", lambda: job.worker(which) != worker)
+    until(lambda: job.worker(which) != worker, "a new worker")
     job.goes_on(3)
     survivors(job)
     assert which or "the group is lost" in job.log(1)
@@ -108,7 +109,7 @@ def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, 
         store.set(f"{key}.{state['round'] + 1}/MASTER_ADDR", "192.0.2.1")
         store.set(key, value)
         os.kill(old, signal.SIGKILL)
-        until("a new worker", lambda old=old: job.worker(1) != old)
+        until(lambda old=old: job.worker(1) != old, "a new worker")
         job.goes_on(3)
     survivors(job)
     assert not (tmp_path / "executed").exists()
@@ -202,7 +203,7 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
         for job in (stopped, ended):
             pid = job.pods[slot % 2].pid
             # the resource tracker and the warm server
-            until("both", lambda pid=pid: len(children(pid)) > 1)
+            until(lambda pid=pid: len(children(pid)) > 1, "both")
         time.sleep(1.0)
         stopped.pods[slot % 2].send_signal(number)
         stop = {"event": "stop", "step": 1000000, "cause": "steps"}

@@ -19,6 +19,7 @@ from support.prepared import flip
 from support.processes import workers as workers_of
 from support.same_bits import check_same_bits
 from support.toy import SMALL
+from support.waiting import PATIENCE_S, until
 
 from gptddp import train
 from gptddp.data import blocks, lanes
@@ -29,7 +30,6 @@ from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history, read_ledger
 
 STEPS = 180  # two epochs of every lane
-PATIENCE_S = 90
 # A row group that cannot be read is given up at once, in every process of a life.
 GIVE_UP = "from gptddp.data import blocks; blocks.RETRY_S = (0.001,); "
 
@@ -80,10 +80,7 @@ class World:
         self.pod.wait()
 
     def until(self, condition) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert self.pod.poll() is None and time.monotonic() < end, self.log.read_text()
-            time.sleep(0.02)
+        until(condition, why=self.log.read_text)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from support.forked import TRAIN, ended, ranks, train
 from support.same_bits import check_same_bits
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.run.history import history
 
@@ -25,10 +25,7 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(corpus, tmp_
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     process = spawn(command, env=env, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run/log.1.jsonl"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_text().count("\n") >= 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: log.read_text().count("\n") >= 3, poll_s=0.002)
     process.send_signal(signal.SIGTERM)
     err = process.communicate(timeout=120)[1]
     done = len(list(history(tmp_path / "run")))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from support.crashing import crash_at
 from support.failing_volume import Writes
+from support.small_disk import small_disk
 from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -208,15 +208,10 @@ def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
 
 def test_a_disk_too_small_for_the_weights(run, tmp_path):
     """On a real tmpfs: the library that writes them has errors of its own."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "gptddp-test", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
-    try:
+    with small_disk(tmp_path, "64k"):
         result = invoke(run, "--export", tmp_path / "model")
         assert result.exit_code == 2 and "No space left" in result.stderr
         assert os.listdir(tmp_path) == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):

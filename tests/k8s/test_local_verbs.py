@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import job, pod_file, status, until
+from support.local_jobs import job, pod_file, status
 from support.processes import alive
 from support.rank_0_lines import of_a_life
+from support.waiting import until
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks
@@ -187,6 +188,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
     pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
     folder = tmp_path / "local/jobs/job"
     (folder / "mine.txt").touch()
+    (folder.parent / "stray").touch()  # is no job
     result = k8s("delete", "job")
     assert result.exit_code == 0 and result.stdout == "local job job deleted\n", result.output
     assert f"its run directory stays: {tmp_path}/local/volumes/runs/job" in result.stderr

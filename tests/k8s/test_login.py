@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import certifi
 import pytest
-from support.kubeconfigs import HeaderAPI, kubeconfig, named
+from support.api_server import HeaderAPI, kubeconfig, named
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect

@@ -6,6 +6,7 @@ import time
 import pytest
 from support.api_objects import at, job, pod, replaced, terminated, unscheduled
 from support.api_server import Log
+from support.waiting import until
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
@@ -51,9 +52,7 @@ class Following:
             self.error = error
 
     def wait_for(self, count):
-        end = time.monotonic() + 20
-        while len(self.got) < count and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: len(self.got) >= count)
         return self.got
 
     def join(self):

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from support.kubeconfigs import HeaderAPI, kubeconfig, named
+from support.api_server import HeaderAPI, kubeconfig, named
 
 from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect

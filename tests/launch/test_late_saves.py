@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from support.late_saves import GOES_ON, NAME, begin, overdue
-from support.local_jobs import until
 from support.trainer_patches import lose_a_peer
+from support.waiting import until
 
 from gptddp.checkpoint import late, retention, store
 from gptddp.checkpoint.writer import Writer

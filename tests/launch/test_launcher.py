@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support import ledgers
 from support.forked import LAUNCH as forked_launch
-from support.launchers import until
 from support.pod_env import ENV
+from support.waiting import until
 
 import gptddp
 from gptddp.launch import worker_script
@@ -85,10 +85,11 @@ def test_sigterm_ends_it_while_it_imports(python):
     """Long before torchrun has handlers of its own, the exit code is 143."""
     pod = python(LAUNCH, env=ENV)
     status, wanted = Path(f"/proc/{pod.pid}/status"), 1 << (signal.SIGTERM - 1)
-    end = time.monotonic() + 30
-    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) & wanted:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+
+    def caught() -> int:
+        return int(status.read_text().split("SigCgt:")[1].split()[0], 16)
+
+    until(lambda: caught() & wanted, poll_s=0.005)
     pod.terminate()
     assert ended(pod)[0] == 143
 
@@ -100,10 +101,10 @@ def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_p
     os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
     env = os.environ | ENV | {"PET_RDZV_ENDPOINT": "127.0.0.1:9", "GPTDDP_ALIVE": str(file)}
     pod = forked(forked_launch, "--run-dir", str(tmp_path), env=env)
-    until("its first sign of life", lambda: file.exists() and file.stat().st_mtime)
+    until(lambda: file.exists() and file.stat().st_mtime, "its first sign of life")
     first = file.stat().st_mtime
     assert abs(first - time.time()) < 30
-    until("the next one", lambda: first < file.stat().st_mtime < time.time() + 1)
+    until(lambda: first < file.stat().st_mtime < time.time() + 1, "the next one")
     trains = (
         "from gptddp.launch.launcher import Launcher, Path; it = Launcher(); "
         "it.verdict = Path('/none'); it.raise_if_over(joining=False)"

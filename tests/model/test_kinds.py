@@ -1,12 +1,11 @@
 """Whole runs of each kind of model: it learns, and neither worlds nor kills change a bit."""
 
-import time
-
 import pytest
 from click.testing import CliRunner
 from support.forked import TRAIN, train
 from support.same_bits import check_same_bits
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.checkpoint import store
 from gptddp.cli import cli
@@ -43,10 +42,8 @@ def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked
     (flags, undisturbed), world = kind, 3
     run = tmp_path / "run"
     process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
-    log, deadline = run / "log.1.jsonl", time.monotonic() + 60
-    while not (log.exists() and log.read_text().count("\n") >= 5 and store.names(run)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
+    log = run / "log.1.jsonl"
+    until(lambda: log.read_text().count("\n") >= 5 and store.names(run), poll_s=0.002)
     process.kill()
     process.wait(60)
     assert not (run / "finished.json").exists()

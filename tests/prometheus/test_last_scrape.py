@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from support.launchers import Training, until
+from support.launchers import Training
 from support.prometheus import write_rules
 from support.prometheus_server import Prometheus
+from support.waiting import until
 
 PORT, INTERVAL_S = 9464, 4.0
 FLAGS = ("--steps", "1000000", "--max-skipped", "3", "--checkpoint-every", "600")
@@ -23,7 +24,7 @@ class Scraped(Training):
         """Wait for a scrape, after two more of this life: from them it knows the interval."""
         before = len(self.scrapes())
         self.goes_on(2)
-        until("three scrapes", lambda: len(self.scrapes()) >= before + 3)
+        until(lambda: len(self.scrapes()) >= before + 3, "three scrapes")
 
     def last(self, name: str) -> float:
         return self.prometheus.value(f"last_over_time({name}[1h])")
@@ -61,4 +62,4 @@ def test_a_job_that_diverges_is_seen_to_its_end(job):
     assert job.last("gptddp_nonfinite_steps_total") == 4
     assert job.last("gptddp_steps_total") == lines[-1]["step"] > counted
     firing = 'ALERTS{alertname="GptddpNonFinite", alertstate="firing", pytorchjob="short"}'
-    until("the alert", lambda: job.prometheus.ask(firing))
+    until(lambda: job.prometheus.ask(firing), "the alert")

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support.local_jobs import until
+from support.waiting import until
 
 from gptddp.files import lock
 from gptddp.run import lines, summary

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from support.crashing import killed
-from support.local_jobs import until
+from support.waiting import until
 
 from gptddp.errors import ConfigError, Superseded
 from gptddp.run import lease, lease_file

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from slurm.one_node import OneNode
 from support.paths import ROOT
 from support.processes import ending, workers
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.cli import cli as gptddp
 from gptddp.run.history import last_step, read_ledger
@@ -92,10 +92,7 @@ class Job:
 
     def until(self, holds) -> None:
         """Wait for it; three minutes are enough on a busy machine too."""
-        end = time.monotonic() + 180.0
-        while not holds():
-            assert time.monotonic() < end, f"{self.facts()}\n{self.log()}"
-            time.sleep(0.2)
+        until(holds, "it", 180, poll_s=0.2, why=lambda: f"{self.facts()}\n{self.log()}")
 
     def process(self, name: str, value: str, program: str) -> int:
         """The process id of the job's process with this variable and word in its command.

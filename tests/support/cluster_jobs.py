@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until
+
 from gptddp.run.history import history
 
 # `tiny` with shorter rows: a step of four ranks on two cores takes a few tenths of a second.
@@ -20,23 +22,20 @@ TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than t
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
-def until(true: Callable[[], Any], what: str, timeout_s: float, poll_s: float = 0.1) -> Any:
-    """Wait until a condition of the test holds; it must come true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if value := true():
-            return value
-        time.sleep(poll_s)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+def command(namespace: Any, verb: str, *arguments: str) -> list[str]:
+    """`gptddp-k8s VERB ARGUMENTS` in a namespace, to be started in any environment."""
+    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", verb]
+    where = ["--namespace", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig)]
+    return [*main, *where, *arguments]
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
     """`gptddp-k8s ARGUMENTS` in a namespace; it must end with this exit code, None: with any."""
-    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
+    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
     where = ["--namespace", namespace.namespace]
     env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
     done = subprocess.run(
-        [*command, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
+        [*main, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
     )
     assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stderr}"
     return done

@@ -3,16 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from support.forked import Forked, fork, train
 from support.paths import SUPPORT
 from support.toy import SMALL
+from support.waiting import PATIENCE_S, until
 
-from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import history
 
 TOY = SUPPORT / "toy_worker.py"
@@ -28,16 +26,6 @@ PORT = 23111  # of the rendezvous
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
-PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
-
-
-def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.02)
-    return value
 
 
 class Job:
@@ -104,11 +92,11 @@ class Job:
         """Wait for a step of this many workers, from now on."""
         now = time.time()
         until(
-            f"a step of {world_size}",
             lambda: any(
                 line["time"] > now and line["world_size"] == world_size
                 for line in self.steps()[-9:]
             ),
+            f"a step of {world_size}",
         )
 
     def exit_code(self, i: int) -> int:
@@ -158,13 +146,3 @@ def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict
     flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps), *RATE]
     train(world, *SMALL, *flags, "--eval-every", "1000000")
     return list(history(folder))
-
-
-def parameters(run: Path) -> dict[str, bytes]:
-    """The newest checkpoint's tensors, as bytes."""
-    loaded = load_newest(run, set_aside=False)
-    assert loaded is not None
-    return {
-        name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        for name, t in loaded.tensors.items()
-    }

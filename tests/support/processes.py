@@ -1,5 +1,6 @@
 """Processes of this machine, as /proc has them, and such as end with a test."""
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def ending(make: Callable[..., Any], end: Callable[[Any], Any]) -> Iterator[Call
 def kill(process: Any) -> None:
     process.kill()
     process.communicate()
+
+
+def free_port() -> int:
+    """A port of this machine that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as it:
+        return int(it.getsockname()[1])
 
 
 def alive(pid: int) -> bool:

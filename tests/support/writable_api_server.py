@@ -208,16 +208,11 @@ def end(api, kind):
     job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
 
-def put_claims(api):
-    """The claims that a job needs."""
-    for claim in ("data", "runs"):
-        api.put(
-            {
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim},
-                "spec": {"accessModes": ["ReadWriteMany"]},
-            }
-        )
+def put_claims(api, *more):
+    """The claims that a job needs, and more."""
+    spec = {"accessModes": ["ReadWriteMany"]}
+    for claim in ("data", "runs", *more):
+        api.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
 
 
 def _encode(obj, patch=None):

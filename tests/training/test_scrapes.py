@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.forked import ranks
-from support.local_jobs import until
 from support.owned import owned
+from support.processes import free_port
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.config import Config
 from gptddp.run.history import read_ledger
@@ -27,13 +28,6 @@ step = train.forward_backward
 train.forward_backward = lambda *args: time.sleep(0.1) or step(*args)
 sys.exit(train.main(sys.argv[1:]))
 """
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Server:

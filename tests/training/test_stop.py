@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from support.local_jobs import until
 from support.toy import SMALL
 from support.trainer_patches import patch_here
+from support.waiting import until
 
 from gptddp.checkpoint import snapshot
 from gptddp.run.history import history, read_ledger

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support import cluster_jobs
 from support.toy import SMALL
+from support.waiting import until
 
 HERE = Path(__file__).parent
 SYSTEM = "kueue-system"
@@ -82,7 +83,7 @@ class Team:
         return str(self.until(shown, f"{words} of {name}", timeout_s))
 
     def until(self, true: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
-        return cluster_jobs.until(true, what, timeout_s, poll_s=1)
+        return until(true, what, timeout_s, poll_s=1)
 
     def empty(self) -> None:
         """Delete all jobs, and wait for the end of their pods."""
