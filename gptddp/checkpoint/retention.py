@@ -95,18 +95,16 @@ def prune(
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
-    Verified: every byte was read back when it was written. The oldest of them is read again now,
-    so that one stays that can be loaded whatever has happened since. What was never read back is
-    read now too. None of these is deleted, nothing newer than the oldest of them, and the first one
-    of each `keep_every` steps (0: none). What is not of the run `run_id` (None: that is not asked)
-    counts for none of that, and is not deleted.
+    Verified: every byte was read back when it was written. The oldest of them, and what was never
+    read back, is read now, so that one stays that can be loaded. Nothing newer than it is deleted,
+    nor the first one of each `keep_every` steps (0: none). What is not of the run `run_id` (None:
+    that is not asked) does not count, and is not deleted.
 
     Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
     It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
 
     Safe beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a
-    half deleted checkpoint is never seen as one; a deletion that fails is tried again. Raises
-    OSError.
+    half deleted checkpoint is never seen as one. Raises OSError.
     """
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))

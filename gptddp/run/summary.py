@@ -130,10 +130,6 @@ class Summary:
         step, _, generation = name.removeprefix("step-").partition(".")
         return branches.is_on(self.branches, int(generation), int(step))
 
-    def leave_out(self, what: str) -> None:
-        """Remember that a line of the ledger cannot be used, so that a start can say so."""
-        self.left_out = [*self.left_out, what][:LEFT_OUT]
-
 
 SUMS = (
     *("bytes", "generation", "void", "commits", "began_time", "saved_time", "quarantine"),
@@ -211,8 +207,9 @@ def read(run_dir: str | Path) -> Summary:
         elif at + len(line) == end:  # it is being written
             found.bytes = at
         elif at >= upto:
-            found.leave_out(f"a line at byte {at} that is torn, or no event")
+            found.left_out.append(f"a line at byte {at} that is torn, or no event")
     found.older = found.older and not found.life
+    del found.left_out[LEFT_OUT:]
     return found
 
 
@@ -226,4 +223,4 @@ def _count(found: Summary, event: dict[str, Any], at: int) -> None:
             why = error
     found.older |= HASH not in event
     what = f"a {shown(event['event'])} of generation {shown(event['generation'])}"
-    found.leave_out(f"{what} at byte {at} ({why})")
+    found.left_out.append(f"{what} at byte {at} ({why})")
