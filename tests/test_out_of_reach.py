@@ -61,10 +61,7 @@ def test_the_record_of_the_data_is_not_written_over(tmp_path, corpus, reads, cod
     """dataset.json of a run says what it began with: data that were exchanged are seen by it."""
     (tmp_path / DATASET).write_text("{}")
     with reads.failing(code, path=str(tmp_path / DATASET)):
-        made = copies.Copies(tmp_path, {}, {"sha256": "other"})
-        made.close = made._over.set  # after one try
-        made.close()
-        made.run()
+        copies.begin(tmp_path, {}, {"sha256": "other"}).join(60)
     assert (tmp_path / DATASET).read_text() == "{}"
 
 

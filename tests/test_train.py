@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.prepared import BYTES, flip
 from support.toy import SMALL
+from support.waiting_writer import Writer
 
 from gptddp import files, train
 from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger

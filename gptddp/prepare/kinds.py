@@ -25,7 +25,6 @@ _SPLITS: dict[str, SourceSplit] = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_MAY_NAME_SPLIT = re.compile("|".join(_SPLITS))
 
 
 def kind_of(name: str) -> tuple[str, str | None]:
@@ -52,8 +51,6 @@ def split_of(name: str) -> SourceSplit | None:
     That is its first or last word, without the numbers of shards: train-00000-of-00002.parquet,
     valid.jsonl, wiki.test.raw.
     """
-    if not _MAY_NAME_SPLIT.search(name.lower()):  # of most: ten times as fast as what follows
-        return None
     kind, compression = kind_of(name)
     folders, base = os.path.split(name.lower())
     stem, suffix = os.path.splitext(os.path.splitext(base)[0] if compression else base)

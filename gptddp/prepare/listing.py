@@ -173,19 +173,12 @@ def _sides(
     split: alone, `test/` may be anything.
     """
     splits = {name: split_of(name or os.path.basename(root)) for name in names}
-    named = {split for split in splits.values() if split}
-    if for_val and not {"train", "val"} <= named:
-        return dict.fromkeys(names, "val")
-    if "train" not in named:
-        return dict.fromkeys(names, "train")
+    if for_val or "train" not in splits.values():
+        return dict.fromkeys(names, "val" if for_val else "train")
     sides: dict[str, str | None] = {}
     for name, split in splits.items():
-        reason = None
-        if for_val and split != "val":
-            reason = "of --val, not of its validation split"
-        elif split == "test":
-            reason = "a test split"
-        elif split == "val" and val_given and not for_val:
+        reason = "a test split" if split == "test" else None
+        if split == "val" and val_given:
             reason = "a validation split, in place of which --val is taken"
         if reason:
             found.leave_out(reason, os.path.join(root, name))

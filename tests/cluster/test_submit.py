@@ -4,8 +4,7 @@ import signal
 import subprocess
 import time
 
-from support.cluster_jobs import cli
-from support.small_jobs import command
+from support.cluster_jobs import cli, command
 from support.toy import SMALL
 from support.waiting import until
 
@@ -15,9 +14,8 @@ JOB = ("--name=demo", "--replicas=2", "--cpu=250m", "--memory=2Gi", "--data=data
 
 def start(namespace, verb, *args):
     """`gptddp-k8s` as a process, in the namespace of a test."""
-    where = command(namespace)[3:]
-    main = [*command(namespace)[:3], verb, *where, *args]
-    return subprocess.Popen(main, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command(namespace, verb, *args), **pipes)
 
 
 def names(namespace):

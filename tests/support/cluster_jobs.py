@@ -22,13 +22,20 @@ TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than t
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
+def command(namespace: Any, verb: str, *arguments: str) -> list[str]:
+    """`gptddp-k8s VERB ARGUMENTS` in a namespace, to be started in any environment."""
+    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", verb]
+    where = ["--namespace", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig)]
+    return [*main, *where, *arguments]
+
+
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
     """`gptddp-k8s ARGUMENTS` in a namespace; it must end with this exit code, None: with any."""
-    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
+    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
     where = ["--namespace", namespace.namespace]
     env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
     done = subprocess.run(
-        [*command, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
+        [*main, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
     )
     assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stderr}"
     return done
