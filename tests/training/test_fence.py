@@ -1,20 +1,26 @@
-"""Who comes late commits nothing: fault 28, and the late writer of faults 13 and 15."""
+"""Who comes late commits nothing: trainings that are stopped, or that have lost their run.
+
+Fault 28 of the fault table, and the late writer of faults 13 and 15.
+"""
 
 import itertools
 import json
 import os
+import signal
 import time
 
+import pytest
 import torch
-from support.forked import ranks
+from support.forked import TRAIN, ranks
 from support.toy import SMALL
+from support.waiting import until
 from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.errors import Superseded
 from gptddp.run import lease
-from gptddp.run.history import read_ledger
+from gptddp.run.history import history, read_ledger
 from gptddp.training import life
 
 # A lease of another life on another machine.
@@ -96,6 +102,59 @@ def test_the_ranks_wait_together_for_a_run_that_another_has(corpus, tmp_path):
         for process in both:
             process.kill()
     assert [event["event"] for event in read_ledger(tmp_path)].count("start") == 1
+
+
+LATE = """
+import os, signal, sys, time
+from gptddp import train
+from gptddp.checkpoint import store
+commit = store.commit
+def stopping(run, manifest, data, before_rename, *rest):
+    def stopped():
+        os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+        time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
+        before_rename()
+    return commit(run, manifest, data, stopped, *rest)
+store.commit = stopping
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def training(corpus, tmp_path, forked):
+    """training(code, every_s) -> a training process: a worker of a pod of one job."""
+    (tmp_path / "job").mkdir()
+    env = {"TORCHELASTIC_RUN_ID": "job", "PET_RDZV_ENDPOINT": "a:1"}
+    env |= {"GPTDDP_VERDICT": str(tmp_path / "job/verdict.json")}
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+    flags += ["--steps", "100000", "--checkpoint-every"]
+    return lambda code, every_s: forked(code, *flags, every_s, env=os.environ | env)
+
+
+def stopped(process):
+    """Has the process stopped itself?"""
+    with open(f"/proc/{process.pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
+    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
+    life is ever loaded, and it ends with the reason."""
+    late = training(LATE, "0.1")
+    until(lambda: stopped(late))
+    run = tmp_path / "run"
+    reached = max(line["step"] for line in history(run))
+    follower = training(TRAIN, "0.5")
+    until(lambda: store.names(run))
+    late.send_signal(signal.SIGCONT)
+    err = late.communicate(timeout=60)[1]
+    assert late.returncode == 1, err
+    assert "has taken over the run" in err
+    assert "Traceback" not in err and reached > 0
+    assert {store.order(name)[0] for name in store.names(run)} == {2}
+    follower.terminate()
+    assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
+    assert not (run / "lease.json").exists() and load_newest(run).generation == 2
 
 
 def test_a_life_that_has_lost_the_run_leaves_its_state(run, tmp_path, monkeypatch):
