@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.prepare.json_files import Problem, Record, any_json, lines, text_of
+from gptddp.prepare.json_files import Problem, any_json, lines, text_of
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
@@ -145,16 +145,12 @@ def _end_of_document(text: bytes) -> int:
 def _json(file: SourceFile, text_field: str) -> Iterator[Found]:
     is_json = file.kind == "json"
 
-    def with_text(record: Record) -> Found:
-        place, number, value = record
-        found = text_of(value, text_field)
-        if is_json and isinstance(found, tuple):
-            found = found[0], f"{found[1]}; {_FIX_JSON}"
-        return place, number, found
-
     with _open(file) as stream:
-        # by `map`, which does not keep the value of a record, that may be huge
-        yield from map(with_text, any_json(stream) if is_json else lines(stream))
+        for place, number, value in any_json(stream) if is_json else lines(stream):
+            found = text_of(value, text_field)
+            if is_json and isinstance(found, tuple):
+                found = found[0], f"{found[1]}; {_FIX_JSON}"
+            yield place, number, found
 
 
 def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:
