@@ -113,10 +113,7 @@ def closed(**fields: int) -> Config:
     ("workers", "says"),
     [
         (32, ["25.0%", "24 are as fast, and 48 are faster", "a multiple of 32"]),
-        (40, ["40.0%", "24 are as fast, and 48 are faster"]),
         (7, ["2.0%", "some have 7", "8 are faster"]),
-        (47, ["48.9%", "24 are as fast, and 48 are faster"]),
-        (20, ["20.0%", "16 are as fast, and 24 are faster"]),
     ],
 )
 def test_lanes_that_cannot_be_shared_out_evenly_are_told(workers, says):

@@ -135,16 +135,6 @@ def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value,
     assert result.exit_code == 0 and "only their rows: not both say" in result.stdout
 
 
-def test_a_run_whose_configuration_is_lost(tmp_path):
-    """Nothing says that its sums are exact: losses are not compared, and that is said."""
-    exact(tmp_path / "a")
-    exact(tmp_path / "b", loss=0.2000001)
-    assert fingerprints(tmp_path / "a", tmp_path / "b").exit_code == 1
-    (tmp_path / "b/ledger.jsonl").unlink()
-    result = fingerprints(tmp_path / "a", tmp_path / "b")
-    assert result.exit_code == 0 and "only their rows: not both say" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("steps", "line", "message"),
     [

@@ -1,9 +1,8 @@
 """Checkpoints that the ledger knows, and the run directory lacks.
 
 A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
-has every commit, and so a run does not begin at step 0 again, nor go back further than it must,
-without a word. What retention deletes is older than what it keeps: only where the newest commit is
-missing, something is.
+has every commit. What retention deletes is older than what it keeps: only where the newest commit
+is missing, something is.
 """
 
 import logging
@@ -40,15 +39,14 @@ def load(
     checkpoints is left; the life in which this very start had that before, or 0; None: not given.
     Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
-    for seconds in RETRY_S:
-        if not patiently(lambda: missing(run, run_id, ledger)):
+    for seconds in (*RETRY_S, 0.0):
+        if not (gone := patiently(lambda: missing(run, run_id, ledger))):
             break
         time.sleep(seconds)
     loaded = load_newest(run, run_id=run_id, known=ledger.commits, tell=tell)
     if loaded is not None:
         warn(run, run_id, ledger, f"{loaded.name}, step {loaded.step}")
         return loaded
-    gone = patiently(lambda: missing(run, run_id, ledger))
     if not gone and lost:
         gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
     if gone:
@@ -80,18 +78,20 @@ def warn(run: Path, run_id: str, ledger: Summary, origin: str) -> None:
 
 
 def missing(run: Path, run_id: str, ledger: Summary) -> list[str]:
-    """The newest commit and those before it, newest first, up to one that is there.
+    """The commits that are newer than any that is there, newest first.
 
-    [] where the newest is there, or has been set aside as damaged. One of another run in its place
-    is not it. Raises OSError.
+    One that has been set aside as damaged is there; one of another run in its place is not it. The
+    ledger may have lost the commits of newer ones. Raises OSError.
     """
     there = {name.partition(".bad.")[0] for name in store.names(run, ledger.commits)}
-    commits = sorted(ledger.commits, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    commits = sorted(ledger.commits, key=store.order, reverse=True)
 
     def is_gone(name: str) -> bool:
         return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)
 
-    return list(takewhile(is_gone, commits))
+    newest = store.order(store.newest(run, run_id, ledger.commits) or "") or (0, 0)
+    gone = takewhile(is_gone, commits)
+    return [name for name in gone if (store.order(name) or (0, 0)) > newest]
 
 
 def _listed(gone: Sequence[str]) -> str:

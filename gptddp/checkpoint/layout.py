@@ -57,10 +57,6 @@ class Staging:
         self.buffer.zero_()  # touches every page now, not in the first copy
         self.views = {name: tensor_at(self.buffer, entry) for name, entry in self.layout.items()}
 
-    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Are these the names, shapes and dtypes that the buffer was made for."""
-        return layout(tensors)[0] == self.layout
-
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> memoryview:
         """Copy the tensors in, and return the buffer's bytes."""

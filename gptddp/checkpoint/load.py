@@ -32,30 +32,25 @@ def load_newest(
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
-    beside a running job) and the one before is tried. One that the run `run_id` cannot go on from,
-    as that of another run, is left as it is (None: bytes are all that counts). Each is logged as a
-    warning. One that cannot be read just now is tried again for a while. `known`: names that are
+    beside a running job) and the one before is tried, with a warning. One that the run `run_id`
+    cannot go on from is left as it is (None: bytes are all that counts). `known`: names that are
     looked for where the directory does not list them. `tell` is told how much has been read. Raises
-    CheckpointError where checkpoints exist and none can be used, so that a run never silently
-    starts over; OSError where they may be readable later.
+    CheckpointError where checkpoints exist and none can be used, OSError where they may be readable
+    later.
     """
-    for _ in range(3):  # again if a running job prunes what has just been listed
-        skipped: list[Unusable] = []
-        vanished = False
-        for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
-            path = Path(run_dir) / CHECKPOINTS / name
-            try:
-                return patiently(partial(load, path, run_id, tell))
-            except Unusable as unusable:
-                if _is_gone(path):
-                    vanished = True
-                    continue
-                skipped.append(unusable)
-                log.warning("checkpoint skipped: %s", unusable)
-                if unusable.damaged and set_aside:
-                    retention.set_aside(path)
-        if not vanished:
-            break
+    skipped: list[Unusable] = []
+    for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
+        path = Path(run_dir) / CHECKPOINTS / name
+        try:
+            return patiently(partial(load, path, run_id, tell))
+        except Unusable as unusable:
+            if not unusable.transient and not os.path.lexists(path):  # pruned by a running job
+                how: Any = {"set_aside": set_aside, "known": known, "tell": tell}
+                return load_newest(run_dir, run_id=run_id, **how)
+            skipped.append(unusable)
+            log.warning("checkpoint skipped: %s", unusable)
+            if unusable.damaged and set_aside:
+                retention.set_aside(path)
     if not patiently(lambda: store.names(run_dir)):
         return None
     raise _none_valid(run_dir, skipped)
@@ -89,7 +84,7 @@ def load_step(
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
     names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir))))
-    steps = {name: (store.order(name) or (0, 0))[1] for name in names}
+    steps = {name: store.order(name)[1] for name in names}
     for name in (it for it in names if steps[it] == step):
         try:
             return patiently(partial(load, root / name, run_id, tell))
@@ -102,17 +97,6 @@ def load_step(
     if any(it.transient for it in skipped):
         raise OSError(errno.EIO, f"the checkpoint of step {step} cannot be read: {why}", str(root))
     raise CheckpointError(f"{run_dir}: {why}: use another step")
-
-
-def _is_gone(path: Path) -> bool:
-    """Has a pruner removed it? An error of the volume proves nothing."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:

@@ -29,9 +29,8 @@ from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
 from gptddp.run.directory import CHECKPOINTS
-from gptddp.run.history import Ledger, RunLog, complete, newest_life, recover
+from gptddp.run.history import Ledger, RunLog, complete, newest_life, recover, why_left
 from gptddp.run.lease import is_theirs
-from gptddp.run.lineage import left
 from gptddp.run.recovery import UNKNOWN
 
 log = logging.getLogger(__name__)
@@ -71,9 +70,9 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | Non
 def _why_not(run: Path, found: SavedState) -> str | None:
     """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
     newest = store.newest(run, found.run_id)
-    if newest and (store.order(newest) or (0, 0)) >= (found.generation, found.step):
+    if store.order(newest) >= (found.generation, found.step):
         return f"{newest} is as new, or newer"
-    if why := left(run, found.generation, found.step):
+    if why := why_left(run, found.generation, found.step):
         return f"the run has not gone on from this state: {why}"
     return None
 

@@ -21,7 +21,7 @@ class SourceFile:
     """One file to read; `identity`: its name, size and time of change."""
 
     path: str
-    kind: str  # one of kinds.KINDS
+    kind: str  # text, jsonl, json or parquet
     compression: str | None
     bytes: int
     given: bool  # named on the command line, not found in a folder
@@ -55,10 +55,10 @@ class Listing:
 
 def find(
     sources: Sequence[PathLike],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    out: PathLike | None = None,
-    val: Sequence[PathLike] = (),
+    val: Sequence[PathLike],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    out: Path,
 ) -> Listing:
     """The files of all sources, each once; raises DataError where there is none.
 
@@ -70,7 +70,7 @@ def find(
     """
     # real paths, not inode numbers: some network file systems give two files the same number
     seen: set[str] = set()
-    skip = None if out is None else os.path.realpath(out)
+    skip = os.path.realpath(out)
     exclude = [pattern.rstrip("/") for pattern in exclude]
     found = Listing()
     given = [(os.fspath(source), f"v{number}") for number, source in enumerate(val)]
@@ -99,10 +99,10 @@ def find(
     return found
 
 
-def _status(root: str, out: str | None) -> os.stat_result:
+def _status(root: str, out: str) -> os.stat_result:
     """The status of a source; raises DataError where it cannot be one."""
     shown = show(root)
-    if out is not None and Path(os.path.realpath(root)).is_relative_to(out):
+    if Path(os.path.realpath(root)).is_relative_to(out):
         raise DataError(f"the source {shown} lies in the output: choose an --out without sources")
     try:
         status = os.stat(root)
@@ -173,19 +173,12 @@ def _sides(
     split: alone, `test/` may be anything.
     """
     splits = {name: split_of(name or os.path.basename(root)) for name in names}
-    named = {split for split in splits.values() if split}
-    if for_val and not {"train", "val"} <= named:
-        return dict.fromkeys(names, "val")
-    if "train" not in named:
-        return dict.fromkeys(names, "train")
+    if for_val or "train" not in splits.values():
+        return dict.fromkeys(names, "val" if for_val else "train")
     sides: dict[str, str | None] = {}
     for name, split in splits.items():
-        reason = None
-        if for_val and split != "val":
-            reason = "of --val, not of its validation split"
-        elif split == "test":
-            reason = "a test split"
-        elif split == "val" and val_given and not for_val:
+        reason = "a test split" if split == "test" else None
+        if split == "val" and val_given:
             reason = "a validation split, in place of which --val is taken"
         if reason:
             found.leave_out(reason, os.path.join(root, name))

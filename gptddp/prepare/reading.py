@@ -19,7 +19,7 @@ from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.scratch import Scratch
 from gptddp.prepare.shuffle import Shuffle, Totals
-from gptddp.prepare.sources import Bad, NotText, documents
+from gptddp.prepare.sources import NotText, documents
 from gptddp.prepare.walk import as_utf8, show
 
 BAD = "bad.jsonl"  # the list of bad records, in the scratch folder and in the dataset
@@ -52,7 +52,10 @@ class Reading:
     def read(self, files: Sequence[SourceFile]) -> None:
         """Read what has not been read; raises DataError, OSError, and what is done is kept."""
         scratch = self._scratch
-        why_not = scratch.load({file.identity for file in files}) or self._too_many_bad()
+        why_not = scratch.load({file.identity for file in files})
+        most, bad = self._settings.max_bad, scratch.counts.get("bad", 0)
+        if why_not is None and bad > most:
+            why_not = f"--max-bad is {most}, and {bad} records were left out"
         if why_not:
             self._phases.say(f"what was read before cannot be used, starting again: {why_not}")
             scratch.clear()
@@ -78,11 +81,6 @@ class Reading:
             raise
         scratch.close()
 
-    def _too_many_bad(self) -> str | None:
-        """Why what was read with another `max_bad` cannot be used."""
-        bad, most = self._scratch.counts.get("bad", 0), self._settings.max_bad
-        return f"--max-bad is {most}, and {bad} records were left out" if bad > most else None
-
     def _read_file(self, file: SourceFile) -> None:
         """Read a file to its end; raises DataError where it changes meanwhile."""
         try:
@@ -107,9 +105,9 @@ class Reading:
     def _read_documents(self, file: SourceFile) -> None:
         left = file.bytes  # not yet shown as read: it may be compressed
         first = None
-        for found in documents(file, self._settings, self._made_by):
-            if isinstance(found, Bad):
-                self._note(file.path, found)
+        for place, number, found in documents(file, self._settings, self._made_by):
+            if isinstance(found, tuple):
+                self._note(file.path, place, number, *found)
                 continue
             self.counts[f"{file.kind} documents"] += 1
             if found.decode().strip() if self._made_by is None else found:
@@ -123,18 +121,18 @@ class Reading:
             self._phases.advance(size)
         self._phases.advance(left)
 
-    def _note(self, path: str, bad: Bad) -> None:
+    def _note(self, path: str, place: str, number: int, problem: str, fix: str) -> None:
         """Note a bad record in the list; raises DataError unless it may be left out."""
-        between = ":" if bad.place == "line" else f", {bad.place} "
+        between = ":" if place == "line" else f", {place} "
         most, listed = self._settings.max_bad, self._scratch.folder / BAD
         if self.counts["bad"] >= most:
             others = f" (as {most} others, which are in {listed})" if most else ""
             raise DataError(
-                f"{show(path)}{between}{bad.number}: {bad.problem}: {bad.fix}, or leave such "
-                f"records out with a higher --max-bad{others}"
+                f"{show(path)}{between}{number}: {problem}: {fix}, or leave such records out "
+                f"with a higher --max-bad{others}"
             )
         self.counts["bad"] += 1
-        line = {"file": as_utf8(path), bad.place: bad.number, "reason": bad.problem}
+        line = {"file": as_utf8(path), place: number, "reason": problem}
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         self._scratch.append(BAD, data)
 

@@ -9,7 +9,6 @@ import codecs
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import IO
 
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.prepare.json_files import Problem, Record, any_json, lines, text_of
+from gptddp.prepare.json_files import Problem, any_json, lines, text_of
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
@@ -37,23 +36,11 @@ _FIX_FILE = "mend it, or leave it out with --exclude"
 Found = tuple[str, int, bytes | Problem]  # "line", "row" or "record", its number, the document
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A record that cannot be used: `number` of the `place` ("line", "row", "record") of a file."""
-
-    place: str
-    number: int
-    problem: str
-    fix: str
-
-
 class NotText(ValueError):
     """Why a file is not text."""
 
 
-def documents(
-    file: SourceFile, settings: Settings, made_by: Tokenizer | None
-) -> Iterator[bytes | Bad]:
+def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> Iterator[Found]:
     """The documents of a file, empty ones included: UTF-8, or the bytes of the ids of `made_by`.
 
     Raises DataError, naming the file, for what cannot be read and is no bad record; NotText, before
@@ -61,14 +48,15 @@ def documents(
     """
     place, number = {"jsonl": "line", "parquet": "row"}.get(file.kind, "record"), 0
     try:
-        for place, number, found in _read(file, settings, made_by):
-            yield Bad(place, number, *found) if isinstance(found, tuple) else found
+        for found in _read(file, settings, made_by):
+            place, number, _ = found
+            yield found
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the volume: it may pass
             raise DataError(unreadable(file.path, error)) from error
         what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
         problem = f"{what} ({error}), so that the rest of the file cannot be read"
-        yield Bad(place, number + 1, problem, _FIX_FILE)
+        yield place, number + 1, (problem, _FIX_FILE)
 
 
 def _read(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> Iterator[Found]:
@@ -157,16 +145,12 @@ def _end_of_document(text: bytes) -> int:
 def _json(file: SourceFile, text_field: str) -> Iterator[Found]:
     is_json = file.kind == "json"
 
-    def with_text(record: Record) -> Found:
-        place, number, value = record
-        found = text_of(value, text_field)
-        if is_json and isinstance(found, tuple):
-            found = found[0], f"{found[1]}; {_FIX_JSON}"
-        return place, number, found
-
     with _open(file) as stream:
-        # by `map`, which does not keep the value of a record, that may be huge
-        yield from map(with_text, any_json(stream) if is_json else lines(stream))
+        for place, number, value in any_json(stream) if is_json else lines(stream):
+            found = text_of(value, text_field)
+            if is_json and isinstance(found, tuple):
+                found = found[0], f"{found[1]}; {_FIX_JSON}"
+            yield place, number, found
 
 
 def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:

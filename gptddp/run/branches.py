@@ -1,12 +1,9 @@
 """Going back: with `--from-step N` a run goes on from a kept checkpoint, as a branch.
 
-The ledger has the branch (event `branch`) before anything is done: the first generation on it, the
-checkpoint that it begins with, and the configuration. What older lives have done beyond is no part
-of the run any more, until it is done again.
+The ledger has the branch (event `branch`) before anything is done. What older lives have done
+beyond its checkpoint is no part of the run any more, until it is done again.
 """
 
-import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +11,7 @@ from typing import Any
 
 from gptddp.config import KEPT, Config
 from gptddp.distributed import environment
-from gptddp.flags import changed
+from gptddp.flags import changed, to_saved
 
 Branch = Mapping[str, Any]  # generation; step, life and name of the checkpoint; config and code
 
@@ -54,10 +51,7 @@ def asks_for_another(config: Config, branches: Sequence[Branch]) -> bool:
 
 def about(config: Config) -> dict[str, Any]:
     """What decides the steps of a branch, beside its checkpoint."""
-    return {
-        "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "code": environment.code(),
-    }
+    return {"config": to_saved(config), "code": environment.code()}
 
 
 def of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,9 +65,8 @@ def of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def checked(event: Mapping[str, Any]) -> dict[str, Any]:
     """The branch of an event of the ledger. Raises LookupError, ValueError for what is none."""
-    branch = {
-        name: event[name] for name in ("generation", "step", "life", "name", "config", "code")
-    }
+    fields = ("generation", "step", "life", "name", "config", "code")
+    branch = {name: event[name] for name in fields}
     if not all(type(branch[name]) is int for name in ("generation", "step", "life")):
         raise ValueError("step and life must be whole numbers")
     if not isinstance(branch["config"], dict):

@@ -16,48 +16,32 @@ from gptddp.budget import BUDGETS
 from gptddp.files import exists, explain, write_json_atomic
 from gptddp.run.directory import CONFIG, DATASET, FINISHED
 
-RETRY_S = 10.0  # after an error of the disk
-CLOSE_S = 5.0
+WAIT_S = 5.0  # for a writing in flight
 
 log = logging.getLogger(__name__)
 
 
-class Copies(threading.Thread):
-    """Writes down what a life runs with, in a thread: the disk may hang, or be full for a while.
+def begin(run: Path, config: Mapping[str, Any], dataset: Mapping[str, Any]) -> threading.Thread:
+    """Write down what a life runs with, after its first step: in a thread, as the disk may hang.
 
-    To be started after the first step of the life.
+    To be joined for WAIT_S at the end of the life, as another may begin then.
     """
 
-    def __init__(self, run: Path, config: Mapping[str, Any], dataset: Mapping[str, Any]) -> None:
-        super().__init__(name="copies", daemon=True)
-        self._run, self._config, self._dataset = run, config, dataset
-        self._over = threading.Event()
+    def write() -> None:
+        try:
+            for name in (CONFIG, DATASET, FINISHED):  # of writers that were killed
+                for rest in run.glob(f".{name}.*.tmp"):
+                    rest.unlink(missing_ok=True)
+            write_json_atomic(run / CONFIG, config)
+            if not exists(run / DATASET):
+                write_json_atomic(run / DATASET, dataset)
+            (run / FINISHED).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s is not what the run has now: %s", CONFIG, explain(error))
 
-    def close(self) -> None:
-        """Try no more, as another life may have begun; the try in flight is waited for."""
-        self._over.set()
-        self.join(CLOSE_S)
-
-    def run(self) -> None:
-        told = False
-        while True:
-            try:
-                return self._write()
-            except OSError as error:
-                if not told:
-                    log.warning("%s is not what the run has now: %s", CONFIG, explain(error))
-                told = True
-            if self._over.wait(RETRY_S):
-                return
-
-    def _write(self) -> None:
-        for name in (CONFIG, DATASET, FINISHED):  # of writers that were killed
-            for rest in self._run.glob(f".{name}.*.tmp"):
-                rest.unlink(missing_ok=True)
-        write_json_atomic(self._run / CONFIG, self._config)
-        if not exists(self._run / DATASET):
-            write_json_atomic(self._run / DATASET, self._dataset)
-        (self._run / FINISHED).unlink(missing_ok=True)
+    thread = threading.Thread(target=write, name="copies", daemon=True)
+    thread.start()
+    return thread
 
 
 def finish(run: Path, run_id: str, config: Mapping[str, Any], stop: Mapping[str, Any]) -> None:

@@ -24,7 +24,6 @@ from gptddp.run.history import last_step
 LIVES = 3
 # A rank that fails after its peers have done the step fails at the next one in its next life.
 SPAN = 2
-KEPT_LIVES = 100  # that have left records: those of older ones are removed
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 
 
@@ -45,7 +44,6 @@ def final(
     try:
         faults.mkdir(exist_ok=True)
         write_json_atomic(faults / f"{step}.{generation}.{rank}.json", mine)
-        _prune(faults)
         found = [match for path in faults.iterdir() if (match := _NAME.fullmatch(path.name))]
     except OSError:
         return None
@@ -95,18 +93,6 @@ def first(folder: Path, generation: int) -> str | None:
     with contextlib.suppress(LookupError, TypeError):
         return _describe(min(records, key=lambda record: record["time"], default={}))
     return None
-
-
-def _prune(faults: Path) -> None:
-    """Remove the records of old lives, so that not each fault leaves a file for good.
-
-    How a life ended is in the ledger; only tracebacks go. Raises OSError.
-    """
-    records = {path: _NAME.match(path.name.lstrip(".")) for path in faults.iterdir()}
-    lives = sorted({int(m[2]) for m in records.values() if m})[:-KEPT_LIVES]
-    for path, m in records.items():
-        if m and int(m[2]) in lives:
-            path.unlink(missing_ok=True)
 
 
 def _describe(record: Mapping[str, Any]) -> str:

@@ -148,15 +148,13 @@ def history(
 ) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
-    Where the newest generation has not yet come as far as one before it, the steps beyond are
-    the older one's. They are valid: the rows of a step are the same in every generation, and so
-    are the losses, but for rounding where the world size changed. When the newest gets there, its
-    own lines take their place. Steps beyond the end of a finished run are left out: time has ended
-    it earlier than the life that logged them, and they are of a branch that the run has left. So
-    are those of lives before the run went back, see branches.py.
+    Where the newest has not yet come as far as one before it, the steps beyond are the older one's:
+    the same rows, and the same losses but for rounding. Steps beyond the end of a finished run are
+    left out, as time has ended it earlier than the life that logged them, and so are those of
+    branches that the run has left.
 
     `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
-    told which log is read: on a slow volume ten thousand of them take many minutes.
+    told which log is read.
     """
     for _, line in logged(run_dir, first, last, tell):
         yield line
@@ -197,21 +195,19 @@ def is_done(line: Line) -> bool:
     return is_step(line) and isinstance(line.get("time"), float)
 
 
-def newest_line(
-    run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS
-) -> dict[str, Any] | None:
-    """The last line, below a step, of the newest log that has one, or of this one."""
+def newest_line(run_dir: str | Path, generation: int | None = None) -> dict[str, Any] | None:
+    """The last line of the newest log that has one, or of this one."""
     generations = reversed(log_generations(run_dir)) if generation is None else [generation]
     for it in generations:
         for line in map(parse, backwards(log_path(run_dir, it))):
-            if line and is_done(line) and line["step"] < below:
+            if line and is_done(line):
                 return line
     return None
 
 
-def last_step(run_dir: str | Path, generation: int | None = None, below: int = MOST_STEPS) -> int:
+def last_step(run_dir: str | Path, generation: int | None = None) -> int:
     """The step of `newest_line`, 0 where there is none."""
-    line = newest_line(run_dir, generation, below)
+    line = newest_line(run_dir, generation)
     return line["step"] if line else 0
 
 
@@ -244,11 +240,6 @@ def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
     return newest if newest > ledger.life else 0
 
 
-def has_checkpoints(run_dir: str | Path) -> bool:
-    """Has the run any checkpoint, valid or not? Raises OSError."""
-    return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
-
-
 def newest_life(run_dir: str | Path, ledger: Summary | None = None) -> int:
     """The newest life that ledger or logs know; 0 for a new run. Raises OSError.
 
@@ -267,3 +258,26 @@ def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> in
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
     return max(found)
+
+
+def why_left(run: Path, generation: int, step: int) -> str | None:
+    """Why the run has left a state that an older life has; None where each later life has gone on
+    from it by memory.
+
+    A life decides what the run is: all that lies beyond the state from which it goes on is a branch
+    that the run has left. What is saved late, while newer lives train, must not be on one. Raises
+    OSError.
+    """
+    ledger = summary.read(run)
+    if generation <= ledger.void:
+        return f"the ranks of generation {ledger.void} differed"
+    starts = {it["generation"]: it for it in read_ledger(run) if it["event"] == "start"}
+    for life in range(generation + 1, newest_life(run, ledger) + 1):
+        if (start := starts.get(life)) is None:
+            return (
+                f"generation {life} of this run has begun, and the ledger does not say from where"
+            )
+        if start.get("source") != "memory" or start.get("step", -1) < step:
+            source = start.get("source", "an unknown state")
+            return f"generation {life} of this run has begun from {source}"
+    return None

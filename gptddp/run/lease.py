@@ -46,7 +46,6 @@ class Lease:
         self.path, self.me = path, me
         self.expired = expired  # the lease that a full disk has kept us from replacing
         self.lost = ""  # why the run is another's
-        self._torn: bytes | None = None  # what was no lease at the last look
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -82,7 +81,6 @@ class Lease:
         while not self._over.wait(PERIOD_S):
             try:
                 self.check()
-                self._mend()
                 os.utime(self.path)
                 warned = False
             except Superseded:
@@ -91,19 +89,6 @@ class Lease:
                 if not warned:  # once for each outage
                     log.warning("%s cannot be renewed (%s)", self.path, error.strerror)
                 warned = True
-
-    def _mend(self) -> None:
-        """Write ours anew in the place of what is no lease at two looks, a period apart.
-
-        Who follows us, or has our name, could not know us by it. At the first look it may be
-        another's, in the writing. Raises as `check` does.
-        """
-        seen = lease_file.read(self.path)
-        torn = seen[0] if seen and lease_file.parse(seen[0]) is None else None
-        if seen and torn is not None and torn == self._torn:
-            lease_file.remove_if_unchanged(self.path, seen)
-            self.check()
-        self._torn = torn
 
 
 class Claim:
@@ -181,9 +166,7 @@ class Claim:
             text = "run %s: waiting %.0f s to see whether %s is still there"
             log.warning(text, self.path.parent, EXPIRY_S, what)
         elif seen != self._seen:
-            # one that is torn may just be in the writing, by the next life of who is waited for
-            torn = lease is None and lease_file.parse(self._seen[0]) is not None
-            self._renewals = 0 if torn else self._renewals + 1
+            self._renewals += 1
             self._end = math.inf
         self._seen = seen
         if self._end == math.inf:
@@ -199,7 +182,8 @@ class Claim:
     def _refuse_or_wait(self, holder: dict[str, Any] | None, now: float) -> None:
         """Somebody renews the lease: who has our name may be our job, cut off from these pods."""
         run, who = self.path.parent, lease_file.describe(holder)
-        if not holder or not holder.get("job") or holder["job"] != self._me["job"]:
+        # one that is torn may just be in the writing, by the next life of who is waited for
+        if holder and (not holder.get("job") or holder["job"] != self._me["job"]):
             raise ConfigError(
                 f"run {run} is in use by {who}, which renewed {LEASE} a moment ago: "
                 "stop that job first, or give another --run-dir"
@@ -207,9 +191,9 @@ class Claim:
         if now >= self._next_word:
             self._next_word = now + _WORD_S
             text = (
-                "run %s: waiting as long as %s renews %s: it has the name of this job, but none of "
-                "these pods was in its present life (it is in another cluster, or cut off from "
-                "these pods). To train here, stop that one; to end the wait, delete this job"
+                "run %s: waiting as long as %s renews %s: none of these pods was in its present "
+                "life (it is in another cluster, or cut off from these pods). To train here, stop "
+                "that one; to end the wait, delete this job"
             )
             log.warning(text, run, who, LEASE)
 

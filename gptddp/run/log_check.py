@@ -2,10 +2,8 @@
 
 `chain_fp` of a step folds its `batch_fp` into that of the step before, so each line follows from
 the one before it, or one of them is not what was written. A log of another run, which follows in
-itself, has another `chain_fp` than the ledger has for the same step. So has one of the same rows
-with other numbers, as of another learning rate: by `state_fp`, where both have it. The training
-uses neither, as it goes on from checkpoints. But what is printed and compared must not look whole
-where it is not.
+itself, has another `chain_fp` than the ledger has for the same step; one of the same rows with
+other numbers has another `state_fp`. The training uses neither, as it goes on from checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +14,7 @@ from typing import Any
 from gptddp.config import shown
 from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, is_step, last_step, read_ledger
+from gptddp.run.history import Line, is_step, read_ledger
 from gptddp.run.json_lines import MOST_STEPS
 from gptddp.run.progress import FINGERPRINT, fold
 
@@ -113,24 +111,6 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, An
 def is_done(event: Mapping[str, Any]) -> bool:
     """Does an event say how many steps were done? A foreign one may have anything."""
     return type(step := event.get("step")) is int and 0 <= step < MOST_STEPS
-
-
-def at_start(
-    run_dir: str | Path, step: int, chain_fp: str, line: Line | None, kept: Iterable[int]
-) -> str | None:
-    """What is wrong with the log's line of the step that a life goes on from; None: nothing is.
-
-    `line`: the log's; `kept`: the steps whose lines memory has kept. No more of the logs is read
-    than a start reads, however old the run is. Raises OSError.
-    """
-    if not step or line is None and step in kept:
-        return None
-    if line is None:
-        return f"it lacks {gap_text([(1 + last_step(run_dir, below=step), step)])}"
-    if line.get("chain_fp") != chain_fp:
-        theirs = shown(line.get("chain_fp"))
-        return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
-    return None
 
 
 def _print(line: Line, name: str) -> int | None:

@@ -36,7 +36,6 @@ class Summary:
     run_id: str | None = None
     config: dict[str, Any] | None = None  # in force
     dataset: str | None = None  # the hash of the data
-    source: str | None = None  # what that life has gone on from
     code: str | None = None  # the hash of its own code; None: it had none
     ended: bool = False  # is its end recorded?
     differed: str = ""  # its ranks that differed, if any did
@@ -102,10 +101,9 @@ class Summary:
         if generation <= self.life:
             return
         self.life, self.ended, self.differed = generation, False, ""
-        self.source, self.code = start.get("source"), start.get("code")
         self.run_id, self.config = start.get("run_id"), start.get("config")
-        self.dataset = start.get("dataset")
-        if self.source == "scratch":  # what was committed before has been given up
+        self.dataset, self.code = start.get("dataset"), start.get("code")
+        if start.get("source") == "scratch":  # what was committed before has been given up
             self.commits, self.finished = [], None
 
     def _finish(self, stop: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptddp import budget
+from gptddp.checkpoint.run_state import why_ended
 from gptddp.run.code import named
-from gptddp.run.finished import why_ended
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
 from gptddp.training import results

@@ -58,7 +58,7 @@ def go_back(
 
 def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> bool:
     """Is there a state of the newest branch?"""
-    newest = store.order(patiently(lambda: store.newest(run, run_id)) or "") or (0, 0)
+    newest = store.order(patiently(lambda: store.newest(run, run_id)))
     generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
     return max(generations) >= int(ledger.branches[-1]["generation"])
 
@@ -99,7 +99,7 @@ def way_back(run: Path, finite: int) -> str:
     names: list[str] = []
     with suppress(OSError):
         names = list(filter(store.is_candidate, store.names(run)))
-    found = [step for name in names if (step := (store.order(name) or (0, 0))[1]) <= finite]
+    found = [step for name in names if (step := store.order(name)[1]) <= finite]
     best = next((step for step in found if step < finite), found[0] if found else None)
     how = "a checkpoint before them" if best is None else f"step {best}: --from-step {best}"
     return f"to go back to {how}, with a lower --lr"

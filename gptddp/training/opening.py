@@ -32,7 +32,6 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.finished import why_finished
 from gptddp.run.history import (
     highest_generation,
     history,
@@ -110,7 +109,7 @@ def _configured(config: Config, dataset: Dataset, world: World, ledger: Summary)
     if ledger.config is None:
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
     begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
-    if why := patiently(lambda: why_finished(config, begun, ledger)):
+    if why := patiently(lambda: run_state.no_step_left(config, begun, ledger)):
         raise Finished("\n".join([why, *_results(ledger)]))
     closed = resolve(config, world, begun)
     patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))
@@ -217,7 +216,7 @@ def _take_up(
     tell("looking for the newest checkpoint")
     newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
     snapshots = trusted(snapshots, ledger.void, run, world)
-    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    rank = newest_rank(snapshots, store.order(newest))
     if rank is None:
         patiently(lambda: retention.discard_unfinished(run))
         anew = _given_before(ledger, world) if config.from_scratch else None
@@ -237,7 +236,7 @@ def _late_save(
     config: Config, ledger: Summary, saving: Sequence[str | None], name: str
 ) -> str | None:
     """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
-    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    save = max(filter(None, saving), key=store.order, default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         return name
@@ -285,7 +284,8 @@ def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> N
         lines: list[str] = []
         with suppress(ValueError, LookupError, TypeError, AttributeError):  # torn, or foreign
             there: Any = read_json(run / DATASET)
-            lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
+            if there["sha256"] == began:
+                lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
         raise DataError(
             f"{dataset.dir} is not the data that run {run} began with"
             f"{': ' if lines else ''}{inventory.listed(lines) if lines else ''}: "

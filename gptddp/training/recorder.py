@@ -1,8 +1,9 @@
 """Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, log_check, recovery
-from gptddp.run.copies import Copies
+from gptddp.run import copies, crash_loop, recovery
 from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -52,7 +52,7 @@ class Recorder:
     ) -> None:
         c = self.config = origin.config
         self._dataset = dataset
-        self._copies: Copies | None = None  # after the first step
+        self._copies: threading.Thread | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
@@ -117,7 +117,6 @@ class Recorder:
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 ledger.add(event)
-        self._look_at_log(progress, state.lines)
         self._end_of_last(ledger, state)
         changes.record(ledger, self.config, origin.step, self.events)
         self._start(ledger, progress, machines)
@@ -187,14 +186,6 @@ class Recorder:
                 "; ".join(machines),
             )
 
-    def _look_at_log(self, progress: Progress, kept: Iterable[Mapping[str, Any]]) -> None:
-        """Say so where it is not the log of the state that this life goes on from."""
-        run, step = self.config.run_dir, progress.step
-        chain, kept_steps = f"{progress.chain_fp:016x}", {line["step"] for line in kept}
-        line = self.origin.line
-        if wrong := patiently(lambda: log_check.at_start(run, step, chain, line, kept_steps)):
-            log.warning("%s", log_check.not_whole(run, wrong))
-
     def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         run = Path(self.config.run_dir)
@@ -251,15 +242,13 @@ class Recorder:
             self._copies = self._begin_copies()
         self.saves.watch()
 
-    def _begin_copies(self) -> Copies:
+    def _begin_copies(self) -> threading.Thread:
         """What the run has now, for people: a step was done with it."""
         origin, dataset = self.origin, self._dataset
         about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
         config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
         files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-        made = Copies(Path(self.config.run_dir), config, files)
-        made.start()
-        return made
+        return copies.begin(Path(self.config.run_dir), config, files)
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
@@ -299,7 +288,7 @@ class Recorder:
     def copy_finished(self, stop: Mapping[str, Any]) -> None:
         """The run is finished: the marker for people, where the disk takes it."""
         if self._copies:
-            self._copies.close()
+            self._copies.join(copies.WAIT_S)
         about = {"generation": self.origin.generation, **stop}
         try:
             config = to_saved(self.config)
@@ -342,7 +331,7 @@ class Recorder:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
         if self._copies:
-            self._copies.close()
+            self._copies.join(copies.WAIT_S)
         self.log.close()
         self.ledger.close()
         self.lease.close()

@@ -25,10 +25,10 @@ from support.audits import (
 )
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.load import load, load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.data import blocks, lanes
 from gptddp.distributed import hardware
 from gptddp.distributed.replicas import state_fp

@@ -57,15 +57,6 @@ def gptddp(*args: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_each_checkpoint_says_whose_it_is(mine, others):
-    """The same steps of the same rows: only the id of the run tells the two apart."""
-    said = [
-        store.unsealed(path)["run_id"] for path in (mine / "checkpoints" / MINE, others / OTHERS)
-    ]
-    wanted = [run_state.read(path).run_id for path in (mine, others.parent)]
-    assert said == wanted and said[0] != said[1]
-
-
 def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
     """By name, with whose it is; the run's own goes on, and no reader believes it either."""
     put(others, mine)

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 from support.crashing import killed
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 
 
 def save(run_dir, *steps, generation=1, keep=99):
@@ -255,7 +255,7 @@ def test_list_tells_the_state_of_each(tmp_path):
     assert "bytes 0 to 400 do not match" in rows[1].reason
     assert retention.list_checkpoints(tmp_path / "absent") == []
     for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
-        assert store.order(name) is None and not store.is_candidate(name)
+        assert store.order(name) == (0, 0) and not store.is_candidate(name)
     save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
     assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
         "complete",

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from support.checkpoint_saver import loaded_step, state
 from support.paths import SUPPORT
+from support.waiting_writer import Writer
 
-from gptddp.checkpoint.writer import Writer
 from gptddp.run.history import history, read_ledger
 
 

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from support.audits import audit, trained
-from support.forked import TRAIN, ranks
-from support.toy import SMALL
 
 from gptddp.checkpoint import store
 from gptddp.report import happenings
@@ -59,14 +57,3 @@ def test_a_run_without_own_code_has_no_word_of_it():
         "the installed code: steps 1 to 2",
         "own code aaaaaaaaaaaa: steps 3 to 3",
     ]
-
-
-def test_ranks_with_different_code_do_not_train_together(corpus, tmp_path):
-    """The one with other code than rank 0 is named, before the first step."""
-    args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
-    differ = "import os; os.environ['GPTDDP_CODE'] = 'ab'[int(os.environ['RANK'])] * 64\n"
-    one, two = ranks(2, *args, code=differ + TRAIN)
-    assert one.wait(120) == two.wait(120) == 2
-    said = one.stderr.read() + two.stderr.read()
-    assert f"has another code than rank 0 ({B[:24]} instead of {A[:24]})" in said
-    assert not list((tmp_path / "run").glob("log.*"))

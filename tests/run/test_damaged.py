@@ -1,7 +1,6 @@
 """Damaged and foreign files in a run directory: the next start goes on, or names file and fix."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def config(run_dir: Path) -> dict:
     return {name: value for name, value in found.items() if name != "run_dir"}
 
 
-@pytest.mark.parametrize("text", [None, "null", '{"config": 3}', '"lr": 0.1 -> "lr": 0.3', DEEP])
+@pytest.mark.parametrize("text", [None, '"lr": 0.1 -> "lr": 0.3', DEEP])
 @pytest.mark.parametrize("name", ["config.json", "finished.json", "dataset.json"])
 def test_nothing_goes_by_the_copies(run_dir, goes_on, caplog, name, text):
     """Lost, torn or edited: the run goes on as the ledger says, and they are written anew."""
@@ -76,9 +75,13 @@ def is_finished(run_dir: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "lease.json"])
-@pytest.mark.parametrize("target", ["nowhere", "itself"])
-def test_a_link_that_leads_nowhere_is_refused(run_dir, goes_on, capsys, name, target):
-    """At once, with the file and the fix: no wait for a volume, and no new start after it."""
+@pytest.mark.parametrize("target", ["nowhere", "itself", "elsewhere"])
+def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name, target):
+    """At once, with the file and the fix: no wait for a volume, and no new start after it. A ledger
+    that is a link could be read, but is never written."""
+    if target == "elsewhere":
+        name = "ledger.jsonl"
+        shutil.copy(run_dir / name, run_dir / target)
     (run_dir / name).unlink(missing_ok=True)
     (run_dir / name).symlink_to(name if target == "itself" else target)
     assert goes_on() == 2
@@ -99,14 +102,6 @@ def test_what_is_in_the_place_of_a_folder_is_refused(run_dir, goes_on, capsys, n
     assert goes_on() == 0
 
 
-def test_a_ledger_that_is_a_link_is_refused(run_dir, goes_on, capsys):
-    """It could be read, but is never written: the run would wait for the disk at its end."""
-    os.rename(run_dir / "ledger.jsonl", run_dir / "elsewhere")
-    (run_dir / "ledger.jsonl").symlink_to("elsewhere")
-    assert goes_on() == 2
-    assert "ledger.jsonl': move away the symbolic link" in capsys.readouterr().err
-
-
 def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
     """Its checkpoints are not the ledger's: exit code 4, and nothing is done. With its own ledger
     put back the run goes on."""
@@ -116,24 +111,6 @@ def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
     assert "it is of run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
     (run_dir / "ledger.jsonl").write_bytes(whole)
     assert goes_on() == 0 and config(run_dir)["lr"] == 0.1
-
-
-def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
-    """Whatever their fields are."""
-    old = {"time": 1.0, "generation": 1}
-    events = [
-        {"event": "checkpoint", "write_s": "x", "name": "step-000000000002.1"},
-        {"event": "quarantine"},
-        {"event": "quarantine", "step": "x", "row_groups": [1]},
-        {"event": "quarantine", "step": 2, "row_groups": 3},
-        {"event": "quarantine", "step": 2, "row_groups": ["x"]},
-        {"event": "start", "config": 3},
-        {"event": "diverged", "names": 3},
-    ]
-    with (run_dir / "ledger.jsonl").open("a") as ledger:
-        ledger.write("".join(json.dumps(old | event) + "\n" for event in events) + DEEP + "\n")
-    assert goes_on() == 0
-    assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
 def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, capsys):
@@ -158,10 +135,11 @@ def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, caps
 
 
 LEFT_OUT = {
+    '"event": "quarantine"': "a 'quarantine' of generation 1 at byte ",
+    '"event": "start", "config": 3': "a 'start' of generation 1 at byte ",
+    '"event": "diverged", "names": 3': "a 'diverged' of generation 1 at byte ",
     '"event": "quarantine", "step": 2, "row_groups": ["x"]': "row_groups is ['x']: it must be",
     '"event": "quarantine", "step": -1, "row_groups": [0]': "step is -1: it must be a number",
-    '"event": "quarantine", "step": 2, "row_groups": [Infinity]': "row_groups is [inf]: it must",
-    '"event": "quarantine", "step": Infinity, "row_groups": [0]': "step is inf: it must be",
     '"event": "checkpoint", "write_s": "x"': "a 'checkpoint' of generation 1 at byte ",
     '"event": "checkpoint", "write_s": 1' + "0" * 400: "int too large",
     '"event": "start", "generation": 1' + "0" * 300: " that is torn, or no event",
@@ -177,7 +155,7 @@ def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
     assert goes_on() == 0
     assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
     assert [said for said in LEFT_OUT.values() if said not in caplog.text] == []
-    assert (run_dir / "log.2.jsonl").exists()
+    assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
 def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
@@ -329,28 +307,6 @@ def test_no_value_of_a_field_ends_a_start_with_a_traceback(
     oddly(run_dir, ODD[odd])
     assert goes_on() in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_start_says_what_the_log_lacks(run_dir, goes_on, caplog):
-    """The log of the life before is lost: the first and the last missing step."""
-    assert goes_on() == goes_on("--steps", "6") == 0
-    assert "the log of run" not in caplog.text
-    (run_dir / "log.3.jsonl").unlink()
-    assert goes_on("--steps", "8") == 0
-    assert f"the log of run {run_dir} is not whole, or not all of it" in caplog.text
-    assert "it lacks steps 4 to 6: put what is missing back" in caplog.text
-
-
-def test_a_start_says_that_the_log_is_of_another_run(run_dir, begun, goes_on, caplog):
-    """Its line of the step that the run goes on from has another chain_fp than the checkpoint.
-    Nothing of it is logged again as this run's, and it stays as it is."""
-    shutil.copy(begun / "other" / "log.1.jsonl", run_dir / "log.1.jsonl")
-    foreign = (run_dir / "log.1.jsonl").read_bytes()
-    (run_dir / "log.1.jsonl").write_bytes(foreign.replace(b', "val_loss"', b', "other"'))
-    assert goes_on("--eval-every", "2") == 0
-    assert "is not whole, or not all of it this run's: its step 2 has the chain_fp '" in caplog.text
-    lines = (run_dir / "log.2.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [3]
 
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])

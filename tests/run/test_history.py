@@ -245,25 +245,6 @@ def test_a_directory_that_vanishes_may_come_back(tmp_path):
     assert [line["step"] for line in history(tmp_path / "absent")] == [1, 2]
 
 
-def test_threads_do_not_mix_their_lines(tmp_path):
-    """Two threads that append and sync one log leave every line whole."""
-    log = RunLog(tmp_path, 1)
-
-    def work(first):
-        for step in range(first, first + 200):
-            log.append({"step": step, "text": "x" * 200})
-            if step % 50 == 0:
-                log.sync()
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log.close(30)
-    assert len(list(history(tmp_path))) == 400
-
-
 WITHOUT_APPEND = """
 import os, sys, time
 from gptddp.run.history import Ledger

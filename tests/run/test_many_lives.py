@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gptddp.run import crash_loop, history, log_check, summary
+from gptddp.run import history, summary
 from gptddp.run.directory import LEDGER, log_path
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.summary import HASH, Summary, hash_of
@@ -64,7 +64,6 @@ def start_reads(run: Path, lives: int) -> int:
     history.complete(run, log, [{"step": step + 1}, {"step": step + 2}], step)
     event = {"event": "end", "time": 1.0, "generation": lives}
     assert history.recover(run, book, [event]) == [event]
-    assert log_check.at_start(run, step + 1, "", None, [])
     log.close()
     book.close()
     return bytes_read() - before
@@ -163,15 +162,3 @@ def test_a_run_of_version_0_1_0_is_told_from_a_damaged_one(tmp_path):
     assert summary.read(tmp_path).older
     append(tmp_path, a_start(2, Summary()), old)
     assert not summary.read(tmp_path).older and summary.read(tmp_path).life == 2
-
-
-def test_records_of_old_errors_are_removed(tmp_path, monkeypatch):
-    """Each life fails at a step of its own, and is killed within a write: the newest are kept."""
-    monkeypatch.setattr(crash_loop, "KEPT_LIVES", 20)
-    for life in range(1, 71):
-        for rank in range(2):
-            error = {"step": 10 * life, "generation": life, "rank": rank, "pod": ""}
-            assert crash_loop.final(ValueError("broken"), tmp_path, **error) is None
-        (tmp_path / f"faults/.{10 * life}.{life}.7.json.x.tmp").touch()
-    assert len(list((tmp_path / "faults").iterdir())) <= 3 * 20 + 2
-    assert crash_loop.first(tmp_path, 70) and not crash_loop.first(tmp_path, 1)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from support.toy import SMALL, training_here
+from support.waiting_writer import Writer
 
 from gptddp import train
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.run.directory import LEDGER
 

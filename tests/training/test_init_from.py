@@ -1,7 +1,6 @@
 """A run that begins with the weights of a folder, and goes on without it."""
 
 import json
-import logging
 import shutil
 import signal
 
@@ -119,18 +118,6 @@ def test_a_field_that_contradicts_the_folder_is_refused(gpt2, begin, tmp_path, c
     assert begin("--init-from", gpt2) == 0
 
 
-def test_a_damaged_folder_begins_nothing(gpt2, begin, tmp_path, capfd):
-    """Exit code 2 before anything of the run is written."""
-    file = gpt2 / "model.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    assert begin("--init-from", gpt2) == 2
-    assert f"{file} is torn, or no safetensors file" in capfd.readouterr().err
-    assert not list((tmp_path / "run").glob("*.json*"))
-    file.write_bytes(whole)
-    assert begin("--init-from", gpt2) == 0
-
-
 def test_two_ranks_begin_with_what_rank_0_reads(gpt2, begin, tmp_path, corpus):
     """Rank 1 has no folder; the state after each step has the same bits as that of one rank. A
     folder that cannot be used ends both with exit code 2."""
@@ -219,10 +206,3 @@ def test_a_run_that_is_exported_begins_another_with_the_same_bits(gpt2, begin, t
     (event,) = [it for it in read_ledger(tmp_path / "next") if it["event"] == "start"]
     assert event["config"]["init_sha256"] == configuration(tmp_path / "next").init_sha256 != ""
     assert json.loads((folder / "config.json").read_text())["model_type"] == "gpt2"
-
-
-def test_a_first_state_is_said_once(gpt2, begin, caplog):
-    """Where it came from, and its hash."""
-    caplog.set_level(logging.INFO)
-    assert begin("--init-from", gpt2, "--steps", 1) == 0
-    assert len([it for it in caplog.messages if f"weights of {gpt2} (sha256 " in it]) == 1

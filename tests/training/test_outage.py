@@ -168,12 +168,3 @@ def test_an_evaluation_is_handed_on_too(run, disk, tmp_path):
     disk.turn(None)
     assert run("--steps", "6", *flags) == 0
     assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3
-
-
-def test_a_snapshot_has_the_evaluations_that_the_log_lacks(run, tmp_path):
-    """Also of a step before the last one."""
-    flags = ("--steps", "6", "--eval-every", "2")
-    lose_a_peer(run, *flags, at=4)
-    without_evaluation(tmp_path)
-    assert run(*flags) == 0
-    assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3
