@@ -8,7 +8,7 @@ _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
 _BY_SUFFIX |= {".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 # Tables that are not read.
-_PROGRAM = "make parquet of it, as in docs/prepare.md of the sources"
+_PROGRAM = "make parquet of it first, as docs/prepare.md of the sources shows"
 TABLES = {
     "csv": f"a CSV table: {_PROGRAM}",
     "arrow": f"an Arrow file, as of save_to_disk of Hugging Face's datasets: {_PROGRAM}",

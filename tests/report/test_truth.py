@@ -4,9 +4,6 @@ import json
 
 from support.report_pages import Text, draw, figures, points, table, write
 
-from gptddp.report import curves
-from gptddp.report.run_record import read
-
 
 def change(file, fields, **match):
     """Give the lines of a log or ledger that match other fields."""
@@ -72,14 +69,6 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
     page = draw(run, out=tmp_path / "report.html")
     splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
     assert "stopped 3.0 s" in splits[0] and "reforming 3.0 s" in splits[1]
-
-
-def test_many_runs_do_not_look_alike(tmp_path):
-    """Each of 36 lines has a colour and a dash that no other one has."""
-    run = read(write(tmp_path / "run", 3))
-    (figure,) = (it for it in curves.panels([run] * 36) if it["id"] == "lr")
-    lines = [it for it in figure["traces"] if it["kind"] == "line"]
-    assert len({(it["colour"] % 6, it["dash"]) for it in lines}) == len(lines) == 36
 
 
 def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):

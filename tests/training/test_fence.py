@@ -1,20 +1,26 @@
-"""Who comes late commits nothing: fault 28, and the late writer of faults 13 and 15."""
+"""Who comes late commits nothing: trainings that are stopped, killed, or started twice.
+
+Fault 28 of the fault table, and the late writer of faults 13 and 15.
+"""
 
 import itertools
 import json
 import os
+import signal
 import time
 
+import pytest
 import torch
-from support.forked import ranks
+from support.forked import TRAIN, ranks
 from support.toy import SMALL
+from support.waiting import until
 from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.errors import Superseded
 from gptddp.run import lease
-from gptddp.run.history import read_ledger
+from gptddp.run.history import history, read_ledger
 from gptddp.training import life
 
 # A lease of another life on another machine.
@@ -96,6 +102,84 @@ def test_the_ranks_wait_together_for_a_run_that_another_has(corpus, tmp_path):
         for process in both:
             process.kill()
     assert [event["event"] for event in read_ledger(tmp_path)].count("start") == 1
+
+
+LATE = """
+import os, signal, sys, time
+from gptddp import train
+from gptddp.checkpoint import store
+commit = store.commit
+def stopping(run, manifest, data, before_rename, *rest):
+    def stopped():
+        os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+        time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
+        before_rename()
+    return commit(run, manifest, data, stopped, *rest)
+store.commit = stopping
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def training(corpus, tmp_path, forked):
+    """training(*flags, code, job) -> a training process on the run directory `run`.
+
+    Those of one job are workers of one pod, whose launcher keeps the folder `job`.
+    """
+
+    def begin(*flags, code=TRAIN, job=""):
+        places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+        env = {"TORCHELASTIC_RUN_ID": job, "PET_RDZV_ENDPOINT": "a:1"} if job else {}
+        if job:
+            (tmp_path / job).mkdir(exist_ok=True)
+            env["GPTDDP_VERDICT"] = str(tmp_path / job / "verdict.json")
+        return forked(code, *SMALL, *places, *flags, env=os.environ | env)
+
+    return begin
+
+
+def stopped(process):
+    """Has the process stopped itself?"""
+    with open(f"/proc/{process.pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
+    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
+    life is ever loaded, and it ends with the reason."""
+    late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
+    until(lambda: stopped(late))
+    run = tmp_path / "run"
+    reached = max(line["step"] for line in history(run))
+    follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
+    until(lambda: store.names(run))
+    late.send_signal(signal.SIGCONT)
+    err = late.communicate(timeout=60)[1]
+    assert late.returncode == 1, err
+    assert "has taken over the run" in err
+    assert "Traceback" not in err and reached > 0
+    assert {store.order(name)[0] for name in store.names(run)} == {2}
+    follower.terminate()
+    assert "is saved" in follower.communicate(timeout=60)[1] and follower.returncode == 143
+    assert not (run / "lease.json").exists() and load_newest(run).generation == 2
+
+
+def test_a_second_training_on_a_run_is_refused(tmp_path, training):
+    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
+    the first is killed, the next goes on at once."""
+    first = training("--steps", "100000", "--checkpoint-every", "0.5")
+    until(lambda: store.names(tmp_path / "run"))
+    second = training("--steps", "100000")
+    err = second.communicate(timeout=60)[1]
+    assert second.returncode == 2 and f"(process {first.pid})" in err, err
+    assert first.poll() is None
+    first.kill()
+    first.wait(timeout=60)  # a process that still dies is seen to live
+    third = training("--steps", "100000", "--log-every", "1")
+    until(lambda: (tmp_path / "run/log.2.jsonl").exists())
+    third.terminate()
+    err = third.communicate(timeout=60)[1]
+    assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
 
 
 def test_a_life_that_has_lost_the_run_leaves_its_state(run, tmp_path, monkeypatch):
