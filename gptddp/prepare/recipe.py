@@ -115,9 +115,6 @@ def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
     old, new = manifest["sources"], now["sources"]
     if old["listing_sha256"] != new["listing_sha256"]:
-        words.append(
-            f"the source files ({old['files']} -> {new['files']} files, {old['val_files']} -> "
-            f"{new['val_files']} of them for validation, {old['bytes']} -> {new['bytes']} bytes; "
-            "names, sizes and times are compared)"
-        )
+        counts = (f"{name} {old[name]} -> {new[name]}" for name in ("files", "val_files", "bytes"))
+        words.append(f"the source files ({', '.join(counts)}; names, sizes, times are compared)")
     return words

@@ -216,16 +216,6 @@ def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
     assert open_cache("auto").limit_bytes == 100
 
 
-def test_an_unfinished_file_is_not_taken_for_rows(dataset, cache):
-    """What a process left that was killed while it wrote is never read."""
-    plain, _ = steps(dataset, cache=cache)
-    for path in list(cache.folder.iterdir()):
-        path.rename(path.with_suffix(".0123.tmp"))
-    batches, reads = steps(dataset, cache=cache)
-    same(batches, plain)
-    assert reads
-
-
 def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):
     """A row group that is left out for good stays out, though its rows are at hand."""
     steps(dataset, cache=cache)

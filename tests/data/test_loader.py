@@ -145,12 +145,6 @@ def test_row_groups_without_text_give_no_rows():
     assert pairs_of_epoch(dataset, 2) == expected_pairs([one, another])
 
 
-def test_a_long_word_is_split_over_rows():
-    """A document of one word of a megabyte loses nothing."""
-    dataset = Dataset([["w" * 2**20], ["short"]])
-    assert sum(pairs_of_epoch(dataset, 2, seq_len=1000).values()) == 2**20 + 1 + 5 + 1
-
-
 def test_a_state_is_small():
     """Under 1 KB of JSON for 48 lanes with large numbers everywhere, at least 10^14 tokens on."""
     settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")

@@ -49,14 +49,6 @@ def test_killed_at_any_moment_it_starts_cleanly(
     assert contents(out) == contents(whole)
 
 
-def test_leftovers_of_another_kind_are_not_touched(books: Path, tmp_path: Path) -> None:
-    """Only a folder that bears the mark of an unfinished run is cleaned."""
-    (tmp_path / "out" / "train").mkdir(parents=True)
-    (tmp_path / "out" / "train" / "00000.parquet").write_text("someone's")
-    refused(run(books, "--out", tmp_path / "out"), "other files (train)")
-    assert (tmp_path / "out" / "train" / "00000.parquet").read_text() == "someone's"
-
-
 def test_two_at_once(books: Path, tmp_path: Path) -> None:
     """A second process is told that the folder is in use and does not disturb the first."""
     out = tmp_path / "out"

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.prepared import BYTES, run, texts
+from support.prepared import BYTES, texts
 
 from gptddp.data import pretokenized
-from gptddp.data.dataset import SPLITS, Dataset, Split, open_dataset
+from gptddp.data.dataset import SPLITS, Dataset, Split
 from gptddp.data.loader import Loader
 from gptddp.data.tokenizer import byte_tokenizer
-from gptddp.prepare import parts
+from gptddp.prepare import parts, summary
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.scratch import Scratch
@@ -105,6 +105,7 @@ def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
         rows = len(texts(dataset, "train")) + len(texts(dataset, "val"))
         cut = {"documents": 1, "parts": rows - 60}
         assert manifest["cut"] == cut and cut["parts"] > 60 and manifest["version"] == 3
+        assert f"1 huge documents, into {cut['parts']} parts" in summary.prepared(dataset)
     assert sides == {"train", "val"} or fraction < 0.5
 
 
@@ -114,18 +115,6 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
     dataset = prepare([given], tmp_path / "out", BYTES, val=[val])
     assert check_parts(dataset) == "val"
     assert dataset.manifest["splits"]["val"]["documents"] == 1
-
-
-def test_it_is_said(tmp_path):
-    """The summary has documents as given and how many were cut."""
-    given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
-    result = run(given, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    dataset = open_dataset(tmp_path / "out")
-    number = dataset.manifest["cut"]["parts"]
-    assert "jsonl 1 files, 61 documents" in result.stdout
-    assert "60 train, 1 validation" in result.stdout
-    assert f"cut         1 huge documents, into {number} parts" in result.stdout
 
 
 def test_without_huge_documents_there_are_no_marks(tmp_path):

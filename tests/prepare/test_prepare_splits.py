@@ -101,7 +101,7 @@ def test_val_is_a_source_of_its_own(books: Path, tmp_path: Path) -> None:
     assert len(texts(dataset, "train")) == 39 and same not in texts(dataset, "train")
     assert dataset.manifest["dropped"]["duplicate"] == 1
     again = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    refused(again, "already holds a dataset made otherwise", "1 -> 0 of them for validation")
+    refused(again, "already holds a dataset made otherwise", "val_files 1 -> 0")
 
 
 def test_val_may_lie_in_a_source(books: Path, tmp_path: Path) -> None:
