@@ -21,7 +21,8 @@ def begin(run_dir, generation, **fields):
 def overdue(run_dir):
     """The run began an hour ago, and was never saved."""
     start, *events = read_ledger(run_dir)
-    ledgers.write(run_dir, [start | {"time": start["time"] - 3600}, *events])
+    ago = {name: start[name] - 3600 for name in ("time", "run_began")}
+    ledgers.write(run_dir, [start | ago, *events])
 
 
 class Saver(threading.Thread):
