@@ -98,7 +98,7 @@ class Audit:
             self._check_beside_its_line(state)
         self.begin = self.end = state.step
         for path in saved:
-            state = self._recomputed(state, _order(path)[1])
+            state = self._recomputed(state, store.order(path.name)[1])
             self._check_checkpoint(path, state)
         self._recomputed(state, self.recorded.last)
 
@@ -180,17 +180,19 @@ class Audit:
                 continue
             found.append(path)
             with suppress(Unusable):  # it is named in its turn
-                parents[_order(path)] = store.order(str(store.unsealed(path).get("parent")))
+                parents[store.order(path.name)] = store.order(
+                    str(store.unsealed(path).get("parent"))
+                )
         for life, step in self.recorded.unrecorded(parents):
             lacks = f"{run / LEDGER} lacks the checkpoint event of {store.name_of(step, life)}"
             self.recorded.wrong.append(f"{lacks}, and has later ones of the same life")
-        return sorted(found, key=lambda path: _order(path)[::-1])
+        return sorted(found, key=lambda path: store.order(path.name)[::-1])
 
     def _why_not(self, path: Path) -> str | None:
         """Why a checkpoint is not of the run as it is now; None where it is."""
         if store.is_foreign(path, self.run_id):
             return "it is another run's"
-        if (life := self.recorded.left_by(*_order(path))) is None:
+        if (life := self.recorded.left_by(*store.order(path.name))) is None:
             return None
         step = self.recorded.starts[life]["step"]
         return f"the run has left it, as life {life} has begun from step {step}"
@@ -201,7 +203,7 @@ class Audit:
         None where the run, which goes on beside the audit, has deleted it. Raises AuditError where
         it cannot be read just now.
         """
-        name, step = path.name, _order(path)[1]
+        name, step = path.name, store.order(path.name)[1]
         try:
             loaded = load(path, self.run_id)
         except CheckpointError as error:  # of a newer version
@@ -246,13 +248,6 @@ def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in meta.items() if k != "data"} | {
         f"data.{name}": value for name, value in dict(meta.get("data", {})).items()
     }
-
-
-def _order(path: Path) -> tuple[int, int]:
-    """Generation and step of a candidate."""
-    order = store.order(path.name)
-    assert order is not None
-    return order
 
 
 def describe(it: Audit) -> str:

@@ -123,7 +123,7 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
 
 
 def show(run: Path, job_dir: Path) -> int:
-    """Audit the last steps, sample, draw, and list what there is to look at; an exit code."""
+    """Audit the last steps, sample, and draw; an exit code."""
     say("The same bits? One process computes the last steps once more, those around the kill too")
     audited = subprocess.run(command("gptddp", "audit", str(run))).returncode
     say("A sample")
@@ -132,16 +132,6 @@ def show(run: Path, job_dir: Path) -> int:
     say("The run on one page")
     page = job_dir.parents[1] / "report.html"
     drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
-    say("Look at")
-    for what, why in (
-        (f"gptddp sample {run} --prompt 'class '", "another one"),
-        (f"gptddp log {run}", "every step, as JSON: loss, rate, tokens a second, fingerprints"),
-        (f"gptddp checkpoints {run}", "the states that training can resume from"),
-        (str(run / "ledger.jsonl"), "every start of the run, and what its recovery took"),
-        (str(job_dir / "logs"), "what each pod wrote"),
-        ("docs/tutorial.md", "these steps by hand, with your own text, and on a cluster"),
-    ):
-        print(f"{what}\n    {why}")
     print(f"\nIn a browser, curves, the kill and what it cost:\n{page.absolute()}")
     return audited or sampled or drawn
 

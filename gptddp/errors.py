@@ -51,8 +51,6 @@ class CheckpointError(GptddpError):
 class AuditError(GptddpError):
     """It cannot be told here whether a run is what its log says."""
 
-    exit_code = 2
-
 
 class CrashLoopError(GptddpError):
     """The same step has failed in three lives by the trainer's own error."""

@@ -21,18 +21,6 @@ def closed(**fields) -> Config:
     return with_preset(Config(**base | fields), accelerator=False)
 
 
-def test_the_budget_that_has_come_farthest_decides():
-    """Of half the steps, three quarters of the time and a fifth of the tokens: the time."""
-    done = (50, 2000, 7.5)
-    steps, tokens, seconds = {"steps": 100}, {"max_tokens": 10000}, {"max_time": 10.0}
-    assert lr_at(50, closed(**steps, **tokens, **seconds), *done[1:]) == lr_at(
-        50, closed(**seconds), *done[1:]
-    )
-    rates = [lr_at(50, closed(**only), *done[1:]) for only in (seconds, steps, tokens, {})]
-    assert rates == sorted(rates) and len(set(rates)) == 4
-    assert budget.last_step(closed(**steps, **tokens, **seconds), *done) == pytest.approx(50 / 0.75)
-
-
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
 def test_the_rate_never_rises_however_long_steps_take(schedule):
     """After the warm-up; and it has come to its end when the run has."""

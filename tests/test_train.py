@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from support.prepared import BYTES, flip
 from support.toy import SMALL
+from support.waiting_writer import Writer
 
 from gptddp import files, train
+from gptddp.checkpoint import run_state
+from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.prepare.build import prepare
 from gptddp.run.history import history, read_ledger
@@ -139,3 +142,16 @@ def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_pa
     assert "train/00000.parquet was removed; train/one.parquet was added; train/two" in err
     assert f"is not the data that run {tmp_path / 'run'} began with" in err
     assert len(list(history(tmp_path / "run"))) == 2
+
+
+def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(run, tmp_path, capfd):
+    """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
+    assert run("--steps", "4") == 0
+    loaded = load_newest(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints" / loaded.name)
+    tensors = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
+    tensors["model.wte.weight"][3, 3] += 1
+    writer = Writer(tmp_path / "run", 1, run_id=run_state.read(tmp_path / "run").run_id)
+    assert writer.save(4, tensors, loaded.meta).error is None
+    assert run("--steps", "6") == 4
+    assert "and was saved with" in capfd.readouterr().err

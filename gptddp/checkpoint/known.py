@@ -78,18 +78,20 @@ def warn(run: Path, run_id: str, ledger: Summary, origin: str) -> None:
 
 
 def missing(run: Path, run_id: str, ledger: Summary) -> list[str]:
-    """The newest commit and those before it, newest first, up to one that is there.
+    """The commits that are newer than any that is there, newest first.
 
-    [] where the newest is there, or has been set aside as damaged. One of another run in its place
-    is not it. Raises OSError.
+    One that has been set aside as damaged is there; one of another run in its place is not it. The
+    ledger may have lost the commits of newer ones. Raises OSError.
     """
     there = {name.partition(".bad.")[0] for name in store.names(run, ledger.commits)}
-    commits = sorted(ledger.commits, key=lambda name: store.order(name) or (0, 0), reverse=True)
+    commits = sorted(ledger.commits, key=store.order, reverse=True)
 
     def is_gone(name: str) -> bool:
         return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)
 
-    return list(takewhile(is_gone, commits))
+    newest = store.order(store.newest(run, run_id, ledger.commits) or "") or (0, 0)
+    gone = takewhile(is_gone, commits)
+    return [name for name in gone if (store.order(name) or (0, 0)) > newest]
 
 
 def _listed(gone: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -44,7 +43,8 @@ def load_newest(
         try:
             return patiently(partial(load, path, run_id, tell))
         except Unusable as unusable:
-            if not unusable.transient and not os.path.lexists(path):  # pruned by a running job
+            if not unusable.transient and name not in store.names(run_dir, known):
+                # pruned by a running job
                 how: Any = {"set_aside": set_aside, "known": known, "tell": tell}
                 return load_newest(run_dir, run_id=run_id, **how)
             skipped.append(unusable)
@@ -84,7 +84,7 @@ def load_step(
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
     names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir))))
-    steps = {name: (store.order(name) or (0, 0))[1] for name in names}
+    steps = {name: store.order(name)[1] for name in names}
     for name in (it for it in names if steps[it] == step):
         try:
             return patiently(partial(load, root / name, run_id, tell))

@@ -44,7 +44,7 @@ def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Statu
 
     `run_id`: of the run that is to go on from it; None: bytes are all that counts.
     """
-    generation, step = store.order(path.name) or (0, 0)
+    generation, step = store.order(path.name)
     found = Status(path.name, step, generation)
     if not store.is_candidate(path.name):
         found.state = "quarantined"
@@ -146,21 +146,15 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
     """
     if store.is_foreign(root / name, run_id, unknown=True):
         return True
-    if not (period := _period(name, every)):
+    if not every or not (period := store.order(name)[1] // every):
         return False
-    for first in (it for it in reversed(names) if _period(it, every) == period):
+    for first in (it for it in reversed(names) if store.order(it)[1] // every == period):
         with contextlib.suppress(Unusable):
             manifest = store.unsealed(root / first)
             if store.skipped(manifest) or run_id not in (None, manifest.get("run_id")):
                 continue
         return first == name
     return False
-
-
-def _period(name: str, every: int) -> int:
-    """In which so many steps a checkpoint is; 0: in none that has a first one which stays."""
-    _, step = store.order(name) or (0, 0)
-    return step // every if every else 0
 
 
 def discard_unfinished(
@@ -176,7 +170,7 @@ def discard_unfinished(
     with contextlib.suppress(OSError):
         for unfinished in _inside(root / store.TMP):
             name = unfinished.rpartition(".")[0]
-            if name in spare or (store.order(name) or (0, 0))[0] > upto:
+            if name in spare or store.order(name)[0] > upto:
                 continue
             (root / store.TRASH).mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # the others go all the same

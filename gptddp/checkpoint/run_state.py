@@ -1,8 +1,9 @@
 """What a run has recorded of itself: every reader of its state and configuration begins here.
 
 The ledger says it. Where the ledger is lost, or has lost the start of a life that has saved, the
-newest checkpoint says the run's id and the configuration that was in force. `config.json` and
-`finished.json` are copies for people, which nothing goes by.
+newest checkpoint says the run's id and the configuration that was in force, and the end of an older
+life that the ledger still has is not that of the run. `config.json` and `finished.json` are copies
+for people, which nothing goes by.
 """
 
 import errno
@@ -18,6 +19,7 @@ from gptddp.flags import changed, continued, differences, from_saved, of_run
 from gptddp.run import summary
 from gptddp.run.branches import asks_for_another
 from gptddp.run.directory import CHECKPOINTS, LEDGER, is_run
+from gptddp.run.history import life_without_start
 from gptddp.run.summary import Summary
 
 
@@ -25,7 +27,7 @@ def read(run_dir: str | Path) -> Summary:
     """The state of a run; an empty one where nothing of a run is there. Raises OSError."""
     found, root = summary.read(run_dir), Path(run_dir) / CHECKPOINTS
     for name in filter(store.is_candidate, store.names(run_dir)):
-        if (store.order(name) or (0, 0))[0] <= found.life:
+        if store.order(name)[0] <= found.life:
             break  # the ledger has the start of all that is older
         try:
             manifest: Any = store.unsealed(root / name)
@@ -35,10 +37,12 @@ def read(run_dir: str | Path) -> Summary:
             continue
         run_id, config = manifest.get("run_id"), manifest.get("config")
         if found.run_id in (None, run_id) and isinstance(config, dict):
-            found.run_id, found.config = run_id, config
+            found.run_id, found.config, found.finished = run_id, config, None
             break
         found.older |= config is None and not found.life
     found.older = found.older and found.config is None
+    if life_without_start(run_dir, found):
+        found.finished = None
     return found
 
 

@@ -50,10 +50,10 @@ def name_of(step: int, generation: int) -> str:
     return f"step-{step:012d}.{generation}"
 
 
-def order(name: str) -> tuple[int, int] | None:
-    """(generation, step), by which checkpoints are ordered; None for any other name."""
-    match = _NAME.fullmatch(name)
-    return (int(match[2]), int(match[1])) if match else None
+def order(name: str | None) -> tuple[int, int]:
+    """(generation, step), by which checkpoints are ordered; zeros for any other name, or none."""
+    match = _NAME.fullmatch(name or "")
+    return (int(match[2]), int(match[1])) if match else (0, 0)
 
 
 def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
@@ -66,15 +66,15 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
-        found.update(name for name in os.listdir(root) if order(name))
-    asked = (name for name in {*known} - found if order(name))
+        found.update(name for name in os.listdir(root) if any(order(name)))
+    asked = (name for name in {*known} - found if any(order(name)))
     found.update(name for name in asked if exists(root / name, stat.S_ISDIR))
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
 def is_candidate(name: str) -> bool:
     """Is this the name of a checkpoint that has not been set aside as bad."""
-    return order(name) is not None and ".bad." not in name
+    return any(order(name)) and ".bad." not in name
 
 
 # -- manifest ----------------------------------------------------------------------------------

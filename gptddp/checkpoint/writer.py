@@ -157,8 +157,7 @@ class Writer:
 
     def has(self, step: int) -> bool:
         """Is this step the one last committed, or the one that this life was restored from."""
-        newest = store.order(self.parent) if self.parent else None
-        return newest is not None and newest[1] == step
+        return self.parent is not None and store.order(self.parent)[1] == step
 
     # -- in the thread
 

@@ -204,22 +204,16 @@ def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list
     cursors = from_text(str(state.get("lanes", "")))
     saved = {**state, "lanes": len(cursors)}
     changed = [
-        f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
+        f"{name}: {str(saved.get(name)):.20} -> {str(now):.20}"
         for name, now in identity.items()
-        if saved.get(name) != now and name != "library"
+        if saved.get(name) != now
     ]
     if changed:
         raise DataError(
             "the saved position in the data does not fit (saved -> now): "
             + ", ".join(changed)
-            + "; use the data set and settings that the run began with, or begin a new run"
-        )
-    if saved.get("library") != identity.get("library"):
-        was, now = str(saved.get("library")), str(identity.get("library"))
-        raise DataError(
-            f"the text of this run was encoded by {was}, and here it would be by {now}: another "
-            "version may give other tokens, so other rows; install "
-            f"{was.replace(' ', '==')}, as in the image that the run began with, or begin a new run"
+            + "; use the data set, the settings and (library) the package of the version that the "
+            "run began with, or begin a new run"
         )
     return cursors
 

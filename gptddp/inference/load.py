@@ -53,7 +53,7 @@ def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.devic
 
     Raises GptddpError, also where the dataset has another tokenizer.
     """
-    if is_folder(path):
+    if not is_run(path) and is_folder(path):
         if step is not None:
             raise ConfigError(f"{path} is no run, and has no checkpoint of step {step}")
         return _of_folder(path, dataset, device)

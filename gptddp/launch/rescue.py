@@ -70,7 +70,7 @@ def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | Non
 def _why_not(run: Path, found: SavedState) -> str | None:
     """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
     newest = store.newest(run, found.run_id)
-    if newest and (store.order(newest) or (0, 0)) >= (found.generation, found.step):
+    if store.order(newest) >= (found.generation, found.step):
         return f"{newest} is as new, or newer"
     if why := why_left(run, found.generation, found.step):
         return f"the run has not gone on from this state: {why}"

@@ -125,17 +125,13 @@ def visible(
     `shape.window`.
     """
     columns = before + x.size(1)
-    seen = None if positions is None else within_documents(positions)
+    seen = None
+    if positions is not None:  # the tokens of its document up to itself
+        segments = (positions == 0).cumsum(1)
+        seen = (segments[:, None, :, None] == segments[:, None, None, :]).tril()
     if window is None or window >= columns - 1:
         return seen
     places = torch.arange(columns, device=x.device)
     mine = places[before:, None]  # compared only: a difference would be 8 bytes a pair
     near = ((places <= mine) & (places >= mine - window))[None, None]
     return near if seen is None else seen & near
-
-
-def within_documents(positions: Tensor) -> Tensor:
-    """What each token may see, bool (rows, 1, T, T): the tokens of its document up to itself."""
-    segments = (positions == 0).cumsum(1)
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same.tril()

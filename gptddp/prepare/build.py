@@ -52,7 +52,7 @@ def prepare(
     """
     out, phases = Path(out), phases or Phases()
     definition = recipe.given_tokenizer(settings.tokenizer)
-    found = listing.find(given, settings.include, settings.exclude, out=out, val=val)
+    found = listing.find(given, val, settings.include, settings.exclude, out)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
         return _existing(out, made_from, phases)

@@ -4,12 +4,11 @@ import os
 import re
 from typing import Literal
 
-KINDS = ("text", "jsonl", "json", "parquet")
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
 _BY_SUFFIX |= {".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 # Tables that are not read.
-_PROGRAM = "make parquet of it, as in docs/prepare.md of the sources"
+_PROGRAM = "make parquet of it first, as docs/prepare.md of the sources shows"
 TABLES = {
     "csv": f"a CSV table: {_PROGRAM}",
     "arrow": f"an Arrow file, as of save_to_disk of Hugging Face's datasets: {_PROGRAM}",
@@ -28,15 +27,12 @@ _SPLITS: dict[str, SourceSplit] = {
 
 
 def kind_of(name: str) -> tuple[str, str | None]:
-    """One of KINDS or TABLES, and the compression in pyarrow's words; None where there is none."""
+    """text, jsonl, json, parquet or one of TABLES; and its compression as pyarrow says it."""
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSION.get(suffix)
     if compression:
         suffix = os.path.splitext(stem)[1]
-    kind = _BY_SUFFIX.get(suffix, "text")
-    if kind == "parquet" and compression:  # nobody writes such files
-        kind = "text"
-    return kind, compression
+    return _BY_SUFFIX.get(suffix, "text"), compression
 
 
 def is_about(name: str) -> bool:

@@ -21,7 +21,7 @@ class SourceFile:
     """One file to read; `identity`: its name, size and time of change."""
 
     path: str
-    kind: str  # one of kinds.KINDS
+    kind: str  # text, jsonl, json or parquet
     compression: str | None
     bytes: int
     given: bool  # named on the command line, not found in a folder
@@ -55,10 +55,10 @@ class Listing:
 
 def find(
     sources: Sequence[PathLike],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    out: PathLike | None = None,
-    val: Sequence[PathLike] = (),
+    val: Sequence[PathLike],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    out: Path,
 ) -> Listing:
     """The files of all sources, each once; raises DataError where there is none.
 
@@ -70,7 +70,7 @@ def find(
     """
     # real paths, not inode numbers: some network file systems give two files the same number
     seen: set[str] = set()
-    skip = None if out is None else os.path.realpath(out)
+    skip = os.path.realpath(out)
     exclude = [pattern.rstrip("/") for pattern in exclude]
     found = Listing()
     given = [(os.fspath(source), f"v{number}") for number, source in enumerate(val)]
@@ -99,10 +99,10 @@ def find(
     return found
 
 
-def _status(root: str, out: str | None) -> os.stat_result:
+def _status(root: str, out: str) -> os.stat_result:
     """The status of a source; raises DataError where it cannot be one."""
     shown = show(root)
-    if out is not None and Path(os.path.realpath(root)).is_relative_to(out):
+    if Path(os.path.realpath(root)).is_relative_to(out):
         raise DataError(f"the source {shown} lies in the output: choose an --out without sources")
     try:
         status = os.stat(root)

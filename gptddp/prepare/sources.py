@@ -8,7 +8,7 @@ shuffle.py.
 import codecs
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import IO
 
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
-from gptddp.prepare.json_files import Problem, Record, any_json, lines, text_of
+from gptddp.files import parse_json
+from gptddp.prepare.json_files import Problem, any_json, at, lines, text_of
 from gptddp.prepare.listing import SourceFile
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
@@ -64,7 +65,7 @@ def _read(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> It
         return _token_lists(file, str(settings.tokens_field), made_by)
     if file.kind == "parquet":
         return _texts(file, settings.text_field)
-    return _text(file) if file.kind == "text" else _json(file, settings.text_field)
+    return (_text if file.kind == "text" else _json)(file, settings.text_field)
 
 
 @contextmanager
@@ -86,18 +87,29 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
 # -- text files ----------------------------------------------------------------------------------
 
 
-def _text(file: SourceFile) -> Iterator[Found]:
+def _text(file: SourceFile, text_field: str) -> Iterator[Found]:
     """It is read to its end before any part of it is used: a small one once, a large one twice."""
     with _open(file) as stream:
         # no more than it has: memory for a chunk costs more than reading a small file
         size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
         head = stream.read(size)
         _check_text(head, stream)
-    if len(head) < size:
+    if _is_record(head, text_field) and ".txt" not in file.path.lower():
+        problem = f"a JSON record with the field {text_field!r} in a file that is read as text"
+        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
+        yield "line", 1, (problem, fix)
+    elif len(head) < size:
         yield from _cut(io.BytesIO(head))
     else:
         with _open(file) as stream:
             yield from _cut(stream)
+
+
+def _is_record(head: bytes, text_field: str) -> bool:
+    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
+    with suppress(ValueError, KeyError):
+        return isinstance(at(parse_json(head.partition(b"\n")[0]), text_field), str)
+    return False
 
 
 def _check_text(head: bytes, stream: IO[bytes]) -> None:
@@ -145,16 +157,12 @@ def _end_of_document(text: bytes) -> int:
 def _json(file: SourceFile, text_field: str) -> Iterator[Found]:
     is_json = file.kind == "json"
 
-    def with_text(record: Record) -> Found:
-        place, number, value = record
-        found = text_of(value, text_field)
-        if is_json and isinstance(found, tuple):
-            found = found[0], f"{found[1]}; {_FIX_JSON}"
-        return place, number, found
-
     with _open(file) as stream:
-        # by `map`, which does not keep the value of a record, that may be huge
-        yield from map(with_text, any_json(stream) if is_json else lines(stream))
+        for place, number, value in any_json(stream) if is_json else lines(stream):
+            found = text_of(value, text_field)
+            if is_json and isinstance(found, tuple):
+                found = found[0], f"{found[1]}; {_FIX_JSON}"
+            yield place, number, found
 
 
 def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:

@@ -34,7 +34,7 @@ def walk(
     root: str,
     include: Sequence[str],
     exclude: Sequence[str],
-    skip: str | None,
+    skip: str,
     leave_out: LeaveOut,
 ) -> Iterator[tuple[str, str, os.stat_result]]:
     """(name below root, real path, status) of each file to read; `skip` is the real path of a

@@ -18,7 +18,7 @@ from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, lives_of, number
 from gptddp.run import log_check, summary
-from gptddp.run.directory import DATASET, FAULTS, LEDGER, SAMPLES
+from gptddp.run.directory import FAULTS, LEDGER, SAMPLES
 from gptddp.run.history import is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
@@ -36,8 +36,8 @@ class RunRecord:
     checkpoints: list[Status]
     faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
     samples: dict[int, str]  # texts, by step
-    dataset: str  # the hash of its manifest; "": not known
     wrong: list[str]  # what of its files is not as it should be
+    dataset: str = ""  # the hash of the data; "": not known
     log_wrong: bool = False  # is the log among them?
     config: Config | None = None
     lives: list[LifeRecord] = field(default_factory=list)
@@ -84,7 +84,6 @@ def read(path: Path) -> RunRecord:
         checkpoints=list_checkpoints(path),
         faults=_faults(path),
         samples=_samples(path),
-        dataset=_dataset(path),
         wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
     )
     newest = _read_log(run)
@@ -95,6 +94,7 @@ def read(path: Path) -> RunRecord:
             "and seconds are not known: put it back from a backup"
         )
     recorded = [it.start["config"] for it in run.lives if it.start.get("config")]
+    run.dataset = str(run.lives[-1].start.get("dataset", "")) if run.lives else ""
     if recorded:
         try:
             config = from_saved(path / LEDGER, recorded[-1])
@@ -128,13 +128,6 @@ def _read_log(run: RunRecord) -> dict[str, Any]:
         run.wrong.append(log_check.not_whole(run.path, wrong))
         run.log_wrong = True
     return {"event": "checkpoint", "generation": 0, **newest}
-
-
-def _dataset(path: Path) -> str:
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        began: Any = read_json(path / DATASET)
-        return str(began["sha256"])
-    return ""
 
 
 def _samples(path: Path) -> dict[int, str]:

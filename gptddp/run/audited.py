@@ -17,7 +17,7 @@ from gptddp.errors import AuditError
 from gptddp.files import read_json
 from gptddp.flags import from_saved, of_run
 from gptddp.run import log_check, summary
-from gptddp.run.directory import CONFIG, FINISHED, LEDGER
+from gptddp.run.directory import CONFIG, DATASET, FINISHED, LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
 
 Event = Mapping[str, Any]
@@ -104,7 +104,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
 
     The copies are read first, as they are written last.
     """
-    copies = {name: _copy(run / name) for name in (CONFIG, FINISHED)}
+    copies = {name: _copy(run / name) for name in (CONFIG, DATASET, FINISHED)}
     check = log_check.LogCheck(run)
     lines, lives = {}, {}
     for generation, line in logged(run):
@@ -206,25 +206,25 @@ def check_machine(recorded: Recorded, here: str) -> None:
 
 
 def _copy(path: Path) -> Any:
-    """The content of a file; None where it is not there; a ValueError where it is torn."""
+    """The content of a file; None where it is not there; the error where it is torn, or none."""
     try:
         return read_json(path)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return error
 
 
 def _wrong_copies(recorded: Recorded, copies: Mapping[str, Any]) -> Iterator[str]:
-    """What config.json and finished.json say, and the ledger has otherwise of the same life."""
+    """What the copies say, and the ledger has otherwise of the same life."""
     for name, copy in copies.items():
         if copy is None:  # there is none
             continue
         path = recorded.run / name
         values = copy.get("config", copy) if isinstance(copy, dict) else None
         if not isinstance(values, dict):
-            why = copy if isinstance(copy, ValueError) else f"{path} is not as a life writes it"
+            why = copy if isinstance(copy, Exception) else f"{path} is not as a life writes it"
             yield f"{why}: remove it; the run's next start, or its end, writes it anew"
             continue
-        there = _in_ledger(recorded, name, copy.get("generation"))
+        there = _in_ledger(recorded, name, copy.get("generation", max(recorded.starts, default=0)))
         if there is None:
             life = f"{path} is of life {shown(copy.get('generation'))}"
             yield f"{life}, and {recorded.run / LEDGER} has no {_WRITTEN_AT[name]} of it"
@@ -235,7 +235,7 @@ def _wrong_copies(recorded: Recorded, copies: Mapping[str, Any]) -> Iterator[str
             yield f"{path} has {what}"
 
 
-_WRITTEN_AT = {CONFIG: "start", FINISHED: "stop"}
+_WRITTEN_AT = {CONFIG: "start", DATASET: "start", FINISHED: "stop"}
 
 
 def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | None:
@@ -245,6 +245,8 @@ def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | Non
     if not own or life not in recorded.configs:
         return None
     start = recorded.starts[life]
+    if name == DATASET:  # all lives have had the same data
+        return {"sha256": start.get("dataset")}
     if name == CONFIG:
         return {"run_id": start.get("run_id"), **start["config"]}
     budgets = {it: getattr(recorded.configs[life], it) for it in BUDGETS}

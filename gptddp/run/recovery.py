@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.run.directory import log_path
+from gptddp.run.history import life_without_start
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
@@ -41,8 +42,11 @@ def last_life(
     fault: Mapping[str, Any] | None,
     run_dir: Path,
 ) -> Last | None:
-    """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
-    if not ledger.life or line is None:
+    """From the ledger, the log's last line, and the fault in a snapshot.
+
+    None for a new run, and where the ledger has lost that life. Raises OSError.
+    """
+    if not ledger.life or line is None or life_without_start(run_dir, ledger):
         return None
     if fault and fault["cause"] == UNKNOWN:  # it was left while the life went on
         fault = None

@@ -180,7 +180,9 @@ def _at_start(start: Mapping[str, Any]) -> Summary:
     """What a whole start says; a newer version may have written more sums."""
     sums = start.get("sums") or {}
     known = {name: sums[name] for name in SUMS if name in sums}
-    found = Summary(**{**known, "owners": Owners(**known.get("owners", {}))})
+    owners = known.get("owners", {})
+    owners = Owners(**{it: owners[it] for it in Owners.__dataclass_fields__ if it in owners})
+    found = Summary(**{**known, "owners": owners})
     found.add(start)
     return found
 

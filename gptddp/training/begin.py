@@ -128,5 +128,5 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
         if may_pass(error):
             raise
         raise ConfigError(
-            f"run {config.run_dir}: cannot be used: {explain(error)}; or use another --run-dir"
+            f"run {config.run_dir} cannot be used: {explain(error)}; or give another --run-dir"
         ) from error

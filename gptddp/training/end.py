@@ -61,7 +61,8 @@ def save_last(
         if not waits and stopped:
             return False
         if not waits:
-            raise _unwritten(recorder)
+            trouble = recorder.saves.trouble if recorder else "rank 0 says why"
+            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
 def wait_for_scrape(
@@ -79,11 +80,6 @@ def wait_for_scrape(
         if stops or not waits:
             return
         time.sleep(SCRAPE_S)
-
-
-def _unwritten(recorder: Recorder | None) -> OSError:
-    why = recorder.saves.trouble if recorder else "rank 0 says why"
-    return OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")
 
 
 class Ending(threading.Thread):

@@ -58,7 +58,7 @@ def go_back(
 
 def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> bool:
     """Is there a state of the newest branch?"""
-    newest = store.order(patiently(lambda: store.newest(run, run_id)) or "") or (0, 0)
+    newest = store.order(patiently(lambda: store.newest(run, run_id)))
     generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
     return max(generations) >= int(ledger.branches[-1]["generation"])
 
@@ -91,15 +91,18 @@ def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, te
         raise writer.failure
 
 
-def way_back(run: Path, finite: int) -> str:
-    """How to go back to before the steps that were not finite; `finite`: the last one that was.
+def way_back(run: Path, bad: int) -> str:
+    """How to go back to before step `bad`, the first that was not finite, or far too large.
 
-    It may have spoilt the weights: so to before it, if that is kept.
+    The update of the step before it may have spoilt the weights: so to before that, if it is kept.
     """
     names: list[str] = []
     with suppress(OSError):
         names = list(filter(store.is_candidate, store.names(run)))
-    found = [step for name in names if (step := (store.order(name) or (0, 0))[1]) <= finite]
-    best = next((step for step in found if step < finite), found[0] if found else None)
-    how = "a checkpoint before them" if best is None else f"step {best}: --from-step {best}"
-    return f"to go back to {how}, with a lower --lr"
+    found = [step for name in names if (step := store.order(name)[1]) < bad]
+    best = next((step for step in found if step < bad - 1), found[0] if found else None)
+    if best is not None:
+        return f"to go back to step {best}: --from-step {best}, with a lower --lr"
+    if names:
+        return "no checkpoint of before is kept: begin anew with a lower --lr, in another --run-dir"
+    return "nothing was saved yet: with a lower --lr it begins at step 0 again"

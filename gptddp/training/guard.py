@@ -29,7 +29,6 @@ class Guard:
     world: World
     stop: StopFlag
     stalls: Stalls
-    counts: bool = True  # errors of the trainer's own; those of an audit are none of the run
     restored: bool = False  # before it is, there is no state to leave
     since: float = 0.0  # monotonic: the end of the last step
 
@@ -90,9 +89,9 @@ class Guard:
 
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
-        if not self.counts:
-            return None
         origin = self.live.origin
+        if not origin.generation:  # an audit's: no life of the run has failed
+            return None
         about = {"generation": origin.generation, "rank": self.world.rank}
         run, step = Path(origin.config.run_dir), self.progress.step + 1
         return crash_loop.final(error, run, step=step, pod=environment.pod(), **about)

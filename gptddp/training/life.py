@@ -299,11 +299,13 @@ class Life:
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:
-            run, finite = Path(self.config.run_dir), self.step - self.progress.skipped
+            first = self.step - self.progress.skipped + 1
+            how = "rank 0 says how to go back"
+            if self.recorder:
+                how = way_back(Path(self.config.run_dir), self.recorder.spiking_since or first)
             raise NonFiniteError(
                 f"step {self.step}: loss or gradient not finite {self.progress.skipped} times in a "
-                f"row (max_skipped is {self.config.max_skipped}): {way_back(run, finite)}, or look "
-                "at the data"
+                f"row (max_skipped is {self.config.max_skipped}): {how}, or look at the data"
             )
 
     @property

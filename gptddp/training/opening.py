@@ -216,7 +216,7 @@ def _take_up(
     tell("looking for the newest checkpoint")
     newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
     snapshots = trusted(snapshots, ledger.void, run, world)
-    rank = newest_rank(snapshots, store.order(newest) if newest else None)
+    rank = newest_rank(snapshots, store.order(newest))
     if rank is None:
         patiently(lambda: retention.discard_unfinished(run))
         anew = _given_before(ledger, world) if config.from_scratch else None
@@ -236,7 +236,7 @@ def _late_save(
     config: Config, ledger: Summary, saving: Sequence[str | None], name: str
 ) -> str | None:
     """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
-    save = max(filter(None, saving), key=lambda name: store.order(name) or (0, 0), default=None)
+    save = max(filter(None, saving), key=store.order, default=None)
     overdue = unsaved_s(ledger) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         return name
@@ -284,7 +284,8 @@ def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> N
         lines: list[str] = []
         with suppress(ValueError, LookupError, TypeError, AttributeError):  # torn, or foreign
             there: Any = read_json(run / DATASET)
-            lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
+            if there["sha256"] == began:
+                lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
         raise DataError(
             f"{dataset.dir} is not the data that run {run} began with"
             f"{': ' if lines else ''}{inventory.listed(lines) if lines else ''}: "

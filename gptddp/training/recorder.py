@@ -250,6 +250,11 @@ class Recorder:
         files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
         return copies.begin(Path(self.config.run_dir), config, files)
 
+    @property
+    def spiking_since(self) -> int | None:
+        """The step at which loss or norm became many times the usual; None: they are not now."""
+        return self._spikes.since
+
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
         names = [self.world.names[rank] for rank in stall.missing]

@@ -60,7 +60,6 @@ class Replay(Life):
     ) -> None:
         origin, world = _origin(run_id, span), replace(world, memory=None)
         super().__init__(origin, span.begin, None, dataset, world, stop, PhaseClock())
-        self._guard.counts = False  # no life of the run has failed
         self._span = span
         self.wrong: Difference | None = None
         if stop.asked:  # since the last step of the span before

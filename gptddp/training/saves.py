@@ -77,10 +77,10 @@ class Saves:
 
     def _tell_newest(self, ledger: Summary) -> bool:
         """Into the metrics: the newest checkpoint, whoever has saved it; is there one?"""
-        orders = [order for name in ledger.commits if (order := store.order(name))]
-        if not orders or ledger.saved_time is None:
+        if not ledger.commits or ledger.saved_time is None:
             return False
-        self._events.emit("newest", step=max(orders)[1], since=ledger.saved_time)
+        _, step = max(map(store.order, ledger.commits))
+        self._events.emit("newest", step=step, since=ledger.saved_time)
         return True
 
     @property

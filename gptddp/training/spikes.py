@@ -26,6 +26,12 @@ class Spikes:
     def __init__(self) -> None:
         self._recent = {name: deque[float](maxlen=WINDOW) for name in ("loss", "grad_norm")}
         self._streak = dict.fromkeys(self._recent, 0)  # steps until it is over
+        self._began = dict.fromkeys(self._recent, 0)  # the step at which it did
+
+    @property
+    def since(self) -> int | None:
+        """The first step of the streaks that are not over; None: there is none."""
+        return min((self._began[it] for it, left in self._streak.items() if left), default=None)
 
     def add(self, line: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One more step, by its line of the log: `field`, `value` and `usual` of each new spike."""
@@ -37,6 +43,7 @@ class Spikes:
             high = value > (usual + math.log(TIMES) if name == "loss" else TIMES * usual)
             if high and not self._streak[name]:
                 found.append({"field": name, "value": value, "usual": usual})
+                self._began[name] = line["step"]
             self._streak[name] = WINDOW if high else max(0, self._streak[name] - 1)
             recent.append(value)
         return found

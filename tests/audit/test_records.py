@@ -9,7 +9,7 @@ from support.audits import audit, change_lines, edit_events, edit_json, lines_of
 
 from gptddp.checkpoint.load import load
 from gptddp.run import audited
-from gptddp.run.directory import CONFIG, FINISHED, LEDGER
+from gptddp.run.directory import CONFIG, DATASET, FINISHED, LEDGER
 
 pytestmark = pytest.mark.usefixtures("train_here")
 OTHER = "0123456789abcdef"
@@ -43,6 +43,14 @@ def in_events(*kinds, which=slice(None), **changes):
 
 def torn(name):
     return lambda run: (run / name).write_text('{"tokens": }')
+
+
+def a_folder(name):
+    def forge(run):
+        (run / name).unlink()
+        (run / name).mkdir()
+
+    return forge
 
 
 FIRST, SAVES = slice(1), slice(1, None)  # the last save of a life is followed by its stop
@@ -83,6 +91,8 @@ FORGED = {
     "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
     "no configuration in the copy": (in_json(CONFIG, config=[]), "is not as a life writes"),
     "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
+    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', and"),
+    "a folder in the place of a copy": (a_folder(CONFIG), "config.json"),
 }
 
 

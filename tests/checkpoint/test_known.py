@@ -162,6 +162,24 @@ def test_what_retention_deletes_is_not_missed(run, root, caplog):
     assert "checkpoint skipped" in caplog.text and "lacks" not in caplog.text
 
 
+def test_a_ledger_of_an_earlier_day_ends_no_run(run, root, caplog):
+    """It has the end of the first life, which was that of the run then, and its checkpoint alone.
+    The run goes on from a later one; nothing is missing, and no end is made up for the first life.
+    Without checkpoints it is refused."""
+    ledger = root.with_name("ledger.jsonl")
+    lines = ledger.read_text().splitlines(keepends=True)
+    stop = next(i for i, line in enumerate(lines) if '"event": "stop"' in line)
+    shutil.rmtree(root / "step-000000000002.1")
+    for kept, newest in ((stop + 1, "step-000000000006.3"), (1, "step-000000000008.4")):
+        ledger.write_text("".join(lines[:kept]))
+        assert run("--steps", "8") == 0
+        assert sources(root.parent)[-1] == newest and "lacks" not in caplog.text
+        assert "end" not in [event["event"] for event in read_ledger(root.parent)]
+    ledger.write_text("".join(lines[: stop + 1]))
+    shutil.rmtree(root)
+    assert run("--steps", "2") == 4
+
+
 def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch):
     """A listing that is empty for a moment costs a moment."""
     move_away(root)

@@ -183,10 +183,17 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
     assert load_newest(tmp_path).step == 4
 
 
-def test_unfinished_work_is_discarded(tmp_path):
+def test_unfinished_work_is_discarded(tmp_path, monkeypatch):
     """When a life begins, all of it but the late save that is spared; on a full disk, that of lives
-    up to the writer's own: not what its successor is building."""
-    root = save(tmp_path, 1)
+    up to the writer's own: not what its successor is building. Whoever is writing it renames all of
+    it or nothing, as its files go when it is out of reach."""
+    root, parents, rmtree = save(tmp_path, 1), [], shutil.rmtree
+
+    def noting(path, **how):
+        parents.append(path.parent.name)
+        rmtree(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", noting)
     names = [f"step-000000000009.{generation}.{'ab' * 16}" for generation in (1, 2, 3)]
     for name in (*names, "else"):
         (root / ".tmp" / name).mkdir()
@@ -196,23 +203,7 @@ def test_unfinished_work_is_discarded(tmp_path):
     retention.discard_unfinished(tmp_path, ["step-000000000009.1"])
     assert os.listdir(root / ".tmp") == [names[0]]
     retention.prune(tmp_path, 1)
-    assert os.listdir(root / ".trash") == []
-
-
-def test_unfinished_work_is_out_of_reach_before_its_files_go(tmp_path, monkeypatch):
-    """Whoever is writing it renames all of it or nothing: never what is left of it."""
-    root = save(tmp_path, 1)
-    (root / ".tmp" / f"step-000000000009.2.{'ab' * 16}").mkdir()
-    parents, rmtree = [], shutil.rmtree
-
-    def noting(path, **kwargs):
-        parents.append(path.parent.name)
-        rmtree(path, **kwargs)
-
-    monkeypatch.setattr(shutil, "rmtree", noting)
-    retention.discard_unfinished(tmp_path)
-    retention.prune(tmp_path, 1)
-    assert set(parents) == {".trash"} and os.listdir(root / ".tmp") == []
+    assert os.listdir(root / ".trash") == [] and set(parents) == {".trash"}
 
 
 def test_killed_at_every_system_call(tmp_path):
@@ -255,7 +246,7 @@ def test_list_tells_the_state_of_each(tmp_path):
     assert "bytes 0 to 400 do not match" in rows[1].reason
     assert retention.list_checkpoints(tmp_path / "absent") == []
     for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
-        assert store.order(name) is None and not store.is_candidate(name)
+        assert store.order(name) == (0, 0) and not store.is_candidate(name)
     save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
     assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
         "complete",

@@ -1,10 +1,9 @@
-"""`logs` and `wait` on a real cluster: real logs, pods that really go."""
+"""`logs -f` on a real cluster: real logs, pods that really go."""
 
-import subprocess
 import time
 from collections import defaultdict
 
-from support.cluster_jobs import command
+from support.cluster_jobs import start
 from support.small_jobs import job
 
 COUNT = """
@@ -26,8 +25,7 @@ def test_no_line_is_lost_when_pods_are(namespace):
     """Followed from the start through four killed pods: every life counts without a gap."""
     end = time.time() + 50
     namespace.kubectl("create", "-f", "-", stdin=job("count", COUNT, str(end), replicas=3))
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    follower = subprocess.Popen(command(namespace, "logs", "-f", "count"), text=True, **pipes)
+    follower = start(namespace, "logs", "-f", "count")
     for pods in (["count-worker-2"], ["count-worker-0"], ["count-worker-1", "count-worker-2"]):
         for name in (f"count-worker-{n}" for n in range(3)):
             namespace.kubectl("wait", f"pod/{name}", "--for=create", "--timeout=30s")

@@ -119,31 +119,6 @@ def test_a_pod_that_is_evicted_as_by_a_drain(asked):
     assert pod in asked.shell(found.command)
 
 
-def test_a_pod_whose_node_does_not_answer(asked):
-    """It has the name of a node that does not exist, so that nobody reports its end."""
-    made = job("lost", SLEEP, pod={"nodeName": "none-such"})
-    asked.namespace.kubectl("create", "-f", "-", stdin=made)
-    asked.namespace.kubectl("wait", "pod/lost-worker-0", "--for=create", "--timeout=60s")
-    asked.namespace.kubectl("delete", "pod", "lost-worker-0", "--wait=false")
-    words = ("its node none-such does not answer", "kubectl delete pod lost-worker-0 --force")
-    found = asked.becomes("lost", "node-lost", *words, limit_s=45)
-    assert asked.namespace.workers()[0] in asked.shell(found.command)
-
-
-def test_a_job_that_a_finalizer_keeps(asked):
-    """Until somebody takes it off."""
-    made = job("leaving", SLEEP, suspend=True)
-    made["metadata"]["finalizers"] = ["example.com/hold"]
-    asked.namespace.kubectl("create", "-f", "-", stdin=made)
-    asked.namespace.kubectl("delete", "pytorchjob", "leaving", "--wait=false")
-    try:
-        found = asked.becomes("leaving", "deleting", "finalizers hold it: example.com/hold")
-        assert "example.com/hold" in asked.shell(found.command)
-    finally:
-        patch = '{"metadata": {"finalizers": null}}'
-        asked.namespace.kubectl("patch", "pytorchjob", "leaving", "--type=merge", "-p", patch)
-
-
 def test_a_command_that_is_not_there_is_tried_in_vain(asked):
     """With our restartPolicy the pod is made again and again; the command of the line stops it."""
     made = ours(job("again", SLEEP, command=["pythn"]))

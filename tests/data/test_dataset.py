@@ -66,8 +66,8 @@ def test_a_volume_that_is_away_is_no_mistake(books, tmp_path, monkeypatch, code,
             look()
 
 
-def test_a_folder_that_cannot_be_listed_just_now_is_not_passed_over(books, tmp_path, monkeypatch):
-    """Nobody knows then whether a file was added: an error that may pass, and not a dataset."""
+def test_a_file_that_cannot_be_seen_just_now_is_not_passed_over(books, tmp_path, monkeypatch):
+    """Nobody knows then whether it is whole: an error that may pass, and not a dataset."""
     prepare([books], tmp_path / "out", Settings(vocab_size=300))
     reads = Reads(tmp_path / "out", setattr=monkeypatch.setattr)
     with reads.failing(errno.EIO):

@@ -1,7 +1,6 @@
 """The loader on prepared datasets: real parquet files and tokenizers."""
 
 import contextlib
-import itertools
 import json
 import random
 import shutil
@@ -67,32 +66,6 @@ def expected_pairs(dataset: Dataset, split: str) -> Counter:
 def pairs_of(tokens: np.ndarray, valid: np.ndarray) -> Counter:
     """(token, next token) of every target."""
     return Counter(zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True))
-
-
-@pytest.mark.parametrize("sizes", [(1,), (4, 3, 4), (2, 5, 3, 1)])
-def test_an_epoch_is_the_training_split(dataset, sizes):
-    """The first epoch of all lanes has every token and the end of every document as a target once.
-
-    Whatever the world sizes that it is trained at, one after the other, each from a saved state.
-    """
-    pairs, state = Counter(), None
-    ended, lives = np.zeros(LANES, bool), itertools.cycle(sizes)
-    while not ended.all():
-        world_size = next(lives)
-        with contextlib.ExitStack() as stack:
-            places = [dict(rank=rank, world_size=world_size) for rank in range(world_size)]
-            loaders = [
-                stack.enter_context(open_loader(dataset, state=state, **place)) for place in places
-            ]
-            for _ in range(13):
-                batches = [loader.next() for loader in loaders]
-                tokens = np.concatenate([batch.tokens for batch in batches])[~ended]
-                valid = np.concatenate([batch.valid for batch in batches])[~ended]
-                pairs += pairs_of(tokens, valid)
-                cursors = sum(batch.cursors for batch in batches)
-                ended |= cursors[:, 0] > 0
-            state = json.loads(json.dumps(loaders[0].state(cursors)))
-    assert pairs == expected_pairs(dataset, "train")
 
 
 def test_validation_rows_are_the_validation_split(dataset):

@@ -280,16 +280,6 @@ def test_a_failed_collective_names_the_silent_rank(monkeypatch):
         assert not where
 
 
-def test_a_group_of_one_runs_the_same_collectives():
-    """One process has a process group too, and leaves none behind."""
-    with connect("cpu") as world:
-        assert world.all_reduce(torch.tensor([3, 4])).tolist() == [3, 4]
-        assert world.from_rank_0(lambda tell: {"a": 1}) == {"a": 1}
-        with pytest.raises(ConfigError, match="nope"):
-            world.from_rank_0(lambda tell: (_ for _ in ()).throw(ConfigError("nope")))
-    assert not torch.distributed.is_initialized()
-
-
 @pytest.mark.parametrize("verdict", ["verdict.json", "no/such/folder.json", None])
 def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, capsys, verdict):
     """A verdict that is written is not said as well; where none can be written it is said."""

@@ -158,22 +158,6 @@ def test_a_final_error_after_sigterm_is_not_lost(job):
     survivors(job, 2)
 
 
-def test_two_jobs_with_one_port_do_not_meet(job, tmp_path):
-    """At other addresses a job has a rendezvous of its own; one ends, without its host even."""
-    other = Job(tmp_path / "other", pods=2, slot=2, fewest=2)
-    try:
-        other.start(0, 1)
-        other.goes_on(2)
-        job.goes_on(3)
-        other.order(0, "vanish")
-        (other.folder / "end").touch()
-        assert [other.exit_code(i) for i in (0, 1)] == [-signal.SIGKILL, 0]
-        job.goes_on(3)
-        survivors(job)
-    finally:
-        other.close()
-
-
 def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     """One launcher dies after the last step: its peers end with 0, and so does its successor."""
     job.order(2, "vanish")

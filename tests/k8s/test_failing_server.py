@@ -24,7 +24,7 @@ from gptddp.k8s.objects import suspended
 from gptddp.k8s.render import manifest
 
 FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no failure
-    "GET": (403, 500),
+    "GET": (500, 403),
     "POST": (403, 409, NO_ANSWER, LOST_ANSWER),
     "PATCH": (403, 404, 409, NO_ANSWER, LOST_ANSWER),
     "DELETE": (403, 409, NO_ANSWER, LOST_ANSWER),
@@ -120,7 +120,8 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
     before, wanted, requests = run(api, begin, args)
     for number, request in enumerate(requests):
         ways = FAULTS[request.split()[0]]
-        for what in ways if os.environ.get("ALL_WAYS") else [ways[number % len(ways)]]:
+        one = 0 if request.startswith("GET") else number % len(ways)  # a 403: see test_rights.py
+        for what in ways if os.environ.get("ALL_WAYS") else [ways[one]]:
             case = f"{command}: request {number}, {request}: {what}"
             api.objects = copy.deepcopy(begin)
             api.fault, api.requests = (number, what), []
@@ -130,6 +131,8 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
             after = state(api)
             if (request, what) == ("POST secrets", 409):
                 assert result.exit_code == 0, (case, result.stderr)  # another was faster
+            if what == 500:  # it is no server that hides something
+                assert result.exit_code == 1, (case, result.stderr)
             if result.exit_code == 0:
                 assert "warning" in result.stderr or after == wanted, (case, result.stderr)
             elif result.exit_code == 100:  # the job that was to be replaced is still there
@@ -163,40 +166,6 @@ def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, 
     result = api.command_line("suspend", "demo")
     assert api.requests == ["GET pytorchjobs", "GET jobs", "GET pytorchjobs"]
     assert result.exit_code == 102 and "no PyTorchJob demo" in result.stderr
-
-
-def named(api, k8s):
-    """What a job names."""
-    for kind, name in (("Secret", "hf"), ("Secret", "site"), ("ServiceAccount", "me")):
-        api.put({"kind": kind, "metadata": {"name": name}, "data": {"token": "eA=="}})
-
-
-NAMES = ["--env-from-secret", "HF=hf/token", "--env-from-secret", "site"]
-
-
-@pytest.mark.parametrize(
-    ("prepare", "args"),
-    [
-        (named, ["submit", "--name", "demo", "--service-account", "me", *NAMES]),
-        (submitted, ["submit", "--name", "demo", "--replicas", "4", "--without", "networkpolicy"]),
-        (submitted, ["delete", "demo"]),
-        (submitted, ["submit", "--name", "demo", "--replicas", "4", "--dry-run"]),
-    ],
-)
-def test_a_server_that_is_broken_is_not_one_that_hides_something(api, prepare, args, tmp_path):
-    """What may not be seen can be done without; a request that fails is an error, whichever it
-    is."""
-    if prepare is named:
-        (tmp_path / "own").mkdir()
-        (tmp_path / "own/mine.py").write_text("x = 1\n")
-        args = [*args, "--code", str(tmp_path / "own")]
-    prepare(api, api.command_line)
-    begin, api.requests = copy.deepcopy(api.objects), []
-    api.command_line(*args)
-    for number, request in enumerate(list(api.requests)):
-        api.objects, api.fault, api.requests = copy.deepcopy(begin), (number, 500), []
-        done = api.command_line(*args)
-        assert done.exit_code == 1, (request, done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,3 @@ def test_a_sample_is_of_the_jobs_own_code_and_run(submit, tmp_path, capfd):
     assert f"of {tmp_path}/local/volumes/runs/job\n" in capfd.readouterr().out
     refused = CliRunner().invoke(cli, ["sample", "job", *asked, "--image", "x"])
     assert refused.exit_code == 2 and "--image has no meaning with --local" in refused.stderr
-
-
-def test_other_code_is_another_local_job(submit):
-    """Refused with the two hashes and the fix, as on a cluster."""
-    assert submit("first").exit_code == 0
-    result = submit("second")
-    assert result.exit_code == 2 and "exists with another manifest" in result.stderr
-    assert len(set(re.findall(r"/code/([0-9a-f]{64})", result.stderr))) == 2
-    assert "its run is then continued" in result.stderr

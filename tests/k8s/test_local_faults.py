@@ -107,6 +107,7 @@ def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace
         process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130 and ("did not stop within 1 s" in err) is not again
+    assert "the same command continues it" in err
     assert reaper.members(str(tmp_path)) == []
 
 

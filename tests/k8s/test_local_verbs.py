@@ -188,6 +188,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
     pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
     folder = tmp_path / "local/jobs/job"
     (folder / "mine.txt").touch()
+    (folder.parent / "stray").touch()  # is no job
     result = k8s("delete", "job")
     assert result.exit_code == 0 and result.stdout == "local job job deleted\n", result.output
     assert f"its run directory stays: {tmp_path}/local/volumes/runs/job" in result.stderr

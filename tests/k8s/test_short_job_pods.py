@@ -92,13 +92,9 @@ def test_one_job_toml_serves_all_commands(tmp_path):
     [
         (["--source", "v/set/raw", "--data", "v/set"], "lies in --data v/set"),
         (["--source", "v", "--data", "v"], "a folder of its own"),
-        (["--source", "/mnt/x"], "PersistentVolumeClaim"),
         (["--source", "v/../x"], "--source: 'v/../x' is not the name of a Persist"),
-        (["--source", "v", "--cpu", "many"], "--cpu: 'many'"),
         (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),
-        (["--source", "v", "--image", ""], "--image"),
         (["--source", "v", "--name", "A"], "--name"),
-        (["--source", "v", "--toleration", "a:Never"], "--toleration: 'a:Never' is not a taint"),
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
         (["--source", "v", "more"], "unexpected argument 'more': name texts with --source"),

@@ -114,19 +114,6 @@ def test_a_ledger_that_is_read_late_makes_no_save_due(left):
     assert its._saved_at < 7.0
 
 
-def test_where_no_late_save_is_no_step_looks_for_one(run, left, pod, monkeypatch):
-    """It would be a file a step."""
-    looks, in_progress = [], late.in_progress
-
-    def noting(folder):
-        looks.append(folder)
-        return in_progress(folder)
-
-    monkeypatch.setattr(late, "in_progress", noting)
-    lose_a_peer(run, "--steps", "9")
-    assert looks == [pod]
-
-
 def test_beside_one_that_may_hang_as_the_one_before_the_life_saves_by_itself(
     run, pod, own, saver, monkeypatch
 ):

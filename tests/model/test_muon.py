@@ -50,27 +50,6 @@ def test_the_smaller_a_gradient_the_smaller_its_update_down_to_none(dtype):
         assert found < (0.1 if power < -21 else 1.1) * common  # NaN is in no order
 
 
-def test_a_matrix_without_gradients_comes_to_rest():
-    """Its momentum decays through all sizes of fp32, as behind units that are dead: the weights
-    stay finite, and in the end they stay as they are."""
-    for c in (MUON, RECIPE):
-        c = dataclasses.replace(c, weight_decay=0.0)
-        net = build(c, 100, CPU)
-        optimizer = optim.build(net, c)
-        optimizer.param_groups[-1]["momentum"] = 0.5  # from 1e-3 to 0 in 150 steps
-        p = net.get_parameter("blocks.0.fc.weight")
-        for q in net.parameters():
-            q.grad = torch.full_like(q, 1e-3) if q is p else torch.zeros_like(q)
-        states = []
-        for _ in range(200):
-            optimizer.prepare()
-            optimizer.step()
-            p.grad.zero_()
-            states.append(p.detach().clone())
-        assert states[0].isfinite().all() and torch.equal(states[-1], states[-40])
-        assert not torch.equal(states[0], states[1]) and states[-1].isfinite().all()
-
-
 def test_one_step_by_its_definition():
     """Momentum, Nesterov, an orthogonal matrix for each of queries, keys and values, of the size of
     AdamW's updates, and the decay: in float64 with an SVD, to the accuracy of the iterations."""

@@ -124,6 +124,19 @@ def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
     refused(result, f"{name} is a Git LFS pointer", "git lfs pull")
 
 
+@pytest.mark.parametrize("name", ["part-00000", "x.ldjson.gz"])
+def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, name: str) -> None:
+    """A bad record with the fix, also where the file is given; `.txt` is text in any case."""
+    lines = b'{"id": 1, "text": "once"}\n{"text": "upon"}\n'
+    (books / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    for source in (books, books / name):
+        refused(run(source, "--out", tmp_path / "out"), f"{name}:1", "end in .jsonl")
+    (books / name).rename(books / "x.txt")
+    (books / "x.txt").write_bytes(lines)
+    assert run(books, "--out", tmp_path / "b", "--tokenizer", "bytes").exit_code == 0
+    assert lines.decode() in all_texts(open_dataset(tmp_path / "b"))
+
+
 def test_a_cache_of_downloads_is_refused(tmp_path: Path) -> None:
     """Its nameless blobs would be texts; a snapshot is read by the names of its links."""
     cache, data = tmp_path / "datasets--x", tmp_path / "datasets--x/snapshots/abc/data"

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 from support.prepared import child, contents, killing, run
 
-from gptddp.data.dataset import open_dataset
-from gptddp.errors import DataError
 from gptddp.prepare import scratch
 from gptddp.prepare.build import prepare
 from gptddp.prepare.phases import Phases
@@ -171,27 +168,6 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     assert again_it_says + "03.json has changed since it was read" in again("--seed", 5)
     (mine / "02.jsonl").unlink()
     assert again_it_says + "02.jsonl and 1 more" in again("--seed", 5)
-
-
-def test_a_full_disk_keeps_what_was_read(
-    finished, sources: Path, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
-    """When there is space again, the same command goes on; no half dataset can be opened."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-
-    args = ["prepare", str(sources), "--out", str(tmp_path / "out"), "--max-bad", 100]
-    args += ["--vocab-size", "300", "--val-fraction", "0.1", "--seed", "5"]
-    main = f"from gptddp.cli import cli; sys.argv[1:] = {args}; cli()"
-    result = child(CHILD + main, preexec_fn=limit)
-    assert result.returncode == 2 and "no space left for" in result.stderr, result.stderr
-    assert f"What was read is kept in {tmp_path / 'out/.prepare'}" in result.stderr
-    assert os.listdir(tmp_path / "out") == [".prepare"]
-    with pytest.raises(DataError, match="preparation has not finished"):
-        open_dataset(tmp_path / "out")
-    assert finished() == 0
-    assert contents(tmp_path / "out") == whole
 
 
 @pytest.mark.parametrize(("method", "calls"), [("append", 60), ("save", 5)])

@@ -4,9 +4,6 @@ import json
 
 from support.report_pages import Text, draw, figures, points, table, write
 
-from gptddp.report import curves
-from gptddp.report.run_record import read
-
 
 def change(file, fields, **match):
     """Give the lines of a log or ledger that match other fields."""
@@ -74,20 +71,14 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
     assert "stopped 3.0 s" in splits[0] and "reforming 3.0 s" in splits[1]
 
 
-def test_many_runs_do_not_look_alike(tmp_path):
-    """Each of 36 lines has a colour and a dash that no other one has."""
-    run = read(write(tmp_path / "run", 3))
-    (figure,) = (it for it in curves.panels([run] * 36) if it["id"] == "lr")
-    lines = [it for it in figure["traces"] if it["kind"] == "line"]
-    assert len({(it["colour"] % 6, it["dash"]) for it in lines}) == len(lines) == 36
-
-
 def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):
-    """Of other tokens the loss is another measure; of the same dataset nothing is said."""
+    """Of other tokens the loss is another measure; of the same dataset nothing is said. The ledger
+    says which it was, and not the copy for people."""
     other = write(tmp_path / "other", 20)
+    change(written / "ledger.jsonl", {"dataset": "a"}, event="start")
     for of_other, told in (("a", False), ("b", True)):
-        (written / "dataset.json").write_text('{"sha256": "a"}')
-        (other / "dataset.json").write_text(json.dumps({"sha256": of_other}))
+        change(other / "ledger.jsonl", {"dataset": of_other}, event="start")
+        (other / "dataset.json").write_text('{"sha256": "another"}')
         page = draw(written, other, out=tmp_path / "report.html")
         assert ("losses (nats a token) cannot be compared" in said(page)) == told
 

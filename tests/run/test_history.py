@@ -232,19 +232,6 @@ def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
     ledger.close()
 
 
-def test_a_directory_that_vanishes_may_come_back(tmp_path):
-    """Without its directory the log raises nothing but from `sync`, and goes on when it is back."""
-    log = RunLog(tmp_path / "absent", 1)
-    log.append({"step": 1})
-    with pytest.raises(FileNotFoundError):
-        log.sync()
-    assert "No such file" in log.trouble(60)
-    (tmp_path / "absent").mkdir()
-    log.append({"step": 2})
-    log.close(30)
-    assert [line["step"] for line in history(tmp_path / "absent")] == [1, 2]
-
-
 WITHOUT_APPEND = """
 import os, sys, time
 from gptddp.run.history import Ledger

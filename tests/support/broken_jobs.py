@@ -20,7 +20,6 @@ for step in range(9999):
 DEVICE = "gptddp.example/none"  # a resource that no node has
 
 SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "nothing", "key": "k"}}}
-KEY = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "there", "key": "token"}}}
 FAILING = {"exec": {"command": ["false"]}, "periodSeconds": 1}
 
 
@@ -105,7 +104,6 @@ NEEDED = [
 ]
 UNBOUND = {"persistentVolumeClaim": {"claimName": "unbound"}}
 MISSING = {"persistentVolumeClaim": {"claimName": "nothing"}}
-NO_DRIVER = {"csi": {"driver": "none.example"}}
 
 CASES = [
     Case(job("security", SLEEP, securityContext={}), "pod-security",
@@ -127,19 +125,21 @@ CASES = [
          ("Insufficient cpu", "resources.requests[cpu]: 500"), "Allocatable"),
     Case(job("selector", SLEEP, pod={"nodeSelector": {"disk": "ssd"}}), "taints",
          ("spec.nodeSelector: disk=ssd", "spec.tolerations: none"), "kubernetes.io/hostname"),
+    Case(job("gate", SLEEP, pod={"schedulingGates": [{"name": "example.com/gate"}]}), "pod",
+         ("SchedulingGated: ",), "gate-worker-0"),
     Case(job("scheduler", SLEEP, pod={"schedulerName": "none-such"}), "starting",
          ("waits for its scheduler none-such (spec.schedulerName)",)),
     Case(mounted("claim", **MISSING), "claim-missing", ("PersistentVolumeClaim nothing",),
          "unbound"),
     Case(mounted("unbound", **UNBOUND), "claim-unbound",
          ("unbound has no volume: storageclass", "gptddp-none"), "gptddp-none"),
-    Case(job("never", SLEEP, image="gptddp:none", imagePullPolicy="Never"), "image",
-         ("gptddp:none", "ErrImageNeverPull"), "ErrImageNeverPull"),
+    Case(job("name", SLEEP, image="Nowhere/UP:1"), "image",
+         ("Nowhere/UP:1", "InvalidImageName"), "Nowhere/UP:1"),
     Case(job("registry", SLEEP, image="none.invalid/gptddp:1"), "image",
          ("cannot get the image none.invalid/gptddp:1: ",), "none.invalid"),
     Case(job("secret", SLEEP, env=[SECRET]), "config", ('secret "nothing" not found',), "there"),
-    Case(job("key", SLEEP, env=[KEY]), "config", ("key token in Secret",), "there"),
-    Case(mounted("driver", **NO_DRIVER), "pod", ("FailedMount: ", "none.example"), "none.example"),
+    Case(mounted("map", configMap={"name": "nothing"}), "pod",
+         ("FailedMount: ", 'configmap "nothing" not found'), "FailedMount"),
     Case(job("probe", SLEEP, readinessProbe=FAILING), "pod", ("Readiness probe failed",),
          "Readiness probe failed"),
     Case(job("command", SLEEP, policy="OnFailure", command=["pythn"]), "crash",

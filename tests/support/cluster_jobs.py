@@ -22,23 +22,21 @@ TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than t
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
-def command(namespace: Any, verb: str, *arguments: str) -> list[str]:
-    """`gptddp-k8s VERB ARGUMENTS` in a namespace, to be started in any environment."""
-    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", verb]
-    where = ["--namespace", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig)]
-    return [*main, *where, *arguments]
+def start(namespace: Any, *arguments: str) -> subprocess.Popen[str]:
+    """`gptddp-k8s ARGUMENTS` in a namespace, as a process whose output is kept."""
+    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
+    command += ["--namespace", namespace.namespace, *arguments[1:]]
+    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env=env, text=True, **pipes)
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """`gptddp-k8s ARGUMENTS` in a namespace; it must end with this exit code, None: with any."""
-    main = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
-    where = ["--namespace", namespace.namespace]
-    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
-    done = subprocess.run(
-        [*main, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
-    )
-    assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stderr}"
-    return done
+    """The same to its end; it must end with this exit code, None: with any."""
+    process = start(namespace, *arguments)
+    out, err = process.communicate(timeout=400)
+    assert code in (None, process.returncode), f"{arguments}: {process.returncode}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class Job:

@@ -13,7 +13,9 @@ def spikes(losses, norms=None) -> list[tuple[int, str]]:
     judge, found = Spikes(), []
     norms = norms or [1.0] * len(losses)
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
-        found += [(step, it["field"]) for it in judge.add({"loss": loss, "grad_norm": norm})]
+        found += [
+            (step, it["field"]) for it in judge.add({"step": step, "loss": loss, "grad_norm": norm})
+        ]
     return found
 
 
@@ -36,6 +38,18 @@ USUAL = [3.0] * LEAST
 def test_a_loss_is_told_when_its_perplexity_is_over_ten_times_the_usual(losses, told):
     """Once a streak, by the median of the last steps."""
     assert spikes(losses) == [(step, "loss") for step in told]
+
+
+def test_a_streak_has_begun_with_its_first_step():
+    """The older of two, and none once each is over."""
+    judge = Spikes()
+    lines = [*USUAL, 5.4, *[3.0] * 9, 9.0]
+    for step, loss in enumerate(lines, 1):
+        judge.add({"step": step, "loss": loss, "grad_norm": 90.0 if step == 20 else 1.0})
+    assert judge.since == LEAST + 1
+    for step in range(WINDOW):
+        judge.add({"step": len(lines) + step, "loss": 3.0, "grad_norm": 1.0})
+    assert judge.since is None
 
 
 def test_a_norm_is_told_when_it_is_over_ten_times_the_usual():

@@ -12,9 +12,8 @@ from support.toy import SMALL
 from support.waiting import until
 
 HERE = Path(__file__).parent
-SYSTEM = "kueue-system"
 VERSION = "kueue.x-k8s.io/v1beta2"
-KINDS = ("clusterqueue", "resourceflavor", "workloadpriorityclass")
+KINDS = ("clusterqueue", "resourceflavor")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +36,6 @@ class Team:
         self.kubectl, self.get = namespace.kubectl, namespace.get
         self.kubectl("label", "namespace", self.own, "gptddp-kueue=managed")
         self.apply("ResourceFlavor", self.own, spec={})
-        self.apply("WorkloadPriorityClass", self.own, value=1000)
         self.open()
 
     def apply(self, kind: str, name: str, **fields: Any) -> None:
@@ -51,12 +49,11 @@ class Team:
         self.apply("LocalQueue", "team", spec={"clusterQueue": self.own, "stopPolicy": "None"})
 
     def set_quota(self, **spec: Any) -> None:
-        """The ClusterQueue: one CPU, which is one job here; a higher priority makes room."""
+        """The ClusterQueue: one CPU, which is one job here."""
         quotas = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "99Gi"}]
         flavors = [{"name": self.own, "resources": quotas}]
         spec = {
             "namespaceSelector": {},
-            "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
             "stopPolicy": "None",
             **spec,
