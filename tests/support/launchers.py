@@ -44,6 +44,9 @@ class Job:
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
+        """Each writes to `pod-<index>.log`."""
+        ours = ("PET_", "POD_", "GPTDDP_")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         for i in indices:
             env = {
                 "POD_NAME": f"pod-{i}",
@@ -55,8 +58,10 @@ class Job:
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
-            code = self.before + START
-            self.pods[i] = launch(self.folder, env, *self.flags, script=self.script, code=code)
+            code = (QUICK if self.script == TOY else "") + self.before + START
+            given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
+            log = self.folder / f"pod-{i}.log"
+            self.pods[i] = fork(code, *given, env=clean | env, stderr=log)
 
     def operator_env(self, i: int) -> dict[str, str]:
         """What the operator tells pod `i` of the others."""
@@ -106,16 +111,6 @@ class Job:
         for pod in self.pods.values():
             pod.kill()
             pod.wait()
-
-
-def launch(
-    folder: Path, env: dict[str, str], *flags: str, script: Path = TOY, code: str = START
-) -> Forked:
-    """A launcher of `script` on `folder`, which writes to `<pod's name>.log` there."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
-    log = folder / f"{env.get('POD_NAME', 'pod')}.log"
-    code = QUICK + code if script == TOY else code
-    return fork(code, str(script), "--run-dir", str(folder), *flags, env=clean | env, stderr=log)
 
 
 class Training(Job):
