@@ -86,9 +86,9 @@ def no_step_left(config: Config, run: Config, ledger: Summary) -> str:
         return ""
     if config.from_scratch and not store.names(config.run_dir):
         return ""  # it begins anew
-    asked = continued(config, run)
-    if asks_for_another(asked, ledger.branches):
+    if asks_for_another(config, ledger.branches):
         return ""
+    asked = continued(config, run)
     if not (cause := used_up(asked, done["step"], done["tokens"], done["train_s"])):
         return ""
     why = why_ended(asked, cause, done["step"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from gptddp.config import KEPT, Config
 from gptddp.distributed import environment
-from gptddp.flags import changed, to_saved
+from gptddp.flags import changed, of_run, to_saved
 
 Branch = Mapping[str, Any]  # generation; step, life and name of the checkpoint; config and code
 
@@ -32,20 +32,20 @@ def is_on(branches: Sequence[Branch], generation: int, step: int) -> bool:
     return True
 
 
-def asks_for_another(config: Config, branches: Sequence[Branch]) -> bool:
+def asks_for_another(given: Config, branches: Sequence[Branch]) -> bool:
     """Does --from-step say that the run is to go back now?
 
-    Not where its newest branch is from that step, with the same configuration and code: the steps
-    since are those that would be done again, bit for bit. So pods that start again with their
-    flags, and a command that is given again, go on with the branch.
+    Not where its newest branch has begun at that step, with what is given and the same code: so
+    pods that start again with their flags, and a command that is given again, go on with the
+    branch, whatever it has been given since.
     """
-    if not config.from_step or not branches:
-        return config.from_step > 0
-    newest, asked = branches[-1], about(config)
+    if not given.from_step or not branches:
+        return given.from_step > 0
+    newest = branches[-1]
     return (
-        newest["step"] != config.from_step
-        or newest["code"] != asked["code"]
-        or bool(changed(newest["config"], asked["config"], KEPT))
+        newest["step"] != given.from_step
+        or newest["code"] != environment.code()
+        or bool(changed(newest["config"], of_run(given), KEPT))
     )
 
 

@@ -120,8 +120,13 @@ class Summary:
         }
 
     def _go_back(self, branch: dict[str, Any]) -> None:
-        """What is committed on the way that the run has left is not missed any more."""
+        """What is committed on the way that the run has left is not missed any more.
+
+        What the branch is to be done with is in force, also if the life that began it is killed.
+        """
         if branch["generation"] not in [it["generation"] for it in self.branches]:
+            if branch["generation"] > self.life:
+                self.config = branch["config"]
             self.branches = sorted([*self.branches, branch], key=lambda it: it["generation"])
             self.commits = [it for it in self.commits if self._is_on_way(it)]
             self.finished = None

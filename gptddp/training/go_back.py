@@ -29,15 +29,23 @@ log = logging.getLogger(__name__)
 
 
 def go_back(
-    config: Config, run_id: str, generation: int, ledger: Summary, snapshots: Snapshots, tell: Tell
+    given: Config,
+    config: Config,
+    run_id: str,
+    generation: int,
+    ledger: Summary,
+    snapshots: Snapshots,
+    tell: Tell,
 ) -> None:
     """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
+
+    `given`: what this start was given; `config`: with all that the run has.
 
     Or one that the ledger has, and that no life has begun. Raises ConfigError where there is no
     checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
     is valid; OSError for trouble of the volume that may pass.
     """
-    run, new = Path(config.run_dir), asks_for_another(config, ledger.branches)
+    run, new = Path(config.run_dir), asks_for_another(given, ledger.branches)
     if not new and (not ledger.branches or _is_begun(run, run_id, ledger, snapshots)):
         return
     step = config.from_step if new else int(ledger.branches[-1]["step"])

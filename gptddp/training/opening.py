@@ -82,10 +82,10 @@ def open_run(
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    config = _configured(config, dataset, world, ledger)
+    given, config = config, _configured(config, dataset, world, ledger)
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
-    go_back(config, run_id, generation, ledger, snapshots, tell)
+    go_back(given, config, run_id, generation, ledger, snapshots, tell)
     loaded, taken = _take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))

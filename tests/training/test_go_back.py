@@ -85,17 +85,18 @@ def test_it_leads_before_losses_that_were_far_too_large_but_finite(
 
 
 def test_the_same_command_again_goes_on(run, folder, monkeypatch, caplog):
-    """As pods do, which keep their flags: the run goes back once. With another rate, or from
-    another step, it goes back again; also to what it has left."""
-    assert run(*BACK, "--steps", "10") == 0
-    assert run(*BACK, "--steps", "10") == 0
-    assert [it["step"] for it in starts(folder)[4:]] == [4]
-    assert lives(folder) == {1: 1, 2: 1, 3: 2, 4: 2} | dict.fromkeys(range(5, 11), 5)
+    """As pods do, which keep their flags: the run goes back once, also where it was extended since.
+    With another rate, or from another step, it goes back again; also to what it has left."""
+    assert run(*BACK[2:], "--steps", "9") == 0
+    assert run("--steps", "10") == 0
+    assert run(*BACK[2:]) == 0
+    assert [it["step"] for it in starts(folder)[4:]] == [4, 9]
+    assert lives(folder) == {1: 1, 2: 1, 3: 2, 4: 2} | dict.fromkeys(range(5, 10), 5) | {10: 6}
     assert run(*BACK, "--steps", "10", "--lr", "2e-3") == 0
-    assert starts(folder)[-1]["source"] == "step-000000000004.6"
+    assert starts(folder)[-1]["source"] == "step-000000000004.7"
     assert run("--steps", "9", "--from-step", "8") == 0
     assert [it["name"][-3:] for it in of_branches(folder)] == ["4.2", "4.5", "8.4"]
-    assert list(lives(folder).values()) == [1, 1, 2, 2, 3, 3, 4, 4, 7]
+    assert list(lives(folder).values()) == [1, 1, 2, 2, 3, 3, 4, 4, 8]
     assert "checkpoint skipped" not in caplog.text and "lacks" not in caplog.text
 
 
@@ -119,10 +120,11 @@ def test_killed_anywhere_it_is_done_by_the_next_start(run, folder, monkeypatch, 
         patch.setattr(*KILLS[where])
         with pytest.raises(SystemExit):
             run(*BACK)
-    lose_a_peer(run, "--steps", "12", "--lr", "1e-3", *flag)
+    lose_a_peer(run, "--steps", "12", *flag)
     assert starts(folder)[-1]["source"].startswith("step-000000000004.")
-    assert run("--steps", "12", "--lr", "1e-3", *flag) == 0
+    assert run("--steps", "12", *flag) == 0
     assert starts(folder)[-1]["source"] == "memory" and len(of_branches(folder)) == 1
+    assert run_state.read(folder).config["lr"] == 1e-3  # what was given with it, is
     begun = starts(folder)[-2]["generation"]
     assert [life for step, life in lives(folder).items() if step > 4][0] == begun
 
