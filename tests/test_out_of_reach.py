@@ -128,7 +128,7 @@ def test_a_folder_is_made_or_the_volumes_own_error_is_raised(tmp_path, reads):
 # Who may ask pathlib or os.path: for a message, before a call that would fail as well, to tidy up,
 # of this machine's own files.
 FORGIVING = {
-    *("checkpoint/load", "checkpoint/retention", "checkpoint/store", "data/dataset", "demo"),
+    *("checkpoint/retention", "checkpoint/store", "data/dataset", "demo"),
     *("distributed/hardware", "inference/export", "k8s/local/act"),
     *("k8s/local/container", "k8s/local/run", "k8s/local/screen", "k8s/login", "k8s/render/code"),
     *("launch/agent", "launch/overlay", "prepare/output", "prepare/recipe", "prepare/walk"),
