@@ -210,8 +210,8 @@ def end(api, kind):
 
 def put_claims(api, *more):
     """The claims that a job needs, and more."""
-    spec = {"accessModes": ["ReadWriteMany"]}
     for claim in ("data", "runs", *more):
+        spec = {"accessModes": ["ReadWriteMany"]}
         api.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
 
 
