@@ -52,8 +52,9 @@ def blame(error: BaseException, world: World, waited_s: float) -> tuple[str, str
         time.sleep(0.5)
     peers = ", ".join(world.names[rank] for rank in silent) or "a peer"
     have = "have" if len(silent) > 1 else "has"
-    seconds = round(int(timeout[1]) / 1000) if timeout else int(waited_s)
-    return f"{peers} {have} not answered for {seconds} s in {_place(error)}", ""
+    seconds = int(timeout[1]) / 1000 if timeout else int(waited_s)
+    seconds = round(seconds) or seconds  # torch waits some milliseconds more
+    return f"{peers} {have} not answered for {seconds:g} s in {_place(error)}", ""
 
 
 def _listen(here: set[int], world: World) -> None:
