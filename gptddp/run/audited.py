@@ -248,7 +248,8 @@ def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | Non
     if name == DATASET:  # all lives have had the same data
         return {"sha256": start.get("dataset")}
     if name == CONFIG:
-        return {it: start.get(it) for it in ("run_id", "version")} | start["config"]
+        about = {it: start.get(it) for it in ("run_id", "version")}
+        return {**about, **start["config"]}
     budgets = {it: getattr(recorded.configs[life], it) for it in BUDGETS}
     stop = {it: own[-1].get(it) for it in ("step", "tokens", "train_s", "cause")}
     return {"run_id": start.get("run_id"), **budgets, **stop}
