@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.prepared import child, contents, killing, run
 
+from gptddp.data.dataset import open_dataset
+from gptddp.errors import DataError
 from gptddp.prepare import scratch
 from gptddp.prepare.build import prepare
 from gptddp.prepare.phases import Phases
@@ -85,8 +87,8 @@ def finished(sources: Path, tmp_path: Path) -> Callable[[], int]:
     def go() -> int:
         said = io.StringIO()
         prepare([sources], tmp_path / "out", SETTINGS, Phases(said))
-        (number,) = re.findall(r"^reading (\d+) files", said.getvalue(), re.M)
-        return int(number)
+        number = re.search(r"^reading (\d+) files", said.getvalue(), re.M)
+        return int(number[1]) if number else 0
 
     return go
 
@@ -101,16 +103,26 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
         (SAVE, 5, 4),
         ("gptddp.prepare.scratch.os.fsync", 60, None),
         ("gptddp.prepare.scratch.fsync", 5, None),
+        ("gptddp.prepare.shuffle.Shuffle.totals", 1, FILES),
+        ("gptddp.prepare.build.train_bpe", 1, FILES),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
+        *(("gptddp.prepare.shard_writer.fsync", calls, FILES) for calls in range(1, 5)),
+        ("gptddp.prepare.build.fsync", 1, FILES),
         ("gptddp.prepare.reading.Reading.write_bad", 1, FILES),
-        ("gptddp.prepare.output.fsync", 1, FILES),
+        *(("gptddp.prepare.output.fsync", calls, FILES) for calls in range(1, 4)),
+        ("gptddp.prepare.output._remove", 1, FILES),
     ],
 )
 def test_killed_it_goes_on_and_ends_with_the_same_bytes(
     killed, finished, tmp_path: Path, whole: dict[str, bytes], moment: str, calls: int, done: int
 ) -> None:
-    """SIGKILL at any moment: finished files are not read again, and no byte is another."""
+    """SIGKILL at any moment: there is no half dataset, finished files are not read again, and no
+    byte is another."""
     first = killed(moment, calls)
+    if not (tmp_path / "out/dataset.json").exists():
+        words = "preparation has not finished.*run the same command again"
+        with pytest.raises(DataError, match=words):
+            open_dataset(tmp_path / "out")
     second = finished()
     if done is not None:
         assert second == FILES - done
