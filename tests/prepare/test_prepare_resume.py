@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from support.prepared import child, contents, killing, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
-from gptddp.prepare import scratch
+from gptddp.prepare import parts, scratch
 from gptddp.prepare.build import prepare
 from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
@@ -27,14 +27,23 @@ SETTINGS = Settings(vocab_size=300, val_fraction=0.1, max_bad=100, seed=5)
 # Prepares the sources; the journal has a line after each file. Prints every source that is opened.
 CHILD = """
 import os, sys
-from gptddp.prepare import scratch
+from gptddp.prepare import parts, scratch
 scratch._EVERY_S = scratch._COST = 0
+parts.PART_BYTES = 5000
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, bytes)) and "sources" in os.fsdecode(args[0]):
         name = os.path.basename(os.fsdecode(args[0]))
         name[:2].isdigit() and print(name, flush=True)
 sys.addaudithook(hook)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    """Most documents are cut into marked parts, as huge ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", 5000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +191,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     assert again_it_says + "02.jsonl and 1 more" in again("--seed", 5)
 
 
-@pytest.mark.parametrize(("method", "calls"), [("append", 60), ("save", 5)])
+@pytest.mark.parametrize(("method", "calls"), [("append", 150), ("save", 5)])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
 def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     finished, sources: Path, tmp_path: Path, whole, monkeypatch, method: str, calls: int, error
