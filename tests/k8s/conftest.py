@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from support.rank_0_lines import of_a_life
 from support.writable_api_server import WriteAPI, put_claims
 
 from gptddp.k8s.cluster import connect
@@ -15,6 +16,12 @@ def no_authorities():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", os.devnull)
         yield
+
+
+@pytest.fixture(scope="session")
+def said():
+    """The lines of rank 0 up to a step that does not move, by the code that writes them."""
+    return of_a_life()
 
 
 def with_claims(folder):

@@ -1,16 +1,9 @@
 """What is read of rank 0's lines: each number, and what does not hold any more."""
 
-import pytest
-from support.rank_0_lines import ORIGIN, done, heard, of_a_life
+from support.rank_0_lines import ORIGIN, done, heard
 
 from gptddp.k8s.observe.progress import progress, rows
 from gptddp.training.console import Console
-
-
-@pytest.fixture(scope="module")
-def said():
-    """The lines of rank 0, up to a step that does not move."""
-    return of_a_life()
 
 
 def test_what_rank_0_says_is_read_back(said):

@@ -7,21 +7,13 @@ import base64
 import json
 
 import pytest
+from support import api_objects
 from support.manifests import pod_spec
 from support.writable_api_server import job, submit
 
 WITHOUT = ("serviceaccount", "networkpolicy", "poddisruptionbudget")
 PLURALS = ("serviceaccounts", "networkpolicies", "poddisruptionbudgets")
 COMPANIONS = dict(zip(PLURALS, WITHOUT, strict=True))
-POD = {
-    "kind": "Pod",
-    "metadata": {
-        "name": "demo-worker-0",
-        "labels": {"training.kubeflow.org/job-name": "demo"},
-    },
-    "spec": {"containers": []},
-    "status": {"phase": "Running"},
-}
 
 
 @pytest.mark.parametrize("plural", COMPANIONS)
@@ -69,11 +61,7 @@ def test_who_may_not_read_events_is_told_the_rest(api, k8s):
 
 def test_who_may_not_read_logs_gets_one_error(api, k8s):
     """Exit code 1, and not a line for each of the pods as if they had none."""
-    submit(k8s)
-    owner = {"kind": "PyTorchJob", "uid": job(api)["metadata"]["uid"], "controller": True}
-    for index in range(2):
-        name = f"demo-worker-{index}"
-        api.put({**POD, "metadata": {**POD["metadata"], "name": name, "ownerReferences": [owner]}})
+    api.put(api_objects.job("Running"), api_objects.pod(0), api_objects.pod(1))
     path = "/api/v1/namespaces/default/pods/demo-worker-{}/log"
     for index in range(2):
         api.paths[path.format(index)] = (403, "U cannot get resource pods/log")

@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from support.api_objects import at, job, pod
 from support.api_server import Log
 from support.paths import ROOT
-from support.rank_0_lines import of_a_life
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.observe.frame import frame
@@ -28,12 +27,6 @@ from gptddp.k8s.observe.progress import Losses, progress, rows, sparkline
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.
 MAIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 MAIN += "from gptddp.k8s import main; main()"
-
-
-@pytest.fixture(scope="module")
-def said():
-    """The lines of rank 0, by the code that writes them: what is read is what it writes."""
-    return of_a_life()
 
 
 def test_a_sparkline_fits_and_falls_with_the_loss():
