@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.local_jobs import job, pod_file, status
+from support.manifests import container
 from support.processes import alive
 from support.rank_0_lines import of_a_life
 from support.waiting import until
@@ -155,9 +156,7 @@ if not (runs / "end").exists(): wait("never")
 def running(start, tmp_path):
     """A job that runs, and saves what it has when it is stopped."""
     built = job(RUNS)
-    built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"] = [
-        *("--run-dir", "/runs/job")
-    ]
+    container(built)["args"] = ["--run-dir", "/runs/job"]
     process = start(built)
     until(lambda: all(p["phase"] == "Running" for p in status(tmp_path)["pods"].values()))
     logs = [tmp_path / f"local/jobs/job/logs/job-worker-{i}.log" for i in (0, 1)]

@@ -30,12 +30,6 @@ def flags(tmp_path):
     return {**EVERY, "patch": file, "gpus": 1}
 
 
-@pytest.fixture
-def every(flags):
-    """The objects of a job with every option."""
-    return render(flags)
-
-
 def test_every_option_is_allowed_and_tried_here(flags):
     """No option of pods without a value in these tests; together they break no rule."""
     assert set(EVERY) == set(pod.FIELDS)
@@ -46,9 +40,10 @@ def test_every_option_is_allowed_and_tried_here(flags):
     ]
 
 
-def test_every_option_is_a_field_of_the_pods(every):
+def test_every_option_is_a_field_of_the_pods(flags):
     """Account, pull secrets, nodes, tolerations, class, devices, variables; no left-out companion,
     and no account beside one that is there."""
+    every = render(flags)
     built, asked = pod_spec(every[-1]), container(every[-1])["resources"]
     assert built["serviceAccountName"] == "trainer" and built["priorityClassName"] == "high"
     assert built["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]

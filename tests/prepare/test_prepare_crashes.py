@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prepared import child, refused, run
+from support.prepared import child, run
 
 from gptddp.prepare import output
 from gptddp.prepare.shard_writer import ShardWriter
@@ -52,27 +52,23 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
     assert not (tmp_path / "new").exists()
 
 
-def test_a_disk_without_room_for_a_name_is_one_message(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "error", "code", "words"),
+    [
+        (output, "lock", OSError(errno.ENOSPC, "No space left"), 2, "no space left for"),
+        (ShardWriter, "_close_file", KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_ends_early_leaves_nothing(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner, name, error, code, words
 ) -> None:
-    """Folders that were just made go away when not even the lock file can be made in them."""
+    """Where not even the lock file can be made, and after Ctrl-C in the middle of the shards: the
+    folders that were just made go away."""
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(output, "lock", full)
-    refused(run(books, "--out", tmp_path / "new" / "out"), "no space left for")
-    assert not (tmp_path / "new").exists()
-
-
-def test_interrupt_leaves_nothing(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the middle of the shards removes what there is."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ShardWriter, "_close_file", interrupt)
-    assert run(books, "--out", tmp_path / "new" / "out").exit_code == 130
+    monkeypatch.setattr(owner, name, fail)
+    result = run(books, "--out", tmp_path / "new" / "out")
+    assert result.exit_code == code and words in result.stderr
     assert not (tmp_path / "new").exists()
