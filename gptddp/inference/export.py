@@ -24,7 +24,7 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
 from gptddp.flags import to_saved
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
 from gptddp.pretrained.kind import Kind, rows

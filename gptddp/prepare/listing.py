@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
-from gptddp.prepare.kinds import TABLES, kind_of, split_of
+from gptddp.prepare.file_names import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]

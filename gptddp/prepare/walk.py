@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError, visible
-from gptddp.prepare.kinds import is_about
+from gptddp.prepare.file_names import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
 
