@@ -15,12 +15,7 @@ from typing import Any
 
 from gptddp.files import names_in
 from gptddp.run import branches, summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    LEDGER,
-    log_generations,
-    log_path,
-)
+from gptddp.run.directory import CHECKPOINTS, LEDGER, log_generations, log_path
 from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
 from gptddp.run.lines import Lines, as_json
 from gptddp.run.summary import Summary

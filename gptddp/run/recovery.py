@@ -37,10 +37,7 @@ class Last:
 
 
 def last_life(
-    ledger: Summary,
-    line: Mapping[str, Any] | None,
-    fault: Mapping[str, Any] | None,
-    run_dir: Path,
+    ledger: Summary, line: Mapping[str, Any] | None, fault: Mapping[str, Any] | None, run_dir: Path
 ) -> Last | None:
     """From the ledger, the log's last line, and the fault in a snapshot.
 

@@ -87,21 +87,17 @@ def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
 
 def _with_what_goes_with_it(world: World, origin: Origin, mine: SavedState) -> SavedState:
     """All ranks: the tensors that this rank has, and what else the rank that has them knows."""
-    sent = mine.meta, mine.lines, mine.events, mine.fault
+    sent: Any = mine.meta, mine.lines, mine.events, mine.fault
     sent = world.broadcast_value(sent, origin.holder)
-    meta, lines, events, fault = _checked(sent, world.names[origin.holder])
-    about = {"meta": meta, "lines": lines, "events": events, "fault": fault}
-    return SavedState(origin.source, origin.step, mine.tensors, **about)
-
-
-def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
-    """What a rank has sent beside its tensors: meta, lines, events, fault; else BadMessage."""
     try:
         meta, lines, events, fault = sent
         _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
-        return dict(meta), list(lines), list(events), None if fault is None else dict(fault)
+        about: Any = {"meta": dict(meta), "lines": list(lines), "events": list(events)}
+        about["fault"] = None if fault is None else dict(fault)
     except (LookupError, TypeError, ValueError, OverflowError):  # the last: of Infinity
+        sender = world.names[origin.holder]
         raise BadMessage(sender, f"{sent!r:.80} for a state to go on from") from None
+    return SavedState(origin.source, origin.step, mine.tensors, **about)
 
 
 def _ask_for_late_save(folder: Path) -> None:

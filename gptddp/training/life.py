@@ -325,7 +325,8 @@ class Life:
         self.clock.enter("checkpoint")
         self.late.copy(self.step)
         if self.recorder and self._save_due:
-            self.recorder.save(self._tensors, self.progress)
+            known = self.recorder.of_step(self.progress)
+            self.recorder.saves.save(self._tensors, self.progress, known)
         elif self.recorder:
             self.recorder.leave_save()
 

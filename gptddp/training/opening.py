@@ -32,24 +32,14 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.history import (
-    highest_generation,
-    history,
-    is_done,
-    last_step,
-    newest_lost_life,
-)
+from gptddp.run.history import highest_generation, history, is_done, last_step, newest_lost_life
 from gptddp.run.origin import Origin
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import resolve
 from gptddp.training.choose import Brought, Snapshots, of_this_run, rank_of_newest, trusted
-from gptddp.training.first_state import (
-    check_continued,
-    first_state,
-    with_fields_of_folder,
-)
+from gptddp.training.first_state import check_continued, first_state, with_fields_of_folder
 from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
 
@@ -90,7 +80,8 @@ def open_run(
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
         config = replace(config, init_sha256=sha256)
-    quarantine = _quarantine(recorded, taken["step"], dataset, run)
+    again = [it for it in recorded.quarantine if it["step"] >= taken["step"]]
+    check(again, dataset, run / LEDGER)
     redo, line = patiently(lambda: _in_history(run, recorded, taken["step"], tell))
     origin = Origin(
         **taken,
@@ -99,7 +90,7 @@ def open_run(
         redo=redo,
         line=line,
         run_id=run_id,
-        quarantine=quarantine,
+        quarantine=decided(again, taken["step"]),
     )
     return origin, loaded
 
@@ -110,17 +101,13 @@ def _configured(config: Config, dataset: Dataset, world: World, recorded: Summar
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
     begun = from_saved(Path(config.run_dir) / LEDGER, recorded.config)
     if why := patiently(lambda: run_state.no_step_left(config, begun, recorded)):
-        raise Finished("\n".join([why, *_results(recorded)]))
+        said = [why]
+        with suppress(LookupError, TypeError, ValueError):  # foreign
+            said += results.lines((recorded.finished or {})["results"])
+        raise Finished("\n".join(said))
     closed = resolve(config, world, begun)
     patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))
     return closed
-
-
-def _results(recorded: Summary) -> list[str]:
-    """What has come out of a finished run, as it was said then."""
-    with suppress(LookupError, TypeError, ValueError):  # foreign
-        return results.lines((recorded.finished or {})["results"])
-    return []
 
 
 def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
@@ -183,17 +170,12 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
 
 def _check_places(run: Path) -> None:
     """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
-    for name, code, wrong in (
-        (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
-        *((name, errno.ENOTDIR, _is_no_folder) for name in _FOLDERS),
-    ):
-        if wrong(run / name):
-            raise OSError(code, os.strerror(code), str(run / name))
-
-
-def _is_no_folder(path: Path) -> bool:
-    """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
-    return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
+    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
+    for path in (run / name for name in _FOLDERS):
+        # a file, or a link that leads nowhere
+        if path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _take_up(
@@ -266,13 +248,6 @@ def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[in
     if redo and not step:
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     return redo, line
-
-
-def _quarantine(recorded: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
-    """What earlier lives decided beyond `step`: {finished steps: row groups}."""
-    again = [it for it in recorded.quarantine if it["step"] >= step]
-    check(again, dataset, run / LEDGER)
-    return decided(again, step)
 
 
 def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> None:

@@ -269,10 +269,6 @@ class Recorder:
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
-    def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
-        """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
-        self.saves.save(tensors, progress, self.of_step(progress))
-
     def leave_save(self) -> None:
         """A launcher saves the state of this step, when the log is on the disk up to it."""
         self.log.sync_soon()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.writer import Saved, Writer
+from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
 from gptddp.flags import to_saved
 from gptddp.run import summary
@@ -30,12 +30,7 @@ class Saves:
     """Rank 0 only. No failure of the storage stops the training, and none is kept quiet."""
 
     def __init__(
-        self,
-        origin: Origin,
-        lease: Lease,
-        log: RunLog,
-        ledger: Ledger,
-        events: Events,
+        self, origin: Origin, lease: Lease, log: RunLog, ledger: Ledger, events: Events
     ) -> None:
         c = origin.config
         self.trouble: str | None = None  # with the storage, as told
@@ -148,7 +143,11 @@ class Saves:
         """
         with self._watching:
             while saved := self.writer.poll():
-                self._record(saved)
+                known = self._saving.pop(saved.step, {})
+                if saved.error:
+                    self._events.emit("checkpoint", step=saved.step, error=saved.error)
+                else:
+                    self._events.emit("checkpoint", **saved.committed(), **known)
             troubles = (it.trouble(self._patience_s) for it in self._books)
             trouble = next(filter(None, troubles), None)
             if bool(trouble) != bool(self.trouble):
@@ -156,10 +155,3 @@ class Saves:
             self.trouble = trouble
         if self._lease.lost or isinstance(self.writer.failure, Superseded):
             raise Superseded(self._lease.lost or str(self.writer.failure))
-
-    def _record(self, saved: Saved) -> None:
-        known = self._saving.pop(saved.step, {})
-        if saved.error:
-            self._events.emit("checkpoint", step=saved.step, error=saved.error)
-        else:
-            self._events.emit("checkpoint", **saved.committed(), **known)
