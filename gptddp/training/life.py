@@ -327,8 +327,9 @@ class Life:
         if self.recorder and self._save_due:
             known = self.recorder.of_step(self.progress)
             self.recorder.saves.save(self._tensors, self.progress, known)
-        elif self.recorder:
-            self.recorder.leave_save()
+        elif self.recorder:  # a launcher saves it, when the log is on the disk up to this step
+            self.recorder.log.sync_soon()
+            self.recorder.saves.look_in_ledger()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""

@@ -269,11 +269,6 @@ class Recorder:
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
-    def leave_save(self) -> None:
-        """A launcher saves the state of this step, when the log is on the disk up to it."""
-        self.log.sync_soon()
-        self.saves.look_in_ledger()
-
     def of_step(self, progress: Progress) -> dict[str, Any]:
         """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
 

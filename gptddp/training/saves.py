@@ -46,9 +46,7 @@ class Saves:
             before_commit=log.sync,  # and the ledger before it
             fence=lease.check,
         )
-        self._origin, self._lease, self._ledger = origin, lease, ledger
-        self._events = events
-        self._log = log
+        self._origin, self._lease, self._events = origin, lease, events
         self._books = (self.writer, ledger, log)
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
