@@ -10,7 +10,6 @@ from support.trainer_patches import lose_a_peer
 from support.waiting import until
 
 from gptddp.checkpoint import late, retention, store
-from gptddp.checkpoint.writer import Writer
 from gptddp.distributed import known_lives
 from gptddp.launch import rescue
 from gptddp.launch.rescue import STOP_S
@@ -197,7 +196,7 @@ def test_a_slow_save_is_followed_by_that_of_a_newer_state(
 LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
-from gptddp.checkpoint import late, store
+from gptddp.checkpoint import late, retention, store
 from gptddp.flags import from_args
 from gptddp.launch import forkserver
 from gptddp.launch.rescue import LateSaves
@@ -239,6 +238,13 @@ def unfinished(run_dir):
     return list((run_dir / "checkpoints/.tmp").glob("step-*"))
 
 
+def test_it_commits_while_its_launcher_goes_on(left, launcher, pod):
+    """A process of the launcher's: whole, under its name."""
+    (pod / "go").touch()
+    assert launcher("waits").wait(60) == 0
+    assert store.names(left) == [NAME] and retention.verify(left / "checkpoints" / NAME).ok
+
+
 def test_it_is_taken_back_when_the_pod_ends(left, launcher, pod):
     """Nothing unfinished is left, and the launcher hardly waits."""
     process = launcher("hangs")
@@ -253,26 +259,6 @@ def test_one_that_hangs_does_not_hold_up_the_launcher(launcher, pod):
     assert process.wait(60) == 0
     assert STOP_S <= float(process.stderr.read().split()[-1]) < 10 * STOP_S
     until(lambda: late.in_progress(pod) is None)
-
-
-def test_one_that_begins_in_mid_life_is_left_to_itself(run, left, launcher, pod, monkeypatch):
-    """No save of the life that trains meanwhile takes its unfinished files away: it commits."""
-    submit, launchers = Writer.submit, []
-
-    def late_first(writer, *args):
-        if not launchers:
-            launchers.append(launcher("waits"))
-            until(lambda: (pod / "hangs").exists(), 60)
-        return submit(writer, *args)
-
-    monkeypatch.setattr(Writer, "submit", late_first)
-    assert run("--steps", "6", "--checkpoint-every", "0") == 0
-    assert len(unfinished(left)) == 1
-    (pod / "go").touch()
-    assert launchers[0].wait(60) == 0, launchers[0].stderr.read()
-    assert f"checkpoint {NAME} is saved" in launchers[0].stderr.read()
-    assert store.names(left) == ["step-000000000006.3", "step-000000000005.3", NAME]
-    assert unfinished(left) == [] and retention.verify(left / "checkpoints" / NAME).ok
 
 
 def test_it_ends_with_its_launcher(run, left, launcher, pod):

@@ -156,5 +156,8 @@ def test_the_presets_have_the_sizes_that_are_documented():
         for preset, vocab, millions in (("autoresearch", 8192, 50.3), ("modern", 50257, 114.1)):
             c = with_preset(Config(preset=preset), accelerator=True)
             assert GPT(c, vocab).n_params() / 1e6 == pytest.approx(millions, abs=0.05)
+            if preset == "autoresearch":
+                assert (c.n_head, c.kv_heads, c.seq_len) == (4, 4, 2048)
+                assert c.batch * c.seq_len == 2**19 and c.eval_tokens == 40 * 2**19
     c = with_preset(Config(preset="modern-tiny"), accelerator=False)
     assert shape.n_params(c, 0) / 1e6 == pytest.approx(0.8, abs=0.05)

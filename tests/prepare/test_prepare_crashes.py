@@ -4,49 +4,14 @@ import errno
 import json
 import os
 import resource
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prepared import child, contents, killing, refused, run
+from support.prepared import child, refused, run
 
-from gptddp.data.dataset import open_dataset
-from gptddp.errors import DataError
 from gptddp.prepare import output
-from gptddp.prepare.build import prepare
-from gptddp.prepare.recipe import Settings
 from gptddp.prepare.shard_writer import ShardWriter
-
-
-@pytest.mark.parametrize(
-    ("moment", "calls"),
-    [
-        ("gptddp.prepare.shuffle.Shuffle.totals", 1),
-        ("gptddp.prepare.build.train_bpe", 1),
-        ("gptddp.prepare.shard_writer.ShardWriter.add", 10),
-        *(("gptddp.prepare.shard_writer.fsync", calls) for calls in range(1, 5)),
-        ("gptddp.prepare.build.fsync", 1),
-        *(("gptddp.prepare.output.fsync", calls) for calls in range(1, 4)),
-        ("gptddp.prepare.output._remove", 1),
-    ],
-)
-def test_killed_at_any_moment_it_starts_cleanly(
-    books: Path, tmp_path: Path, moment: str, calls: int
-) -> None:
-    """SIGKILL in each phase leaves no half dataset, and the next run gives the very same bytes."""
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    prepare([books], whole, Settings(vocab_size=300))
-    again = f"prepare([{str(books)!r}], {str(out)!r}, Settings(vocab_size=300))"
-    result = child(killing(moment, calls) + again)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    if not (out / "dataset.json").exists():
-        with pytest.raises(
-            DataError, match="preparation has not finished.*run the same command again"
-        ):
-            open_dataset(out)
-    prepare([books], out, Settings(vocab_size=300))
-    assert contents(out) == contents(whole)
 
 
 def test_two_at_once(books: Path, tmp_path: Path) -> None:

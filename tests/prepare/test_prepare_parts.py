@@ -18,8 +18,6 @@ from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.prepare import parts, summary
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.scratch import Scratch
-from gptddp.prepare.shuffle import Shuffle
 
 LIMIT = 1000
 HUGE = "".join(f"line {n} of a huge document\n" for n in range(2_500))
@@ -162,38 +160,3 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
     assert rows.max() < 1.02 * rows.min()
     train = dataset.manifest["splits"]["train"]["documents"]
     assert sum(n for (_, target), n in found.items() if target == 256) == train
-
-
-def test_a_shuffle_that_is_taken_over_is_the_same(tmp_path):
-    """Documents, parts, marks, pieces and counts; what was added after the journal's last line is
-    gone."""
-    texts = [b"%d" % n * (n % 9) for n in range(1, 300)] * 2
-    texts += [HUGE.encode(), HUGE.encode() * 2, HUGE.encode()]
-
-    def shuffle(name: str) -> tuple[Scratch, Shuffle]:
-        (tmp_path / name).mkdir(exist_ok=True)
-        scratch = Scratch(tmp_path / name, {})
-        assert scratch.load({"source", "more"}) is None
-        return scratch, Shuffle(scratch, 3)
-
-    whole = shuffle("whole")
-    interrupted = shuffle("interrupted")
-    for scratch, made in (whole, interrupted):
-        for text in texts:
-            made.add(parts.cut(text), val=text < b"2", first=b"k" * 16)
-        scratch.finish("source", {})
-        scratch.save()
-    interrupted[1].add(parts.cut(b"more" * LIMIT))
-    for scratch, _ in (whole, interrupted):
-        scratch.close()
-    interrupted = shuffle("interrupted")
-    assert interrupted[0].done == {"source"}
-    one, two = whole[1], interrupted[1]
-    totals = one.totals()
-    assert totals == two.totals() and one.bytes == two.bytes == sum(map(len, texts))
-    assert (totals.dropped, totals.cut) == (len(texts) - len(set(texts)), 2)
-    assert list(one.counts()) == list(two.counts())
-    assert list(one.pieces()) == list(two.pieces())
-    rows = list(one)
-    assert rows == list(two) and len(rows) == totals.rows == len({key for key, *_ in rows})
-    assert sum(not goes_on for *_, goes_on in rows) == totals.documents

@@ -8,13 +8,15 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.prepared import child, contents, killing, run
 
-from gptddp.prepare import scratch
+from gptddp.data.dataset import open_dataset
+from gptddp.errors import DataError
+from gptddp.prepare import parts, scratch
 from gptddp.prepare.build import prepare
 from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
@@ -25,14 +27,23 @@ SETTINGS = Settings(vocab_size=300, val_fraction=0.1, max_bad=100, seed=5)
 # Prepares the sources; the journal has a line after each file. Prints every source that is opened.
 CHILD = """
 import os, sys
-from gptddp.prepare import scratch
+from gptddp.prepare import parts, scratch
 scratch._EVERY_S = scratch._COST = 0
+parts.PART_BYTES = 5000
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, bytes)) and "sources" in os.fsdecode(args[0]):
         name = os.path.basename(os.fsdecode(args[0]))
         name[:2].isdigit() and print(name, flush=True)
 sys.addaudithook(hook)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    """Most documents are cut into marked parts, as huge ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", 5000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +96,8 @@ def finished(sources: Path, tmp_path: Path) -> Callable[[], int]:
     def go() -> int:
         said = io.StringIO()
         prepare([sources], tmp_path / "out", SETTINGS, Phases(said))
-        (number,) = re.findall(r"^reading (\d+) files", said.getvalue(), re.M)
-        return int(number)
+        number = re.search(r"^reading (\d+) files", said.getvalue(), re.M)
+        return int(number[1]) if number else 0
 
     return go
 
@@ -101,16 +112,26 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
         (SAVE, 5, 4),
         ("gptddp.prepare.scratch.os.fsync", 60, None),
         ("gptddp.prepare.scratch.fsync", 5, None),
+        ("gptddp.prepare.shuffle.Shuffle.totals", 1, FILES),
+        ("gptddp.prepare.build.train_bpe", 1, FILES),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
+        *(("gptddp.prepare.shard_writer.fsync", calls, FILES) for calls in range(1, 5)),
+        ("gptddp.prepare.build.fsync", 1, FILES),
         ("gptddp.prepare.reading.Reading.write_bad", 1, FILES),
-        ("gptddp.prepare.output.fsync", 1, FILES),
+        *(("gptddp.prepare.output.fsync", calls, FILES) for calls in range(1, 4)),
+        ("gptddp.prepare.output._remove", 1, FILES),
     ],
 )
 def test_killed_it_goes_on_and_ends_with_the_same_bytes(
     killed, finished, tmp_path: Path, whole: dict[str, bytes], moment: str, calls: int, done: int
 ) -> None:
-    """SIGKILL at any moment: finished files are not read again, and no byte is another."""
+    """SIGKILL at any moment: there is no half dataset, finished files are not read again, and no
+    byte is another."""
     first = killed(moment, calls)
+    if not (tmp_path / "out/dataset.json").exists():
+        words = "preparation has not finished.*run the same command again"
+        with pytest.raises(DataError, match=words):
+            open_dataset(tmp_path / "out")
     second = finished()
     if done is not None:
         assert second == FILES - done
@@ -170,7 +191,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     assert again_it_says + "02.jsonl and 1 more" in again("--seed", 5)
 
 
-@pytest.mark.parametrize(("method", "calls"), [("append", 60), ("save", 5)])
+@pytest.mark.parametrize(("method", "calls"), [("append", 150), ("save", 5)])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
 def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     finished, sources: Path, tmp_path: Path, whole, monkeypatch, method: str, calls: int, error
