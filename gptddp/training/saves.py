@@ -64,23 +64,23 @@ class Saves:
         self._saving: dict[int, Mapping[str, Any]] = {}  # what the ledger is to have of them
         self._watching = threading.Lock()
 
-    def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
-        """Before the first step; `ledger`: its sum so far."""
+    def begin(self, tensors: Mapping[str, Tensor], recorded: Summary) -> None:
+        """Before the first step; `recorded`: of the run so far."""
         # Lives that are short must not put it off for ever. A late save stands for this life's, if
         # it begins.
         if self._origin.source == "memory":
-            if not self._tell_newest(ledger) and ledger.began_time is not None:
-                self._events.emit("newest", step=None, since=ledger.began_time)
+            if not self._tell_newest(recorded) and recorded.began_time is not None:
+                self._events.emit("newest", step=None, since=recorded.began_time)
             most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
-            self._saved_at -= min(unsaved_s(ledger), most_s)
+            self._saved_at -= min(unsaved_s(recorded), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
-    def _tell_newest(self, ledger: Summary) -> bool:
+    def _tell_newest(self, recorded: Summary) -> bool:
         """Into the metrics: the newest checkpoint, whoever has saved it; is there one?"""
-        if not ledger.commits or ledger.saved_time is None:
+        if not recorded.commits or recorded.saved_time is None:
             return False
-        _, step = max(map(store.order, ledger.commits))
-        self._events.emit("newest", step=step, since=ledger.saved_time)
+        _, step = max(map(store.order, recorded.commits))
+        self._events.emit("newest", step=step, since=recorded.saved_time)
         return True
 
     @property
@@ -108,10 +108,10 @@ class Saves:
 
     def _look(self, saved_at: float) -> None:
         with suppress(OSError):  # then it is due after a whole interval
-            ledger = summary.read(self._origin.config.run_dir)
-            self._tell_newest(ledger)
+            recorded = summary.read(self._origin.config.run_dir)
+            self._tell_newest(recorded)
             if self._saved_at == saved_at:
-                self._saved_at -= unsaved_s(ledger)
+                self._saved_at -= unsaved_s(recorded)
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from support.api_server import Log
 
 from gptddp.errors import ClusterError, ConfigError
-from gptddp.k8s.cluster import connect, if_allowed
+from gptddp.k8s.cluster import connect
 
 # -- objects -------------------------------------------------------------------------------------
 
@@ -19,16 +19,6 @@ def test_what_is_not_there_need_not_be_deleted(api, cluster):
     api.forbidden = {"DELETE secrets"}
     with pytest.raises(ClusterError, match="forbidden"):
         cluster.delete("Secret", "none")
-
-
-def test_what_is_forbidden_is_done_without_and_nothing_else(api, cluster):
-    """`if_allowed` gives the other value for a 403; every other failure is raised."""
-    assert if_allowed(lambda: cluster.find("Pod"), None) == []
-    api.secrets_are_hidden = True
-    assert if_allowed(lambda: cluster.get("Secret", "demo"), "hidden") == "hidden"
-    api.down = True
-    with pytest.raises(ClusterError, match="currently unable"):
-        if_allowed(lambda: cluster.find("Pod"), None)
 
 
 # -- what a server answers -----------------------------------------------------------------------

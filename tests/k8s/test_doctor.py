@@ -75,7 +75,8 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
 
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
-TAINTED = items(node([GPU_TAINT]))
+SOFT_TAINT = {"key": "a", "effect": "PreferNoSchedule"}
+TAINTED, ZONE_A = items(node([GPU_TAINT])), items(node(labels={"zone": "a"}))
 MAY_NOT = (403, "it is forbidden: U cannot list resource")
 
 
@@ -95,6 +96,13 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
         (NODES, items(node([LOST])), [], "nodes", "fail", "unreachable:NoExecute"),
         (NODES, items(node()), ["--node-selector", "zone=a"], "nodes", "fail", "no label zone=a"),
         (NODES, items(), [], "nodes", "fail", "none of the 0 nodes"),
+        # one node that takes a pod is enough
+        (NODES, TAINTED, ["--toleration", "dedicated=team:NoSchedule"], "nodes", "ok", ""),
+        (NODES, TAINTED, ["--toleration", "dedicated"], "nodes", "ok", ""),
+        (NODES, items(node([SOFT_TAINT])), [], "nodes", "ok", ""),
+        (NODES, items(node(), node([GPU_TAINT])), [], "nodes", "ok", ""),
+        (NODES, ZONE_A, ["--node-selector", "zone=a"], "nodes", "ok", ""),
+        (NODES, items(node(cpu="2")), ["--cpu", "2"], "nodes", "ok", ""),
         (NODES, MAY_NOT, [], "nodes", "warn", "U cannot list resource"),
         (NODES, (500, "it is broken"), [], "nodes", "fail", "it is broken"),
         (NODES, items(), ["--queue", "team"], "queue", "fail", "the cluster has no Kueue"),
@@ -111,24 +119,6 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
     assert found[id]["status"] == status
     assert words in f"{found[id]['text']}; {found[id]['fix']}"
     assert code == any(it["status"] == "fail" for it in found.values())
-
-
-@pytest.mark.parametrize(
-    ("nodes", "args"),
-    [
-        ([node([GPU_TAINT])], ["--toleration", "dedicated=team:NoSchedule"]),
-        ([node([GPU_TAINT])], ["--toleration", "dedicated"]),
-        ([node([{"key": "a", "effect": "PreferNoSchedule"}])], []),
-        ([node(), node([GPU_TAINT])], []),
-        ([node(labels={"zone": "a"})], ["--node-selector", "zone=a"]),
-        ([node(cpu="2")], ["--cpu", "2"]),  # just enough
-    ],
-)
-def test_a_node_that_takes_a_pod_is_enough(api, nodes, args):
-    """A tolerated taint, a soft one, one of other nodes."""
-    api.paths[NODES] = items(*nodes)
-    code, found = doctor(api, *args)
-    assert code == 0 and found["nodes"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.manifests import render_job
-from support.writable_api_server import (
-    LOST_ANSWER,
-    NO_ANSWER,
-    end,
-    job,
-    submit,
-)
+from support.writable_api_server import LOST_ANSWER, NO_ANSWER, end, job, submit
 
 from gptddp.k8s.objects import suspended
 from gptddp.k8s.render import manifest

@@ -176,18 +176,6 @@ def test_a_running_job_that_is_deleted_ends_the_following(api, one):
     assert len(following.join()) == 3
 
 
-def test_a_reader_that_leaves_ends_the_following(api, cluster):
-    """The error of writing comes out of `follow`, so that `| head` ends."""
-    api.put(job("Running", replicas=1), pod(0))
-    api.logs["demo-worker-0"] = Log(lines(3), done=False)
-
-    def write(text):
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        logs.follow(cluster, "demo", write, note)
-
-
 def test_a_server_that_cannot_be_reached_at_the_first_look_is_an_error(api, cluster):
     """It may be the wrong one, and is not asked again."""
     api.close()

@@ -108,12 +108,11 @@ def test_an_end_that_is_an_estimate_and_a_loss_that_is_none_are_read(step, steps
     assert (done["steps"], done["loss"]) == (steps, loss)
 
 
-@pytest.mark.parametrize("command", [["logs", "-f"], ["wait"]])
-@pytest.mark.parametrize("pipe", [False, True])
+@pytest.mark.parametrize(
+    ("command", "pipe"), [(["logs", "-f"], False), (["logs", "-f"], True), (["wait"], False)]
+)
 def test_who_leaves_is_let_go_at_once(api, running, spawn, command, pipe):
     """Ctrl-C ends with 130, a closed pipe quietly: no traceback, no wait for an open stream."""
-    if pipe and command == ["wait"]:
-        return  # it writes nothing to stdout
     api.logs["demo-worker-0"].done = False
     code = "from gptddp.k8s import main; main()"
     args = [sys.executable, "-c", code, *command, "demo", "--kubeconfig", str(api.kubeconfig)]

@@ -12,7 +12,6 @@ from gptddp.model import optim
 from gptddp.model.gpt import build
 from gptddp.model.muon import shared_out
 from gptddp.model.orthogonal import cost, orthogonal
-from gptddp.model.recipes import role
 from gptddp.run.progress import Progress
 
 CPU = torch.device("cpu")
@@ -89,16 +88,6 @@ def test_every_parameter_is_in_one_group(c):
     plain = {p for group in adamw if not group["weight_decay"] for p in group["params"]}
     vectors = {p for p in every if p.dim() < 2}
     assert vectors <= plain if c is RECIPE else vectors == plain
-
-
-def test_a_head_that_is_the_embeddings_too_is_treated_as_a_head():
-    """The rate of embeddings that a norm follows would blow it up."""
-    assert role("wte.weight", 2, tied=True) == "head"
-    assert (
-        role("wte.weight", 2, tied=False) == role("value_embeds.3.weight", 2, False) == "embedding"
-    )
-    assert role("wpe.weight", 2, tied=False) == "head"
-    assert role("blocks.0.ln_1.weight", 1, tied=True) == "vector"
 
 
 def test_decay_ends_with_whichever_budget_ends_the_run():

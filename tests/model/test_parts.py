@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from gptddp.config import Config, with_preset
 from gptddp.model import shape
-from gptddp.model.attention import rotate, rotation_of
 from gptddp.model.gpt import GPT, build
 from gptddp.model.loss import IGNORE, linear_cross_entropy, nats_of_each
 from gptddp.model.recipes import role
@@ -20,7 +19,6 @@ from gptddp.model.recipes import role
 CPU, T, VOCAB = torch.device("cpu"), 24, 100
 SHAPE: dict[str, Any] = dict(n_layer=3, n_head=4, n_embd=32, seq_len=T, precision="fp32")
 NEW = ("modern-tiny", "autoresearch")
-WINDOW = T // 2
 
 
 def config(preset: str, **fields: Any) -> Config:
@@ -41,48 +39,7 @@ def tokens(rows: int = 2, n: int = T) -> torch.Tensor:
     return torch.randint(0, VOCAB, (rows, n), generator=torch.Generator().manual_seed(2))
 
 
-# -- rotary positions ------------------------------------------------------------------------------
-
-
-def test_rotated_scores_depend_on_the_distance_alone():
-    """The product of a query at i and a key at j is that at i + s and j + s, and no other's."""
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, 16, generator=generator)
-
-    def score(i: int, j: int) -> float:
-        at = [rotate(x, rotation_of(torch.tensor([n]), 16)) for x, n in ((q, i), (k, j))]
-        return (at[0] * at[1]).sum().item()
-
-    for i, j in ((0, 0), (5, 2), (9, 1)):
-        assert score(i, j) == pytest.approx(score(i + 31, j + 31), abs=1e-4)
-    assert abs(score(5, 2) - score(5, 3)) > 1e-3
-    assert score(4, 4) == pytest.approx((q * k).sum().item(), abs=1e-5)
-
-
 # -- what a token sees -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mask", ["none", "document"])
-def test_a_window_ends_at_its_last_token(mask):
-    """Of a layer whose window is 12: the token 12 before the last one counts, and 13 before not."""
-    c = config("modern-tiny", n_layer=2, windows="S")
-    attention = GPT(c, VOCAB).blocks[0].attn
-    from gptddp.model.attention import visible
-
-    x = torch.randn(1, T, 32, generator=torch.Generator().manual_seed(3))
-    positions = torch.arange(T)[None] if mask == "document" else None
-    seen = visible(x[..., 0], positions, shape.window(c, 0))
-
-    def last(changed: int | None) -> torch.Tensor:
-        y = x.clone()
-        if changed is not None:
-            y[0, T - 1 - changed] += 1.0
-        with torch.no_grad():
-            return attention(y, seen)[0, -1]
-
-    assert not torch.equal(last(WINDOW), last(None))
-    for outside in (WINDOW + 1, T - 1):
-        assert torch.equal(last(outside), last(None))
 
 
 @pytest.mark.parametrize("preset", NEW)
@@ -106,11 +63,12 @@ def test_documents_in_a_row_have_the_logits_of_each_alone(preset):
     ("n", "softcap"), [(1, 0.0), (511, 0.0), (512, 0.0), (1300, 0.0), (1300, 2.0), (1300, 15.0)]
 )
 def test_the_chunked_loss_is_the_plain_formula(n, softcap):
-    """Loss and both gradients in fp32 against autograd in float64, padding and chunks included."""
+    """Loss and both gradients in fp32 against autograd in float64, padding and chunks included; 0
+    and not NaN where no target counts, as with a single row here."""
     generator = torch.Generator().manual_seed(1)
     h, w = (torch.randn(rows, 24, generator=generator) for rows in (n, 70))
     y = torch.randint(0, 70, (n,), generator=generator)
-    y[1::7] = IGNORE
+    y[::7] = IGNORE
     ours = [t.clone().requires_grad_() for t in (h, w)]
     plain = [t.double().requires_grad_() for t in (h, w)]
     loss = linear_cross_entropy(*ours, y, softcap)
@@ -169,6 +127,7 @@ def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
         name for name, p in net.named_parameters() if name.startswith("blocks.") and p.dim() == 2
     }
     assert roles["wte.weight"] == ("head" if tied else "embedding")
+    assert roles.get("wpe.weight", "head") == "head"
     extras = {name for name, it in roles.items() if it in ("resid", "x0")}
     assert len(extras) == (2 if c.extras == "autoresearch" else 0)
     assert all(
@@ -189,8 +148,11 @@ def test_what_the_matrices_of_one_parameter_are():
 
 
 def test_the_presets_have_the_sizes_that_are_documented():
-    """50.3 M as the research trainer reports at depth 8 with its 8192 tokens; 114 M and 0.8 M."""
+    """50.3 M as the research trainer reports at depth 8 with its 8192 tokens; 114 M and 0.8 M; that
+    of `gpt2` is the published one (its 50257 tokens are padded to a multiple of 64)."""
     with torch.device("meta"):
+        published = with_preset(Config(preset="gpt2"), accelerator=True)
+        assert GPT(published, 50257).n_params() == 124_439_808 + 47 * 768
         for preset, vocab, millions in (("autoresearch", 8192, 50.3), ("modern", 50257, 114.1)):
             c = with_preset(Config(preset=preset), accelerator=True)
             assert GPT(c, vocab).n_params() / 1e6 == pytest.approx(millions, abs=0.05)
