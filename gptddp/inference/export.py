@@ -81,7 +81,7 @@ def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tenso
         if len(names) > 1:
             parts = torch.split(tensor, list(rows(tuple(tensor.shape), len(names))))
         named |= dict(zip(names, (it.contiguous() for it in parts), strict=True))
-    return {kind.in_file(name): tensor for name, tensor in named.items()}
+    return {it if it == kind.head else kind.prefix + it: named[it] for it in named}
 
 
 def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:

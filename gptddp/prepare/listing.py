@@ -1,6 +1,5 @@
 """Which files the sources have, and a hash to tell whether any of them has changed."""
 
-import hashlib
 import os
 import stat
 from collections.abc import Sequence
@@ -117,12 +116,6 @@ def _status(root: str, out: str) -> os.stat_result:
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
         raise DataError(f"{shown} is neither a file nor a folder: save it as a file first")
     return status
-
-
-def sha256(files: Sequence[SourceFile]) -> str:
-    """Hex hash of the names, sizes and times of change of all files."""
-    lines = sorted(file.identity for file in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def name_in(identity: str) -> str:

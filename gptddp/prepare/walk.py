@@ -104,7 +104,5 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    if not patterns:
-        return False
     base = os.path.basename(name)
     return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)
