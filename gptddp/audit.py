@@ -32,7 +32,6 @@ from gptddp.training.quarantine import check
 from gptddp.training.replay import DUE, FIELDS, Difference, Replay, Span, unlike
 from gptddp.training.stop import StopFlag
 
-_TIMES = ("train_s",)  # of a checkpoint's `meta`: what cannot be recomputed
 Tell = Callable[[str], None]  # takes which steps are recomputed now
 
 
@@ -237,7 +236,7 @@ class Audit:
         if (saved := self._loaded(path)) is None:
             return
         said, found = _flat(saved.meta), _flat(state.meta)
-        for name in sorted((said.keys() | found.keys()) - set(_TIMES)):
+        for name in sorted((said.keys() | found.keys()) - {"train_s"}):  # a time
             if said.get(name) != found.get(name):
                 what = f"{said.get(name)!r} in {saved.name}, and {found.get(name)!r} recomputed"
                 raise Difference(saved.step, f"{name} is {what}")

@@ -178,10 +178,7 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     from gptddp.audit import audit as recompute
     from gptddp.audit import describe
 
-    def tell(what: str) -> None:
-        click.echo(what, err=True)
-
-    report = recompute(_run_dir(run), data, whole, tell)
+    report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 

@@ -223,7 +223,12 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
+        for name in FIELDS:
+            if (value := getattr(self, name)) is not None:
+                _check_value(name, value)
+        if wrong := wrong_shape(self):
+            raise ConfigError(wrong)
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -256,15 +261,6 @@ def shown(value: Any) -> str:
     except ValueError:  # an integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:60]}..."
-
-
-def _check(c: Config) -> None:
-    """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
-    for name in FIELDS:
-        if (value := getattr(c, name)) is not None:
-            _check_value(name, value)
-    if wrong := wrong_shape(c):
-        raise ConfigError(wrong)
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -48,8 +48,8 @@ def say(text: str) -> None:
 def command(program: str, *args: str) -> list[str]:
     """A command of ours as it can be run here; printed as a user types it."""
     print(f"$ {program} {shlex.join(args)}", flush=True)
-    module = "gptddp.k8s" if program == "gptddp-k8s" else "gptddp"
-    return [sys.executable, "-c", f"from {module} import main; main()", *args]
+    begin = "k8s import main" if program == "gptddp-k8s" else "cli import cli as main"
+    return [sys.executable, "-c", f"from gptddp.{begin}; main()", *args]
 
 
 def prepare(data: Path, packages: bool = False) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import run_state
+from gptddp.config import FIXED, KEPT
 from gptddp.errors import DataError
 from gptddp.flags import differences
 from gptddp.run.history import logged
@@ -118,7 +119,8 @@ def _difference(result: Comparison, step: int) -> list[str]:
         lines.append("  the rows of this step are the same: those of a step before are not")
     if not set(keys) & set(ROWS):
         lines.append("  the rows are the same")
-    return lines + [f"  begun with another {it}" for it in differences(a.config, b.config)]
+    both = (differences(a.config, b.config, kind) for kind in (FIXED, KEPT))
+    return lines + [f"  the runs differ in {it}" for it in chain(*both)]
 
 
 def _ranges(steps: Iterable[int]) -> str:

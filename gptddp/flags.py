@@ -26,7 +26,9 @@ def from_toml(path: str | Path) -> dict[str, Any]:
     table, path = table.get("train", {k: v for k, v in table.items() if k != "job"}), name_of(path)
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: train is {shown(table)}, but it must be a table: [train]")
-    return {key: _from_value(f"{path}: {key}", _known(path, key), v) for key, v in table.items()}
+    if unknown := [key for key in table if key not in FIELDS]:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], FIELDS)}")
+    return {key: _from_value(f"{path}: {key}", key, v) for key, v in table.items()}
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
@@ -87,17 +89,11 @@ def to_saved(config: Config) -> dict[str, Any]:
     return {name: list(it) if isinstance(it, tuple) else it for name, it in fields.items()}
 
 
-def _known(path: str | Path, key: str) -> str:
-    if key not in FIELDS:
-        raise ConfigError(f"{path}: unknown key {key!r}{did_you_mean(key, FIELDS)}")
-    return key
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`: did you mean 'x'?`, or the whole list where nothing is near."""
-    names = list(known)
     import difflib
 
+    names = list(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 

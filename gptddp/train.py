@@ -33,21 +33,26 @@ from gptddp.training.life import Life
 
 
 def train(life: Life) -> None:
-    """All ranks: do the steps that a run has left. An audit does steps again, with its `life`."""
+    """All ranks: do the steps that a run has left.
+
+    audit.py calls it with a Replay, which compares instead of recording.
+    """
     c, world = life.config, life.world
-    with life.guard():  # whatever ends it, the state is left to the next life
+    # a lost peer, a hang, a takeover leave the state in memory; other errors leave the checkpoint
+    with life.guard():
         # -- the model, from the same seed on every rank, and its state -------------------------
         use(c, world.device)  # precision of products, threads
         gpt.check_size(c, life.tokenizer.vocab_size, world.device)
         net = gpt.build(c, life.tokenizer.vocab_size, world.device)
         optimizer = optim.build(net, c, world)
-        ddp = DDP(net, gradient_as_bucket_view=True)
+        ddp = DDP(net, gradient_as_bucket_view=True)  # all ranks
         sums = sums_of(ddp, c, world)
         warm_up(ddp, c, world)  # all ranks
         life.restore(net, optim.state_tensors(net, optimizer) | sums.tensors())  # all ranks
 
         # -- the loop ---------------------------------------------------------------------------
-        life.complete_line()  # all ranks: the life before may have been cut off behind its step
+        # the life before may have ended after its last step, before the evaluation or check
+        life.complete_line()  # all ranks
         while life.goes_on:
             batch = life.next_batch()
             agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save
@@ -60,7 +65,7 @@ def train(life: Life) -> None:
             nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
-            optimizer.prepare()  # all ranks; it changes nothing that a life hands on
+            optimizer.prepare()  # all ranks; it changes no state
             numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
             with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
                 if finite:  # else the step is skipped, on every rank
@@ -74,7 +79,8 @@ def train(life: Life) -> None:
             life.record()
             if agreed.save:
                 life.save()
-        life.complete_line()  # all ranks: time ends a run before a step, not after one
+        # that time is up is known only in `agree`, after the last step
+        life.complete_line()  # all ranks
         life.end()  # all ranks: the last state is on disk before any rank leaves
 
 
@@ -88,7 +94,7 @@ def warm_up(ddp: DDP, c: Config, world: World) -> None:
     tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
     with autocast(c, world.device):
         loss = ddp(tokens, tokens, tokens if c.mask == "document" else None)
-    loss.backward()
+    loss.backward()  # all ranks
     ddp.zero_grad(set_to_none=False)
 
 
@@ -110,7 +116,7 @@ def forward_backward(
                 with autocast(c, world.device):
                     nats = ddp(part.x, part.y, part.positions)
                 sums.took(part.slot, nats)
-                (nats * factor).backward()
+                (nats * factor).backward()  # all ranks, in the last micro-batch of each
             if part.ends_slot and not part.ends_step:
                 sums.close(part.slot)
         if (total := sums.finish()) is not None:  # all ranks

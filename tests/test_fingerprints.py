@@ -130,6 +130,10 @@ def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value,
     assert first == f"different: step {step} ({step - 1} steps before it are the same)"
     assert one.startswith(f"  {field} ") and other.startswith(f"  {field} {value}")
     assert last == "  the rows are the same"
+    for run, rate in (("a", 1e-3), ("b", 2e-3)):
+        ledgers.begun(tmp_path / run, {"reduce": "exact", "seed": 1, "lr": rate})
+    lines = fingerprints(tmp_path / "a", tmp_path / "b").stdout.splitlines()
+    assert lines[4:] == ["  the runs differ in lr: 0.001 -> 0.002"]
     exact(tmp_path / "fast", reduce="fast", **{field: value})
     result = fingerprints(tmp_path / "a", tmp_path / "fast")
     assert result.exit_code == 0 and "only their rows: not both say" in result.stdout

@@ -27,7 +27,7 @@ RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a fol
 def load(
     run: Path,
     run_id: str,
-    ledger: Summary,
+    recorded: Summary,
     lost: int,
     from_scratch: int | None,
     tell: Callable[[str], None] = lambda _: None,
@@ -40,12 +40,13 @@ def load(
     Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
     for seconds in (*RETRY_S, 0.0):
-        if not (gone := patiently(lambda: missing(run, run_id, ledger))):
+        if not (gone := patiently(lambda: missing(run, run_id, recorded))):
             break
         time.sleep(seconds)
-    loaded = load_newest(run, run_id=run_id, known=ledger.commits, tell=tell)
+    commits, branches = recorded.commits, recorded.branches
+    loaded = load_newest(run, run_id=run_id, known=commits, branches=branches, tell=tell)
     if loaded is not None:
-        warn(run, run_id, ledger, f"{loaded.name}, step {loaded.step}")
+        warn(run, run_id, recorded, f"{loaded.name}, step {loaded.step}")
         return loaded
     if not gone and lost:
         gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
@@ -65,9 +66,9 @@ def load(
     return None
 
 
-def warn(run: Path, run_id: str, ledger: Summary, origin: str) -> None:
+def warn(run: Path, run_id: str, recorded: Summary, origin: str) -> None:
     """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := patiently(lambda: missing(run, run_id, ledger)):
+    if gone := patiently(lambda: missing(run, run_id, recorded)):
         log.warning(
             "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
             "missing, stop the run and put it back before another checkpoint is written",
@@ -77,21 +78,20 @@ def warn(run: Path, run_id: str, ledger: Summary, origin: str) -> None:
         )
 
 
-def missing(run: Path, run_id: str, ledger: Summary) -> list[str]:
+def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:
     """The commits that are newer than any that is there, newest first.
 
-    One that has been set aside as damaged is there; one of another run in its place is not it. The
-    ledger may have lost the commits of newer ones. Raises OSError.
+    One that has been set aside as damaged is there; one with another run's in its place is missing.
+    The ledger may have lost the commits of newer ones. Raises OSError.
     """
-    there = {name.partition(".bad.")[0] for name in store.names(run, ledger.commits)}
-    commits = sorted(ledger.commits, key=store.order, reverse=True)
+    there = {name.partition(".bad.")[0] for name in store.names(run, recorded.commits)}
+    commits = sorted(recorded.commits, key=store.order, reverse=True)
 
     def is_gone(name: str) -> bool:
         return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)
 
-    newest = store.order(store.newest(run, run_id, ledger.commits) or "") or (0, 0)
-    gone = takewhile(is_gone, commits)
-    return [name for name in gone if (store.order(name) or (0, 0)) > newest]
+    newest = store.order(store.newest(run, run_id, recorded.commits))
+    return [name for name in takewhile(is_gone, commits) if store.order(name) > newest]
 
 
 def _listed(gone: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from gptddp.checkpoint.layout import tensors_at
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import patiently
+from gptddp.run.branches import Branch, is_on
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def load_newest(
     run_id: str | None = None,
     set_aside: bool = True,
     known: Collection[str] = (),
+    branches: Sequence[Branch] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> SavedState | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
@@ -33,20 +35,22 @@ def load_newest(
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
     beside a running job) and the one before is tried, with a warning. One that the run `run_id`
     cannot go on from is left as it is (None: bytes are all that counts). `known`: names that are
-    looked for where the directory does not list them. `tell` is told how much has been read. Raises
-    CheckpointError where checkpoints exist and none can be used, OSError where they may be readable
-    later.
+    looked for where the directory does not list them. `branches`: of the run; a checkpoint that it
+    has left by them is not used. `tell` is told how much has been read. Raises CheckpointError
+    where checkpoints exist and none can be used, OSError where they may be readable later.
     """
     skipped: list[Unusable] = []
     for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
+        if not is_on(branches, *store.order(name)):
+            continue
         path = Path(run_dir) / CHECKPOINTS / name
         try:
             return patiently(partial(load, path, run_id, tell))
         except Unusable as unusable:
             if not unusable.transient and name not in store.names(run_dir, known):
                 # pruned by a running job
-                how: Any = {"set_aside": set_aside, "known": known, "tell": tell}
-                return load_newest(run_dir, run_id=run_id, **how)
+                how: Any = {"set_aside": set_aside, "known": known, "branches": branches}
+                return load_newest(run_dir, run_id=run_id, tell=tell, **how)
             skipped.append(unusable)
             log.warning("checkpoint skipped: %s", unusable)
             if unusable.damaged and set_aside:
@@ -75,15 +79,19 @@ def load(
 
 
 def load_step(
-    run_dir: str | Path, step: int, run_id: str | None, tell: Callable[[str], None] = lambda _: None
+    run_dir: str | Path,
+    step: int,
+    run_id: str | None,
+    known: Collection[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> SavedState:
-    """The newest valid checkpoint of a step.
+    """The newest valid checkpoint of a step. `known`, `tell`: as for `load_newest`.
 
     Raises ConfigError where there is none of that step, CheckpointError where none is valid,
     OSError where one may be readable later.
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
-    names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir))))
+    names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))))
     steps = {name: store.order(name)[1] for name in names}
     for name in (it for it in names if steps[it] == step):
         try:

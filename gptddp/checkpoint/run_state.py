@@ -1,9 +1,14 @@
-"""What a run has recorded of itself: every reader of its state and configuration begins here.
+"""What a run has recorded of itself, in its ledger; where that is lost, in a checkpoint.
 
-The ledger says it. Where the ledger is lost, or has lost the start of a life that has saved, the
-newest checkpoint says the run's id and the configuration that was in force, and the end of an older
-life that the ledger still has is not that of the run. `config.json` and `finished.json` are copies
-for people, which nothing goes by.
+Who needs the run's id or its configuration, or asks whether it is finished, calls `read` here. Who
+goes by the events alone (saves, log, a late save) calls `summary.read`.
+
+Where the ledger is lost, or has lost the start of a life that has saved, the newest checkpoint says
+the run's id and the configuration that was in force, and the end of an older life that the ledger
+still has is not that of the run. Lost with the ledger: the branches, the hash of the data, the row
+groups that were left out after that checkpoint, the names of the commits, and the sums (the
+rank-seconds, when the run began, whose ranks have differed, who was given --from-scratch). No state
+is taken from `config.json` and `finished.json`.
 """
 
 import errno
@@ -19,7 +24,7 @@ from gptddp.flags import changed, continued, differences, from_saved, of_run
 from gptddp.run import summary
 from gptddp.run.branches import asks_for_another
 from gptddp.run.directory import CHECKPOINTS, LEDGER, is_run
-from gptddp.run.history import life_without_start
+from gptddp.run.history import newest_lost_life
 from gptddp.run.summary import Summary
 
 
@@ -41,7 +46,7 @@ def read(run_dir: str | Path) -> Summary:
             break
         found.older |= config is None and not found.life
     found.older = found.older and found.config is None
-    if life_without_start(run_dir, found):
+    if newest_lost_life(run_dir, found):
         found.finished = None
     return found
 

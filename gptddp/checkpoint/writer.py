@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import Staging
@@ -21,9 +23,6 @@ from gptddp.distributed import environment
 from gptddp.errors import GptddpError, Unusable
 from gptddp.files import FULL, explain, fsync
 from gptddp.run.directory import CHECKPOINTS
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -86,15 +85,13 @@ class Writer:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def prepare(self, tensors: Mapping[str, "torch.Tensor"]) -> Staging:
+    def prepare(self, tensors: Mapping[str, Tensor]) -> Staging:
         """Allocate the buffer for what all saves have, before the first one has to."""
         if self._staging is None:
             self._staging = Staging(tensors)
         return self._staging
 
-    def submit(
-        self, step: int, tensors: Mapping[str, "torch.Tensor"], meta: Mapping[str, Any]
-    ) -> bool:
+    def submit(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bool:
         """Begin to save; False where the last save still runs or has saved this very step.
 
         `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and

@@ -18,7 +18,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +30,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptddp.data import inventory, pretokenized
-from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
@@ -68,11 +68,6 @@ class Dataset:
     def pretokenized(self) -> bool:
         """Are the documents token ids, and not text?"""
         return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
-
-    @property
-    def is_cut(self) -> bool:
-        """Are there documents in parts, so that a row may go on in another one?"""
-        return "cut" in self.manifest
 
     @cached_property
     def sha256(self) -> str:
@@ -145,7 +140,7 @@ class Dataset:
 
     def goes_on(self, row_group: RowGroup) -> list[bool]:
         """For each row of a row group: does its document go on in another row? Raises as `read`."""
-        if not self.is_cut:
+        if "cut" not in self.manifest:
             return [False] * row_group.rows
         return self._column(row_group, GOES_ON, pa.ChunkedArray.to_pylist)
 
@@ -167,6 +162,25 @@ class Dataset:
                 f"{row_group.rows}: the file has been replaced; put it back or prepare again"
             )
         return found
+
+
+@contextmanager
+def open_parquet(
+    path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file, also one whose name is not UTF-8, which pyarrow alone would refuse.
+
+    Page checksums are compared where the writer left any: nothing else shows damage of an
+    uncompressed page. There is no pre_buffer, because it would keep all that was read so far in
+    memory. Raises OSError or pyarrow.ArrowException.
+    """
+    with (
+        pa.OSFile(os.fsencode(path)) as raw,
+        pq.ParquetFile(
+            raw, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
 
 
 @lru_cache(maxsize=_FOOTERS)
@@ -221,7 +235,11 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
             f"{dir / MANIFEST}: {wrong}: it must be a path below the dataset's folder, without "
             "'..'; put the file back as it was prepared, or prepare again"
         )
-    return Dataset(dir, manifest, _check_files(dir, manifest, on_bad == "fail"))
+    damaged = inventory.damaged(dir, manifest)
+    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
+    if not train.issuperset(damaged) or (damaged and on_bad == "fail"):
+        raise _not_whole(dir, list(damaged.values()))
+    return Dataset(dir, manifest, list(damaged.values()))
 
 
 def _absence(dir: Path) -> str:
@@ -230,16 +248,6 @@ def _absence(dir: Path) -> str:
     if os.path.isdir(dir):
         return "there is no prepared dataset in it; make one with"
     return "no such folder; make a dataset with"
-
-
-def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
-    """A line for each damaged training file; DataError, naming every file, for any other damage."""
-    damaged = inventory.damaged(dir, manifest)
-    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
-    lines = list(damaged.values())
-    if not train.issuperset(damaged) or (damaged and damage_is_fatal):
-        raise _not_whole(dir, lines)
-    return lines
 
 
 def _not_whole(dir: Path, lines: list[str]) -> DataError:

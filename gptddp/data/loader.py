@@ -23,7 +23,7 @@ from gptddp.data.lanes import Block, deal, hosts, owned
 from gptddp.data.packing import IDS
 from gptddp.data.producer import Producer
 from gptddp.distributed import storage
-from gptddp.errors import ConfigError, DataError
+from gptddp.errors import DataError
 
 STATE_VERSION = 2
 _HASH_DIGITS = 16  # hex, of each hash that a state keeps
@@ -83,8 +83,6 @@ class Loader:
     ) -> None:
         config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
         check_world_size(config, world_size)
-        if threads < 1:
-            raise ConfigError(f"threads is {threads}: the loader needs at least 1")
         source = _source(dataset, "train", seq_len, pack, cache)
         self._identity = _identity(source, lanes, batch, seed)
         self._bos = source.tokenizer.bos

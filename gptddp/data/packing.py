@@ -53,11 +53,6 @@ class Packed:
         """Some of the rows, or all in another order."""
         return Packed(self.tokens[which], self.valid[which])
 
-    def and_then(self, other: "Packed") -> "Packed":
-        """These rows and then those."""
-        both = ((self.tokens, other.tokens), (self.valid, other.valid))
-        return Packed(*map(np.concatenate, both))
-
 
 def pack(
     documents: Sequence[np.ndarray],
@@ -95,7 +90,9 @@ def pack(
         stay, cut = _emptiest(packed.valid, row, document)
         if len(cut):
             again, open_ = zip(*(found[i] for i in cut), strict=True)
-            return packed.take(stay).and_then(pack(again, bos, seq_len, dtype, "concat", open_))
+            kept, more = packed.take(stay), pack(again, bos, seq_len, dtype, "concat", open_)
+            both = ((kept.tokens, more.tokens), (kept.valid, more.valid))
+            return Packed(*map(np.concatenate, both))
     some = np.asarray(packed.valid.any(axis=1))  # all, unless T is 1
     return packed if some.all() else packed.take(some)
 

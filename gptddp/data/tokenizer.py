@@ -137,18 +137,20 @@ class _Bpe(Tokenizer):
         self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
         pairs = definition["model"].get("merges") or ()
         self.merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in pairs]
-        self._hf = _without_specials(definition)
+        # special tokens, post-processing, truncation, padding and dropout are no part of the ids
+        plain = [t for t in definition.get("added_tokens") or () if not t["special"]]
+        off = dict(added_tokens=plain, post_processor=None, truncation=None, padding=None)
+        off["model"] = definition["model"] | {"dropout": None}
+        self._hf = tokenizers.Tokenizer.from_str(json.dumps(definition | off))
         self._pattern = tiktoken_pattern(definition, self._hf, self._special)
         if self._pattern is not None:
             probe = np.array_equal(self._tiktoken()(_PROBE), self._encode_hf(_PROBE))
             self._pattern = self._pattern if probe else None
         used = tokenizers if self._pattern is None else tiktoken
         self.library = f"{used.__name__} {used.__version__}"
-        self.changes = changes(definition) or self._changes_the_probe()
-
-    def _changes_the_probe(self) -> str | None:
         n_bytes = int(self.token_bytes[self.encoder()(_PROBE)].sum())
-        return None if n_bytes == len(_PROBE.encode()) else "adds to a text, or loses some of it"
+        other = "adds to a text, or loses some of it" if n_bytes != len(_PROBE.encode()) else None
+        self.changes = changes(definition) or other
 
     def encoder(self) -> Encoder:
         return self._encode_hf if self._pattern is None else self._tiktoken()
@@ -246,11 +248,3 @@ def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
 
 
 _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"
-
-
-def _without_specials(definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The same tokenizer without special tokens, post-processing, truncation, padding, dropout."""
-    added = [t for t in definition.get("added_tokens") or () if not t["special"]]
-    model = definition["model"] | {"dropout": None}
-    off = dict(added_tokens=added, model=model, post_processor=None, truncation=None, padding=None)
-    return tokenizers.Tokenizer.from_str(json.dumps(definition | off))

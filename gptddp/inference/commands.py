@@ -57,7 +57,7 @@ def sample(run: Path, data: str | None, step: int | None, prompt: str, **options
     gptddp sample runs/first --prompt "def" --tokens 100
     gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
-    from gptddp.inference.load import load
+    from gptddp.inference.load_model import load
     from gptddp.model.generate import generate, text_of
 
     _check(prompt, options["temperature"], options["top_k"], options["top_p"])

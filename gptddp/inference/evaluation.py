@@ -7,7 +7,7 @@ from gptddp.data.dataset import open_dataset
 from gptddp.data.loader import eval_rows
 from gptddp.distributed.connect import connect
 from gptddp.distributed.hardware import use
-from gptddp.inference.load import load_for
+from gptddp.inference.load_model import load_for
 from gptddp.model.evaluate import evaluate
 
 

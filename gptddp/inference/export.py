@@ -24,7 +24,7 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
 from gptddp.files import fsync, read_json, write_json_atomic
 from gptddp.flags import to_saved
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
 from gptddp.pretrained.kind import Kind, rows
@@ -81,7 +81,7 @@ def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tenso
         if len(names) > 1:
             parts = torch.split(tensor, list(rows(tuple(tensor.shape), len(names))))
         named |= dict(zip(names, (it.contiguous() for it in parts), strict=True))
-    return {kind.in_file(name): tensor for name, tensor in named.items()}
+    return {it if it == kind.head else kind.prefix + it: named[it] for it in named}
 
 
 def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Causal self-attention: heads, rotary positions, and what each token may see."""
 
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,7 @@ from gptddp.model.shape import GATE_CHANNELS, has_value_embedding, head_size
 EPS = 1e-6  # of every RMSNorm, as in Llama 2
 
 
-class Rotation(NamedTuple):
-    """Rotary positions: fp32 (T, head size / 2) each."""
-
-    cos: Tensor
-    sin: Tensor
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions: fp32 (T, head size / 2) each
 
 
 class Attention(nn.Module):
@@ -106,13 +101,13 @@ def rotation_of(positions: Tensor, size: int, base: float = 10_000.0) -> Rotatio
     """
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
     angles = positions[:, None].float() * base ** (-steps / size)
-    return Rotation(angles.cos(), angles.sin())
+    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """x (rows, heads, T, head size): channel i is turned with channel i + size / 2."""
-    one, two = x.float().chunk(2, dim=-1)
-    turned = torch.cat((one * by.cos - two * by.sin, two * by.cos + one * by.sin), dim=-1)
+    (one, two), (cos, sin) = x.float().chunk(2, dim=-1), by
+    turned = torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
     return turned.to(x.dtype)
 
 

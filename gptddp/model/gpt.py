@@ -18,7 +18,7 @@ from gptddp.errors import ConfigError
 from gptddp.model import shape
 from gptddp.model.attention import rotation_of, visible
 from gptddp.model.block import TransformerBlock, capped, norm, normed
-from gptddp.model.init import init
+from gptddp.model.init import as_autoresearch, as_gpt2
 from gptddp.model.kv_cache import LayerCache
 from gptddp.model.loss import linear_cross_entropy, nats_of_each
 
@@ -48,7 +48,7 @@ class GPT(nn.Module):
             )
             self.resid_lambdas = nn.Parameter(torch.ones(c.n_layer))
             self.x0_lambdas = nn.Parameter(torch.zeros(c.n_layer))
-        init(self, c)
+        (as_autoresearch if self.extras else as_gpt2)(self, c)
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None

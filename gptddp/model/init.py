@@ -1,4 +1,4 @@
-"""The weights that a model begins with. They are drawn in the order of its modules."""
+"""The weights that a model begins with: drawn in the order of its modules, by torch's generator."""
 
 import math
 
@@ -8,12 +8,7 @@ from torch import nn
 from gptddp.config import Config
 
 
-def init(model: nn.Module, c: Config) -> None:
-    """Give every parameter of a GPT its first value, from torch's global generator."""
-    (_as_autoresearch if c.extras == "autoresearch" else _as_gpt2)(model, c)
-
-
-def _as_gpt2(model: nn.Module, c: Config) -> None:
+def as_gpt2(model: nn.Module, c: Config) -> None:
     """N(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer): Radford et al. 2019, 2.3."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -26,7 +21,7 @@ def _as_gpt2(model: nn.Module, c: Config) -> None:
 
 
 @torch.no_grad()
-def _as_autoresearch(model: nn.Module, c: Config) -> None:
+def as_autoresearch(model: nn.Module, c: Config) -> None:
     """As github.com/karpathy/autoresearch does: each block is the identity at first.
 
     Uniform with a standard deviation of 1/sqrt(width); residual projections and gates are 0, and

@@ -40,10 +40,6 @@ class Matrix:
     rank: int = 0  # that makes its update
 
     @property
-    def weight(self) -> Tensor:
-        return self.parameter.detach()[self.rows]
-
-    @property
     def gradient(self) -> Tensor:
         assert self.parameter.grad is not None
         return self.parameter.grad[self.rows]
@@ -131,7 +127,7 @@ class Muon:
             update = self._updates[it.place].view(it.momentum.shape).to(it.momentum.dtype)
             if it.variance is not None:
                 update = self._evened(update, it.variance)
-            self._take(update, it.weight)
+            self._take(update, it.parameter.detach()[it.rows])
 
     def _evened(self, update: Tensor, variance: Tensor) -> Tensor:
         """NorMuon: each neuron's update by its running root mean square, at the same norm in all.

@@ -1,13 +1,12 @@
 """`gptddp prepare`: sources in, a dataset out; data/dataset.py describes the dataset.
 
-1. read     every document goes into an on-disk shuffle, which also drops copies (reading.py); a
-            huge one in parts (parts.py)
+1. read     every document goes into an on-disk shuffle, which also drops copies; a huge one in
+            parts (reading.py)
 2. train    the tokenizer, on the first documents of the shuffled training split
 3. write    the shuffled documents to the two splits (split.py)
 4. commit   dataset.json, by rename
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, tra
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.prepare import listing, recipe
+from gptddp.prepare.listing import PathLike
 from gptddp.prepare.output import TOKENIZER_FILE, building, commit, give_up, is_made
 from gptddp.prepare.phases import Phases
 from gptddp.prepare.reading import Reading
@@ -32,8 +32,6 @@ from gptddp.prepare.split import Split, choose
 # Frequent pairs decide the merges: more text than this costs time (5 MB/s a core) and gains nothing
 # (Python source, vocabulary 4096: 3.34 bytes a token from 64 MiB, 3.33 from 32).
 _TOKENIZER_SAMPLE_BYTES = 32 << 20
-
-PathLike = str | os.PathLike[str]
 
 
 def prepare(
@@ -55,25 +53,20 @@ def prepare(
     found = listing.find(given, val, settings.include, settings.exclude, out)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
-        return _existing(out, made_from, phases)
+        dataset = open_dataset(out)
+        if changed := recipe.differences(dataset.manifest, made_from):
+            raise DataError(
+                f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
+                f"choose another --out, or remove {out} first"
+            )
+        phases.say(f"{out} is already prepared from these sources with these settings")
+        return dataset
     for note in found.notes():
         phases.say(note)
     with building(out) as scratch:
         manifest = _build(found.files, out, scratch, settings, definition, phases)
         commit(out, scratch, {**made_from, "left_out": found.counts(), **manifest})
     return open_dataset(out)
-
-
-def _existing(out: Path, made_from: dict[str, Any], phases: Phases) -> Dataset:
-    """The dataset that is in `out` already; DataError if it is not the one that was asked for."""
-    dataset = open_dataset(out)
-    if changed := recipe.differences(dataset.manifest, made_from):
-        raise DataError(
-            f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
-            f"choose another --out, or remove {out} first"
-        )
-    phases.say(f"{out} is already prepared from these sources with these settings")
-    return dataset
 
 
 # -- the four steps ------------------------------------------------------------------------------

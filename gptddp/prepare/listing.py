@@ -1,6 +1,5 @@
 """Which files the sources have, and a hash to tell whether any of them has changed."""
 
-import hashlib
 import os
 import stat
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
-from gptddp.prepare.kinds import TABLES, kind_of, split_of
+from gptddp.prepare.file_names import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]
@@ -117,12 +116,6 @@ def _status(root: str, out: str) -> os.stat_result:
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
         raise DataError(f"{shown} is neither a file nor a folder: save it as a file first")
     return status
-
-
-def sha256(files: Sequence[SourceFile]) -> str:
-    """Hex hash of the names, sizes and times of change of all files."""
-    lines = sorted(file.identity for file in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def name_in(identity: str) -> str:

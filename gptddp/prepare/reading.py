@@ -1,6 +1,10 @@
 """The first step of `prepare`: every document of the sources into the shuffle, once.
 
 What earlier processes have read is taken over; see scratch.py.
+
+A huge document is cut into parts: rows of the dataset that are shuffled like any others. Otherwise
+one lane would get all of it, and hold it in memory several times. All parts but the last are marked
+as going on, so that packing does not take the end of a part for the end of a document.
 """
 
 import contextlib
@@ -10,17 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import fsync
 from gptddp.prepare.listing import NAMED, SourceFile, changed, check_unchanged
-from gptddp.prepare.parts import PART_BYTES, PART_IDS, cut
 from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
 from gptddp.prepare.scratch import Scratch
 from gptddp.prepare.shuffle import Shuffle, Totals
 from gptddp.prepare.sources import NotText, documents
 from gptddp.prepare.walk import as_utf8, show
+
+# 192 parts, four for each of 48 lanes, are 48 MiB: from there on lanes are alike, whatever the
+# documents. At every cut the model loses the context of one training row, of some sixty or more.
+PART_BYTES = 256 << 10
+PART_IDS = 64 << 10  # of about as much text
 
 BAD = "bad.jsonl"  # the list of bad records, in the scratch folder and in the dataset
 
@@ -159,3 +169,32 @@ class Reading:
         if self.counts["bad"]:
             (out / BAD).write_bytes((self._scratch.folder / BAD).read_bytes())
             fsync(out / BAD)
+
+
+def cut(document: bytes, made_by: Tokenizer | None = None) -> list[bytes]:
+    """The document in parts, in the order of the text; only itself where it is not too long.
+
+    Text (UTF-8) is cut behind a line end, else in front of a space, else between two characters;
+    the bytes of ids, where `made_by` is their tokenizer, between two ids.
+    """
+    if made_by is not None:
+        size = PART_IDS * np.dtype(made_by.dtype).itemsize
+        return [document[at : at + size] for at in range(0, len(document), size)]
+    parts, at = [], 0
+    while len(document) - at > PART_BYTES:
+        end = _end(document, at)
+        parts.append(document[at:end])
+        at = end
+    return [*parts, document[at:]]
+
+
+def _end(text: bytes, begin: int) -> int:
+    """Where a part that begins here ends: no part but the last is shorter than half the limit."""
+    limit, half = begin + PART_BYTES, begin + PART_BYTES // 2
+    if line_end := text.rfind(b"\n", half, limit) + 1:
+        return line_end
+    if (space := text.rfind(b" ", half, limit)) >= 0:
+        return space  # most tokenizers have it in one token with the word behind it
+    while text[limit] & 0xC0 == 0x80:  # within a character
+        limit -= 1
+    return limit

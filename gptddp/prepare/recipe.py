@@ -11,7 +11,7 @@ from typing import Any
 from gptddp.data.tokenizer import MIN_VOCAB, load_tokenizer
 from gptddp.data.tokenizer_json import BOS
 from gptddp.errors import DataError
-from gptddp.prepare import listing
+from gptddp.prepare.listing import PathLike, SourceFile
 from gptddp.prepare.walk import show
 
 
@@ -82,8 +82,8 @@ def given_tokenizer(tokenizer: str) -> bytes | None:
 
 
 def made_from(
-    given: Sequence[str | os.PathLike[str]],
-    files: Sequence[listing.SourceFile],
+    given: Sequence[PathLike],
+    files: Sequence[SourceFile],
     settings: Settings,
     definition: bytes | None,
 ) -> dict[str, Any]:
@@ -91,12 +91,13 @@ def made_from(
     said = asdict(settings)
     if definition is not None:
         said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
+    identities = "\n".join(sorted(file.identity for file in files))
     sources = {
         "given": [show(os.fspath(source)) for source in given],
         "files": len(files),
         "val_files": sum(file.val for file in files),
         "bytes": sum(file.bytes for file in files),
-        "listing_sha256": listing.sha256(files),
+        "listing_sha256": hashlib.sha256(identities.encode()).hexdigest(),
     }
     return {"settings": said, "sources": sources}
 

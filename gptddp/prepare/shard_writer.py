@@ -1,6 +1,7 @@
 """Documents to the parquet shards of a dataset."""
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -145,13 +146,6 @@ class ShardWriter:
         self._writer = None
         path = self._dir / self._files[-1]["path"]
         fsync(path)
-        self._files[-1] |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}
-
-
-def xxh3_64(path: Path) -> str:
-    """Hash of a file's content, 16 hex digits."""
-    hash = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            hash.update(chunk)
-    return hash.hexdigest()
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, xxhash.xxh3_64)
+        self._files[-1] |= {"bytes": path.stat().st_size, "xxh3_64": content.hexdigest()}

@@ -2,8 +2,8 @@
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
 were found nor the machine matters. Copies have the same key, so they come side by side. A document
-that is cut (parts.py) is as many entries as it has parts: the key of the first is that of the whole
-document, and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
+that is cut is as many entries as it has parts: the key of the first is that of the whole document,
+and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
 and 17 bytes an entry.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gptddp.data.parquet import open_parquet
+from gptddp.data.dataset import open_parquet
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import parse_json
@@ -48,8 +48,13 @@ def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -
     the first document.
     """
     place, number = {"jsonl": "line", "parquet": "row"}.get(file.kind, "record"), 0
+    if made_by is not None:
+        records = _token_lists(file, str(settings.tokens_field), made_by)
+    else:
+        read = {"parquet": _texts, "text": _text}.get(file.kind, _json)
+        records = read(file, settings.text_field)
     try:
-        for found in _read(file, settings, made_by):
+        for found in records:
             place, number, _ = found
             yield found
     except (OSError, pa.ArrowException) as error:
@@ -58,14 +63,6 @@ def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -
         what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
         problem = f"{what} ({error}), so that the rest of the file cannot be read"
         yield place, number + 1, (problem, _FIX_FILE)
-
-
-def _read(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> Iterator[Found]:
-    if made_by is not None:
-        return _token_lists(file, str(settings.tokens_field), made_by)
-    if file.kind == "parquet":
-        return _texts(file, settings.text_field)
-    return (_text if file.kind == "text" else _json)(file, settings.text_field)
 
 
 @contextmanager
@@ -129,26 +126,19 @@ def _check_text(head: bytes, stream: IO[bytes]) -> None:
 
 
 def _cut(stream: IO[bytes]) -> Iterator[Found]:
-    """The text, cut after the last line end within each DOCUMENT_BYTES."""
+    """The text, cut after the last line end within each DOCUMENT_BYTES, or within a longer line."""
     rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
     while len(rest) > DOCUMENT_BYTES:
-        end = _end_of_document(rest)
+        end = rest.rfind(b"\n", 0, DOCUMENT_BYTES) + 1 or DOCUMENT_BYTES
+        # In a long line, in front of a character: one has 4 bytes at most, unless the file has
+        # changed since the check.
+        while rest[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
+            end -= 1
         yield "record", 0, rest[:end]
         rest = rest[end:]
         if len(rest) <= DOCUMENT_BYTES:
             rest += stream.read(_CHUNK_BYTES)
     yield "record", 0, rest
-
-
-def _end_of_document(text: bytes) -> int:
-    """Where to cut: after a line end, or between two characters where one line is longer."""
-    end = text.rfind(b"\n", 0, DOCUMENT_BYTES) + 1
-    if not end:
-        end = DOCUMENT_BYTES
-        # within a character; one has 4 bytes at most, unless the file has changed since the check
-        while text[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
-            end -= 1
-    return end
 
 
 # -- JSON and parquet ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError, visible
-from gptddp.prepare.kinds import is_about
+from gptddp.prepare.file_names import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
 
@@ -104,7 +104,5 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    if not patterns:
-        return False
     base = os.path.basename(name)
     return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)

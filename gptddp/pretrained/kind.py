@@ -32,10 +32,6 @@ class Kind:
     ignored: re.Pattern[str] = re.compile("")
     head: str = "lm_head.weight"
 
-    def in_file(self, name: str) -> str:
-        """The name as transformers writes it."""
-        return name if name == self.head else self.prefix + name
-
 
 def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The rows of each of the matrices in one of ours: queries, keys and values, or equal parts."""

@@ -15,7 +15,6 @@ from gptddp.report import curves, strip
 from gptddp.report.run_record import RunRecord, read
 from gptddp.report.sections import compared, sections
 
-SCRIPTS = ("page.js", "ranks.js", "keys.js")  # one after the other
 MARK = b'<meta name="generator" content="gptddp report">'
 
 
@@ -66,7 +65,8 @@ def render(runs: Sequence[RunRecord], plots: str) -> str:
         if picture := strip.draw(run):
             drawn.append({**picture, "id": f"ranks-{number}"})
     style = (folder / "page.css").read_text("utf-8")
-    code = "\n".join((folder / name).read_text("utf-8") for name in SCRIPTS)
+    scripts = ("page.js", "ranks.js", "keys.js")
+    code = "\n".join((folder / name).read_text("utf-8") for name in scripts)
     packed = base64.b64encode(gzip.compress(plots.encode(), mtime=0)).decode()
     nonce = hashlib.sha256(packed.encode() + code.encode()).hexdigest()[:32]
     return env.from_string((folder / "page.html").read_text("utf-8")).render(

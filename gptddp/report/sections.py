@@ -112,10 +112,10 @@ def checkpoints(run: RunRecord) -> Table:
     """Those that are there, and what their saves took."""
     events = run.events_of("checkpoint")
     saves = {str(it.get("name")): it for it in events if not it.get("error")}
-    rows = []
+    rows, took_s = [], ("stall_s", "write_s")
     for it in reversed(run.checkpoints):
         save = saves.get(it.name, {})
-        took = [duration(number(save[key])) if key in save else "" for key in _TOOK]
+        took = [duration(number(save[key])) if key in save else "" for key in took_s]
         saved = clock(it.time) if it.time else ""
         size = f"{it.nbytes / 1e6:,.1f} MB"
         rows.append([it.name, f"{it.step:,}", it.state, size, saved, *took, it.reason])
@@ -124,9 +124,6 @@ def checkpoints(run: RunRecord) -> Table:
     caption = f"{many(len(saves), 'save')} in all, {failed:,} failed; {there}."
     head = "name|step|state|size|saved (UTC)|taken from training|written in|what is wrong"
     return _table(head, rows, caption)
-
-
-_TOOK = ("stall_s", "write_s")
 
 
 def samples(run: RunRecord) -> Table:

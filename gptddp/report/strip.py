@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from gptddp.report.curves import MOST_LIVES
 from gptddp.report.life_records import LifeRecord
 from gptddp.report.run_record import RunRecord
 from gptddp.run.owners import OWNERS, owner_of
 
 COLUMNS = 360
 MOST_ROWS = 32  # more ranks are drawn in groups
-MOST_LIVES = 200  # that are marked: of more, the newest
 NOTHING = len(OWNERS)  # a pixel in which there was no such rank, or nothing is known
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a pixel each
 _GAP_S = 1.0  # less than this is no gap

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gptddp.budget import BUDGETS, shown
 from gptddp.checkpoint.run_state import why_ended
@@ -41,7 +42,7 @@ def verdict_of(run: RunRecord) -> Verdict:
     if error := crash_loop.first(run.path, newest.generation):
         return Verdict("failed", f"an error of the trainer's own: {error}")
     most = run.config.max_skipped if run.config else None
-    at_end = _skipped_at_end(run)
+    at_end = len(list(takewhile(set(run.skipped).__contains__, reversed(run.steps))))
     if most and at_end > most:
         return Verdict("failed", f"the last {at_end} steps had no finite loss or gradient")
     return Verdict("lost", "its last life did not record its end, and no process holds the run now")
@@ -57,15 +58,6 @@ def _is_held(run: RunRecord) -> bool:
         if lease_file.is_over(lease, lease_file.lease_of(None, "")):
             return False
     return time.time() - seen[1] / 1e9 < _SILENT_S
-
-
-def _skipped_at_end(run: RunRecord) -> int:
-    skipped, at_end = set(run.skipped), 0
-    for step in reversed(run.steps):
-        if step not in skipped:
-            break
-        at_end += 1
-    return at_end
 
 
 def sentences(run: RunRecord, verdict: Verdict) -> str:

@@ -89,7 +89,7 @@ class Recorded:
         life, it was recorded.
         """
         saves = [it for it in self.events if it["event"] in ("checkpoint", "branch")]
-        known = {(it["generation"], it.get("step")) for it in saves}
+        known = {(it["generation"], it.get("step")) for it in saves if not it.get("error")}
         stops = [it for it in self.events if it["event"] == "stop"]
         due = {(it["generation"], it.get("step")) for it in stops}
         for at in sorted(parents, reverse=True):
@@ -148,8 +148,21 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         aside=aside,
         wrong=wrong,
     )
+    wrong += _wrong_stops(recorded)
     wrong += _wrong_copies(recorded, copies)
     return recorded
+
+
+def _wrong_stops(recorded: Recorded) -> Iterator[str]:
+    """What a stop says of its last step, and what has come out of the run, unlike the log."""
+    for stop in recorded.events:
+        if stop["event"] == "stop" and recorded.lives.get(stop["step"]) == stop["generation"]:
+            line, results = recorded.lines[stop["step"]], stop.get("results") or {}
+            said = {"tokens": stop.get("tokens"), "val_bpb": results.get("val_bpb")}
+            known = (it for it in said if line.get(it) is not None)
+            for name in (it for it in known if said[it] not in (None, line[it])):
+                what = f"step {stop['step']}: {name} is {shown(said[name])} in {LEDGER}, and "
+                yield f"{what}{shown(line[name])} in the log"
 
 
 def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence[Event]) -> float:

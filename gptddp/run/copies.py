@@ -1,4 +1,7 @@
-"""Copies for people, of what the ledger has: nothing of ours goes by them.
+"""Copies for people, of what the ledger has. No state is taken from them.
+
+A folder that has them and neither ledger nor checkpoint is refused at a start; an audit compares
+them with the ledger.
 
 config.json     the configuration, once a step was done with it
 dataset.json    the files of the data that the run began with; a refusal of others names them by it

@@ -15,12 +15,7 @@ from typing import Any
 
 from gptddp.files import names_in
 from gptddp.run import branches, summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    LEDGER,
-    log_generations,
-    log_path,
-)
+from gptddp.run.directory import CHECKPOINTS, LEDGER, log_generations, log_path
 from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
 from gptddp.run.lines import Lines, as_json
 from gptddp.run.summary import Summary
@@ -63,7 +58,7 @@ class RunLog(Lines):
 
 
 class Ledger(Lines):
-    """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
+    """The events of a run over all its lives: see training/events.py."""
 
     sync_every = 1
     # a life, a late save of another pod, and a life that does not know that it is over
@@ -231,7 +226,7 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
-def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
+def newest_lost_life(run_dir: str | Path, ledger: Summary) -> int:
     """The newest life that has logged steps, where the ledger lacks its start; 0: it has that.
 
     No step is logged before it, so the end of such a ledger is lost, or all of it. Raises OSError.

@@ -25,13 +25,8 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
     if (event := parse(line)) is None:
         return None
     name, time, generation = (event.get(key) for key in ("event", "time", "generation"))
-    right = isinstance(name, str) and isinstance(time, float) and is_generation(generation)
-    return event if right else None
-
-
-def is_generation(value: Any) -> bool:
-    """May this be the number of a life?"""
-    return type(value) is int and 0 <= value < MOST_LIVES
+    is_life = type(generation) is int and 0 <= generation < MOST_LIVES
+    return event if is_life and isinstance(name, str) and isinstance(time, float) else None
 
 
 def backwards(path: Path) -> Iterator[bytes]:

@@ -73,24 +73,21 @@ class Owners:
         nobody knows have no owner.
         """
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-            self._add(event)
-
-    def _add(self, event: Mapping[str, Any]) -> None:
-        kind, generation = event["event"], event["generation"]
-        if kind == "start" and generation > self.generation:
-            self._next(event)
-        elif generation != self.generation or kind not in ("checkpoint", "stop", "end"):
-            return
-        if kind == "stop":
-            self.stop_time = float(event["time"])
-        elif kind == "end":
-            self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
-            self.survived = bool(event.get("survived", event.get("phases")))
-        if kind != "checkpoint" and "since_s" in event:
-            since_s = float(event["since_s"])
-            self.since_s = since_s if 0 <= since_s < math.inf else None
-        if told := event.get("phases"):
-            self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
+            kind, generation = event["event"], event["generation"]
+            if kind == "start" and generation > self.generation:
+                self._next(event)
+            elif generation != self.generation or kind not in ("checkpoint", "stop", "end"):
+                return
+            if kind == "stop":
+                self.stop_time = float(event["time"])
+            elif kind == "end":
+                self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
+                self.survived = bool(event.get("survived", event.get("phases")))
+            if kind != "checkpoint" and "since_s" in event:
+                since_s = float(event["since_s"])
+                self.since_s = since_s if 0 <= since_s < math.inf else None
+            if told := event.get("phases"):
+                self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
         rows = phases.values()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.run.directory import log_path
-from gptddp.run.history import life_without_start
+from gptddp.run.history import newest_lost_life
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
@@ -37,16 +37,13 @@ class Last:
 
 
 def last_life(
-    ledger: Summary,
-    line: Mapping[str, Any] | None,
-    fault: Mapping[str, Any] | None,
-    run_dir: Path,
+    ledger: Summary, line: Mapping[str, Any] | None, fault: Mapping[str, Any] | None, run_dir: Path
 ) -> Last | None:
     """From the ledger, the log's last line, and the fault in a snapshot.
 
     None for a new run, and where the ledger has lost that life. Raises OSError.
     """
-    if not ledger.life or line is None or life_without_start(run_dir, ledger):
+    if not ledger.life or line is None or newest_lost_life(run_dir, ledger):
         return None
     if fault and fault["cause"] == UNKNOWN:  # it was left while the life went on
         fault = None

@@ -84,11 +84,11 @@ def check_same_data(found: Sequence[Any], world: World) -> None:
                 )
 
 
-def record(ledger: Summary, config: Config, step: int, events: Events) -> None:
+def record(recorded: Summary, config: Config, step: int, events: Events) -> None:
     """Rank 0 only, before the first step: say what this life has other than the one before."""
-    if ledger.config is not None:
-        before, now = ledger.config, to_saved(config)
+    if recorded.config is not None:
+        before, now = recorded.config, to_saved(config)
         for field in changed(before, now, KEPT):
             events.emit("changed", step=step, field=field, old=before[field], new=now[field])
-    if ledger.life and ledger.code != (code := environment.code()):
-        events.emit("changed", step=step, field="code", old=ledger.code, new=code)
+    if recorded.life and recorded.code != (code := environment.code()):
+        events.emit("changed", step=step, field="code", old=recorded.code, new=code)

@@ -53,7 +53,7 @@ def trusted(snapshots: Snapshots, void: int, run: Path, world: World) -> Snapsho
     return {rank: it for rank, it in snapshots.items() if it[0] > void}
 
 
-def newest_rank(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
+def rank_of_newest(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
     By generation, then step, as with checkpoints (`newest`): a life that begins decides what the

@@ -128,9 +128,8 @@ class RankSeconds:
         the ranks have met, how many of them it was busy, and how many it has waited for the sums;
         then bytes.
         """
-        rows = np.zeros(
-            (len(self.micros), len(PHASES) + 3 + len(self.memory.kinds)), dtype=np.int64
-        )
+        width = len(PHASES) + 3 + len(self.memory.kinds)
+        rows = np.zeros((len(self.micros), width), dtype=np.int64)
         now = self.clock.micros()
         busy = now[_BUSY].sum() - self._met_busy
         met = round(1e6 * self.since_s), busy, self._sums

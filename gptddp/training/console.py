@@ -1,4 +1,4 @@
-"""Rank 0's readable lines of a life, in its pod's log; the JSON log has all of it."""
+"""Rank 0's readable lines of a life, in its pod's log; log and ledger have nearly all of it."""
 
 import logging
 import re

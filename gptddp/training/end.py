@@ -106,10 +106,11 @@ class Ending(threading.Thread):
         self._recorder.saves.watch()
 
     def run(self) -> None:
-        recorder, step = self._recorder, self._progress.step
+        recorder, now = self._recorder, self._progress
         where, error = "no step was done", None
-        if step > recorder.origin.step or recorder.origin.source == "memory":
-            error = self._insist(self._save)
+        if now.step > recorder.origin.step or recorder.origin.source == "memory":
+            state = self._tensors, now, recorder.of_step(now), self._cause != "stopped"
+            error = self._insist(lambda: recorder.saves.save_last(*state))
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
             error = self._record(where) or error
@@ -130,11 +131,6 @@ class Ending(threading.Thread):
         ended = {"step": now.step, "cause": self._cause, "where": where}
         recorder.events.emit("ended", **ended, results=stop.get("results"))
         return error
-
-    def _save(self) -> None:
-        known = self._recorder.of_step(self._progress)
-        read_back = self._cause != "stopped"
-        self._recorder.saves.save_last(self._tensors, self._progress, known, read_back)
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

@@ -2,7 +2,11 @@
 
 A sink is a function of an event: a mapping with `event` (its kind), `time` (unix seconds),
 `generation`, and the fields of its kind. Ledger and log are records: the next life goes on from
-them. Console, /metrics and whatever is added are views.
+them. Console, /metrics and samples.jsonl are views. To add one, put it beside them in
+Recorder.__init__.
+
+Before a life's recorder is there, and beside a life, events go straight to the ledger: a branch,
+snapshots that differ, the checkpoint of a late save, and what memory has kept.
 """
 
 import logging
@@ -15,9 +19,10 @@ from gptddp.run.history import RunLog
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
-LEDGER = {  # the kinds that are in the ledger
+IN_LEDGER = {  # the kinds that are in the ledger
     "end": "how a life ended that was not stopped; mostly the next one says so",
     "changed": "a setting, or the code, is not that of the life before",
+    "branch": "the run goes back to a checkpoint; written before the life begins, by go_back.py",
     "start": "a life begins: from which state, in which world, with which configuration",
     "recovered": "its first step is done: where the seconds since the last one went",
     "checkpoint": "a save has ended: with a name, or with an error",

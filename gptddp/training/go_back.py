@@ -33,7 +33,7 @@ def go_back(
     config: Config,
     run_id: str,
     generation: int,
-    ledger: Summary,
+    recorded: Summary,
     snapshots: Snapshots,
     tell: Tell,
 ) -> None:
@@ -41,20 +41,21 @@ def go_back(
 
     `given`: what this start was given; `config`: with all that the run has.
 
-    Or one that the ledger has, and that no life has begun. Raises ConfigError where there is no
-    checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
-    is valid; OSError for trouble of the volume that may pass.
+    Also finishes a branch that the ledger has and that has no state yet, whatever this start was
+    given. Raises ConfigError where there is no checkpoint of that step, or the run cannot be
+    written; CheckpointError where none of that step is valid; OSError for trouble of the volume
+    that may pass.
     """
-    run, new = Path(config.run_dir), asks_for_another(given, ledger.branches)
-    if not new and (not ledger.branches or _is_begun(run, run_id, ledger, snapshots)):
+    run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
+    if not new and (not recorded.branches or _has_state(run, run_id, recorded, snapshots)):
         return
-    step = config.from_step if new else int(ledger.branches[-1]["step"])
+    step = config.from_step if new else int(recorded.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
-    loaded = load_step(run, step, run_id, tell)
+    loaded = load_step(run, step, run_id, recorded.commits, tell)
     log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
     try:
         if new:
-            _record(config, generation, loaded, ledger)
+            _record(config, generation, loaded, recorded)
         _commit(config, run_id, generation, loaded, tell)
     except OSError as error:
         if may_pass(error):
@@ -64,20 +65,20 @@ def go_back(
         ) from error
 
 
-def _is_begun(run: Path, run_id: str, ledger: Summary, snapshots: Snapshots) -> bool:
-    """Is there a state of the newest branch?"""
-    newest = store.order(patiently(lambda: store.newest(run, run_id)))
+def _has_state(run: Path, run_id: str, recorded: Summary, snapshots: Snapshots) -> bool:
+    """Is there a checkpoint or snapshot of the newest branch?"""
+    newest = store.order(patiently(lambda: store.newest(run, run_id, recorded.commits)))
     generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
-    return max(generations) >= int(ledger.branches[-1]["generation"])
+    return max(generations) >= int(recorded.branches[-1]["generation"])
 
 
-def _record(config: Config, generation: int, loaded: SavedState, ledger: Summary) -> None:
+def _record(config: Config, generation: int, loaded: SavedState, recorded: Summary) -> None:
     """The branch, durably. Raises OSError."""
     branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
     with closing(Ledger(config.run_dir)) as file:
         file.event("branch", generation, **branch)
         patiently(file.sync)
-    ledger.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
+    recorded.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
 
 
 def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, tell: Tell) -> None:

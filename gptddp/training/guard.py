@@ -1,4 +1,7 @@
-"""Whatever ends a life: what the next one needs of it is left behind."""
+"""The end of a life by an error.
+
+A lost peer, a hang or a takeover leaves the state in memory; other errors leave the checkpoint.
+"""
 
 import time
 from collections.abc import Iterator

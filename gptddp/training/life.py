@@ -51,8 +51,8 @@ _PATIENCE = 8  # so many times as long as a step takes, a silent peer is waited 
 class Life:
     """A life of the run as the loop sees it. Methods are for all ranks alike.
 
-    The live state (tensors and progress) is whole but within `stepping`: only then is there none to
-    hand on. Storage, log and metrics are rank 0's, in `recorder`.
+    The live state (tensors and progress) is whole except within `stepping`: only then is there none
+    to hand on. Storage, log and metrics are rank 0's, in `recorder`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Life:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Around all of it: rows are read, and whatever ends the life is told to the next one."""
+        """Around all of it: rows are read, and how the life ends is recorded, see guard.py."""
         self._rows = Rows(self._dataset, self.config, self.world, self.progress.data)
         try:
             with self._guard.around():
@@ -325,9 +325,11 @@ class Life:
         self.clock.enter("checkpoint")
         self.late.copy(self.step)
         if self.recorder and self._save_due:
-            self.recorder.save(self._tensors, self.progress)
-        elif self.recorder:
-            self.recorder.leave_save()
+            known = self.recorder.of_step(self.progress)
+            self.recorder.saves.save(self._tensors, self.progress, known)
+        elif self.recorder:  # a launcher saves it, when the log is on the disk up to this step
+            self.recorder.log.sync_soon()
+            self.recorder.saves.look_in_ledger()
 
     def end(self) -> None:
         """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""

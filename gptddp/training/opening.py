@@ -32,24 +32,14 @@ from gptddp.run.directory import (
     log_generations,
     log_path,
 )
-from gptddp.run.history import (
-    highest_generation,
-    history,
-    is_done,
-    last_step,
-    life_without_start,
-)
+from gptddp.run.history import highest_generation, history, is_done, last_step, newest_lost_life
 from gptddp.run.origin import Origin
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import resolve
-from gptddp.training.choose import Brought, Snapshots, newest_rank, of_this_run, trusted
-from gptddp.training.first_state import (
-    check_continued,
-    first_state,
-    with_fields_of_folder,
-)
+from gptddp.training.choose import Brought, Snapshots, of_this_run, rank_of_newest, trusted
+from gptddp.training.first_state import check_continued, first_state, with_fields_of_folder
 from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
 
@@ -77,21 +67,22 @@ def open_run(
     checkpoints and none is valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
-    ledger, highest, lost = _recorded(config, tell)
-    run_id = ledger.run_id or uuid.uuid4().hex
+    recorded, highest, lost = _recorded(config, tell)
+    run_id = recorded.run_id or uuid.uuid4().hex
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    given, config = config, _configured(config, dataset, world, ledger)
+    given, config = config, _configured(config, dataset, world, recorded)
     check_world_size(config, world.world_size)
-    patiently(lambda: check_data(run, ledger.dataset, dataset, config.on_bad))
-    go_back(given, config, run_id, generation, ledger, snapshots, tell)
-    loaded, taken = _take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
+    patiently(lambda: check_data(run, recorded.dataset, dataset, config.on_bad))
+    go_back(given, config, run_id, generation, recorded, snapshots, tell)
+    loaded, taken = _take_up(config, run_id, recorded, lost, snapshots, saving, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
         config = replace(config, init_sha256=sha256)
-    quarantine = _quarantine(ledger, taken["step"], dataset, run)
-    redo, line = patiently(lambda: _in_history(run, ledger, taken["step"], tell))
+    again = [it for it in recorded.quarantine if it["step"] >= taken["step"]]
+    check(again, dataset, run / LEDGER)
+    redo, line = patiently(lambda: _in_history(run, recorded, taken["step"], tell))
     origin = Origin(
         **taken,
         config=config,
@@ -99,28 +90,24 @@ def open_run(
         redo=redo,
         line=line,
         run_id=run_id,
-        quarantine=quarantine,
+        quarantine=decided(again, taken["step"]),
     )
     return origin, loaded
 
 
-def _configured(config: Config, dataset: Dataset, world: World, ledger: Summary) -> Config:
+def _configured(config: Config, dataset: Dataset, world: World, recorded: Summary) -> Config:
     """The configuration of this life. Raises Finished, ConfigError."""
-    if ledger.config is None:
+    if recorded.config is None:
         return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
-    begun = from_saved(Path(config.run_dir) / LEDGER, ledger.config)
-    if why := patiently(lambda: run_state.no_step_left(config, begun, ledger)):
-        raise Finished("\n".join([why, *_results(ledger)]))
+    begun = from_saved(Path(config.run_dir) / LEDGER, recorded.config)
+    if why := patiently(lambda: run_state.no_step_left(config, begun, recorded)):
+        said = [why]
+        with suppress(LookupError, TypeError, ValueError):  # foreign
+            said += results.lines((recorded.finished or {})["results"])
+        raise Finished("\n".join(said))
     closed = resolve(config, world, begun)
     patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))
     return closed
-
-
-def _results(ledger: Summary) -> list[str]:
-    """What has come out of a finished run, as it was said then."""
-    with suppress(LookupError, TypeError, ValueError):  # foreign
-        return results.lines((ledger.finished or {})["results"])
-    return []
 
 
 def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
@@ -130,16 +117,16 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     run = Path(config.run_dir)
     tell("reading the ledger")
     patiently(lambda: _check_places(run))
-    ledger = patiently(lambda: run_state.read(run))
-    if ledger.left_out:
-        what = "; ".join(ledger.left_out)
+    recorded = patiently(lambda: run_state.read(run))
+    if recorded.left_out:
+        what = "; ".join(recorded.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    run_state.check_version(run, ledger)
+    run_state.check_version(run, recorded)
     tell("looking for logs and checkpoints")
-    highest = patiently(lambda: highest_generation(run, ledger))
-    lost = patiently(lambda: life_without_start(run, ledger))
-    if lost or (highest and not ledger.life):
-        has = f"ends with life {ledger.life}" if ledger.life else "has no start of a life"
+    highest = patiently(lambda: highest_generation(run, recorded))
+    lost = patiently(lambda: newest_lost_life(run, recorded))
+    if lost or (highest and not recorded.life):
+        has = f"ends with life {recorded.life}" if recorded.life else "has no start of a life"
         log.warning(
             "%s %s, and the run has had %d: put it back from a backup. Without "
             "it nobody knows which row groups were left out after the newest checkpoint, and which "
@@ -148,12 +135,12 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
             has,
             lost or highest,
         )
-    if ledger.config is None:
-        patiently(lambda: _check_is_new(run, ledger, config.from_scratch))
-    return ledger, highest, lost
+    if recorded.config is None:
+        patiently(lambda: _check_is_new(run, recorded, config.from_scratch))
+    return recorded, highest, lost
 
 
-def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
+def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
     """Refuse a folder that is something else, or of which nothing says what run it is.
 
     One whose checkpoints are there, and damaged, is refused when they are loaded. Raises OSError.
@@ -166,7 +153,7 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
                 f"{run} is a model for transformers and no run: begin one with it in another "
                 f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
             )
-    left = [LEDGER] if ledger.bytes else []
+    left = [LEDGER] if recorded.bytes else []
     left += [log_path(run, it).name for it in log_generations(run)[-1:]]
     left += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
     if not left or store.names(run):
@@ -183,23 +170,18 @@ def _check_is_new(run: Path, ledger: Summary, from_scratch: bool) -> None:
 
 def _check_places(run: Path) -> None:
     """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
-    for name, code, wrong in (
-        (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
-        *((name, errno.ENOTDIR, _is_no_folder) for name in _FOLDERS),
-    ):
-        if wrong(run / name):
-            raise OSError(code, os.strerror(code), str(run / name))
-
-
-def _is_no_folder(path: Path) -> bool:
-    """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
-    return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
+    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
+    for path in (run / name for name in _FOLDERS):
+        # a file, or a link that leads nowhere
+        if path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _take_up(
     config: Config,
     run_id: str,
-    ledger: Summary,
+    recorded: Summary,
     lost: int,
     snapshots: Snapshots,
     saving: Sequence[str | None],
@@ -214,65 +196,58 @@ def _take_up(
     """
     run = Path(config.run_dir)
     tell("looking for the newest checkpoint")
-    newest = patiently(lambda: store.newest(run, run_id, ledger.commits))
-    snapshots = trusted(snapshots, ledger.void, run, world)
-    rank = newest_rank(snapshots, store.order(newest))
+    newest = patiently(lambda: store.newest(run, run_id, recorded.commits))
+    snapshots = trusted(snapshots, recorded.void, run, world)
+    rank = rank_of_newest(snapshots, store.order(newest))
     if rank is None:
         patiently(lambda: retention.discard_unfinished(run))
-        anew = _given_before(ledger, world) if config.from_scratch else None
-        loaded = known.load(run, run_id, ledger, lost, anew, tell)
+        anew = _given_before(recorded, world) if config.from_scratch else None
+        loaded = known.load(run, run_id, recorded, lost, anew, tell)
         name = loaded.name if loaded else None
         about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
         return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
     generation, step, _ = snapshots[rank]
-    save = _late_save(config, ledger, saving, store.name_of(step, generation))
+    save = _late_save(config, recorded, saving, store.name_of(step, generation))
     patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
-    known.warn(run, run_id, ledger, f"memory, step {step}")
+    known.warn(run, run_id, recorded, f"memory, step {step}")
     about = {"step": step, "source": "memory", "parent": newest}
     return None, {**about, "snapshot_rank": rank, "late": save}
 
 
 def _late_save(
-    config: Config, ledger: Summary, saving: Sequence[str | None], name: str
+    config: Config, recorded: Summary, saving: Sequence[str | None], name: str
 ) -> str | None:
     """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
     save = max(filter(None, saving), key=store.order, default=None)
-    overdue = unsaved_s(ledger) >= config.checkpoint_every
+    overdue = unsaved_s(recorded) >= config.checkpoint_every
     if save is None and overdue and environment.verdict():  # else there is no launcher to do it
         return name
     return save
 
 
-def _given_before(ledger: Summary, world: World) -> int:
+def _given_before(recorded: Summary, world: World) -> int:
     """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
 
     A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
     """
-    if (it := ledger.from_scratch) is None:
+    if (it := recorded.from_scratch) is None:
         return 0
     same_job = it.get("job") == world.job if world.job else world.restarts > 0
     return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
 
 
-def _in_history(run: Path, ledger: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:
+def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:
     """How many steps are logged beyond this one; the line of this step."""
     line = next(filter(is_done, history(run, step, step, tell)), None) if step else None
-    # what lives had logged when the newest began its start says; its own log, what since
-    done = ledger.finished["step"] if ledger.finished and ledger.is_finished else 0
+    # earlier lives: what the newest start says of them; the newest life: what its own log has
+    done = recorded.finished["step"] if recorded.finished and recorded.is_finished else 0
     if not done:
-        own = [it for it in log_generations(run) if it >= ledger.life]
-        done = max(ledger.owners.redo_until, *(last_step(run, it) for it in own), 0)
+        own = [it for it in log_generations(run) if it >= recorded.life]
+        done = max(recorded.owners.redo_until, *(last_step(run, it) for it in own), 0)
     redo = max(done - step, 0)
     if redo and not step:
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
     return redo, line
-
-
-def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
-    """What earlier lives decided beyond `step`: {finished steps: row groups}."""
-    again = [it for it in ledger.quarantine if it["step"] >= step]
-    check(again, dataset, run / LEDGER)
-    return decided(again, step)
 
 
 def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> None:

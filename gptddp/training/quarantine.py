@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from gptddp.config import shown
-from gptddp.data.dataset import Dataset, RowGroup
+from gptddp.data.dataset import Dataset
 from gptddp.data.lanes import hosts
 from gptddp.data.loader import Batch, Loader, as_text, from_text
 from gptddp.distributed.connect import World
@@ -48,10 +48,6 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
                     f"{shown(number)}: it must be a number from 0 to {groups - 1}: put the ledger "
                     "back from a backup"
                 )
-
-
-def _name(group: RowGroup) -> str:
-    return f"{group.path}#{group.index}"
 
 
 def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
@@ -87,7 +83,7 @@ def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> di
     new = sorted({group - 1 for group in world.all_reduce(found).tolist() if group})
     progress.data = without(loader, progress.data, new)
     groups = [loader.groups[number] for number in new]
-    return {"row_groups": new, "names": [_name(group) for group in groups]}
+    return {"row_groups": new, "names": [f"{it.path}#{it.index}" for it in groups]}
 
 
 def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:

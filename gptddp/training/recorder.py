@@ -32,7 +32,7 @@ from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.events import LEDGER, Events, to_log
+from gptddp.training.events import IN_LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
@@ -91,7 +91,7 @@ class Recorder:
 
     def _to_ledger(self, event: Mapping[str, Any]) -> None:
         """A sink: what a later life, a report or an audit goes by; and the sum of it."""
-        if event["event"] in LEDGER:
+        if event["event"] in IN_LEDGER:
             self.ledger.append(event)
             self._sums.add(event)
 
@@ -109,27 +109,27 @@ class Recorder:
         """
         origin = self.origin
         run = self.config.run_dir
-        ledger = patiently(lambda: run_state.read(run))
-        self._sums, is_new = ledger, not ledger.life and origin.source == "scratch"
+        recorded = patiently(lambda: run_state.read(run))
+        self._sums, is_new = recorded, not recorded.life and origin.source == "scratch"
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
-        self._run_began = ledger.began_time or self.clock.began
+        self._run_began = recorded.began_time or self.clock.began
         for event in patiently(lambda: recover(run, self.ledger, state.events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
-                ledger.add(event)
-        self._end_of_last(ledger, state)
-        changes.record(ledger, self.config, origin.step, self.events)
-        self._start(ledger, progress, machines)
-        self.saves.begin(tensors, ledger)
+                recorded.add(event)
+        self._end_of_last(recorded, state)
+        changes.record(recorded, self.config, origin.step, self.events)
+        self._start(recorded, progress, machines)
+        self.saves.begin(tensors, recorded)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
-        if step := origin.step:  # what is usual is known from lives before this one
+        if step := origin.step:  # earlier lives say what is usual
             for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
                 with suppress(LookupError, TypeError):  # a foreign line
                     self._spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
-        if not self.ledger.settle(5.0):  # a late writer of an older life looks for it
+        if not self.ledger.settle(5.0):  # a late save of an older life looks for the start
             self._check_writable(is_new)
         self._ready = time.time()
 
@@ -148,7 +148,7 @@ class Recorder:
         trouble = self.ledger.trouble(0.0) or "the ledger waits for the disk"
         log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
-    def _start(self, ledger: Summary, progress: Progress, machines: Sequence[str]) -> None:
+    def _start(self, recorded: Summary, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
         about: dict[str, Any] = dict(
@@ -186,14 +186,14 @@ class Recorder:
                 "; ".join(machines),
             )
 
-    def _end_of_last(self, ledger: Summary, state: SavedState) -> None:
+    def _end_of_last(self, recorded: Summary, state: SavedState) -> None:
         """Record the end of a life that could not do so itself."""
         run = Path(self.config.run_dir)
         lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
         newest = max(lines, key=lambda line: line["time"], default=None)
         fault = self._with_name(state.fault)
-        last = self._last = patiently(lambda: last_life(ledger, newest, fault, run))
+        last = self._last = patiently(lambda: last_life(recorded, newest, fault, run))
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
@@ -268,15 +268,6 @@ class Recorder:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
         self._line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
-
-    def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
-        """Stage a copy and let the writer's thread commit it; the loop goes on at once."""
-        self.saves.save(tensors, progress, self.of_step(progress))
-
-    def leave_save(self) -> None:
-        """A launcher saves the state of this step, when the log is on the disk up to it."""
-        self.log.sync_soon()
-        self.saves.look_in_ledger()
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
         """What the ledger has of the last step: its fingerprints, and where the seconds have gone.

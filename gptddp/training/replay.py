@@ -58,8 +58,16 @@ class Replay(Life):
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
     ) -> None:
-        origin, world = _origin(run_id, span), replace(world, memory=None)
-        super().__init__(origin, span.begin, None, dataset, world, stop, PhaseClock())
+        begin, world = span.begin, replace(world, memory=None)
+        origin = Origin(
+            config=span.config,
+            generation=0,
+            step=begin.step,
+            source=begin.name,
+            run_id=run_id,
+            quarantine={at: groups for at, groups in span.quarantine.items() if at >= begin.step},
+        )
+        super().__init__(origin, begin, None, dataset, world, stop, PhaseClock())
         self._span = span
         self.wrong: Difference | None = None
         if stop.asked:  # since the last step of the span before
@@ -173,15 +181,3 @@ def _other(
     found_where: str = "recomputed",
 ) -> Difference:
     return Difference(step, f"{name} is {value!r} in {where}, and {found!r} {found_where}")
-
-
-def _origin(run_id: str, span: Span) -> Origin:
-    step = span.begin.step
-    return Origin(
-        config=span.config,
-        generation=0,
-        step=step,
-        source=span.begin.name,
-        run_id=run_id,
-        quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
-    )

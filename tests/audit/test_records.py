@@ -82,6 +82,15 @@ FORGED = {
         "lacks the checkpoint event of step-000000000001.1, and has later ones",
     ),
     "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
+    "tokens of the last stop": (in_events("stop", which=SAVES, tokens=3), "tokens is 3 in ledger"),
+    "what has come out of it": (
+        in_events("stop", which=SAVES, results={"val_bpb": 0.5}),
+        "val_bpb is 0.5 in ledger.jsonl",
+    ),
+    "a save that is said to have failed": (
+        in_events("checkpoint", which=FIRST, error="x"),
+        "lacks the checkpoint event of step-000000000001.1",
+    ),
     "run of the marker": (in_json(FINISHED, run_id="other"), "finished.json has run_id 'other'"),
     "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
     "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),

@@ -103,7 +103,7 @@ def test_a_full_memory_is_an_error_and_not_a_signal(tmp_path, caplog):
 )
 def test_the_newest_state_of_this_run_wins(left, newest, rank):
     """By generation, then step; another run's is foreign, a checkpoint as new is preferred."""
-    assert choose.newest_rank(choose.of_this_run(left, "run"), newest) == rank
+    assert choose.rank_of_newest(choose.of_this_run(left, "run"), newest) == rank
 
 
 A, B = 11, 12  # digests

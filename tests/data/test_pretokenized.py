@@ -15,8 +15,8 @@ from gptddp import train
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.loader import Loader, eval_rows
 from gptddp.errors import DataError
-from gptddp.prepare import summary
 from gptddp.prepare.build import prepare
+from gptddp.prepare.commands import summary
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history
 
@@ -85,7 +85,9 @@ def test_the_documents_are_the_lists(tmp_path, from_text, kind):
     size = sum(len(text.encode()) for text in texts())
     splits = dataset.manifest["splits"].values()
     assert sum(split["text_bytes"] for split in splits) == size
-    assert f"{size / len(np.concatenate(ids)):.1f}" in summary.prepared(dataset)  # bytes a token
+    assert f"{size / len(np.concatenate(ids)):.1f}" in summary(
+        dataset.dir, dataset.manifest
+    )  # bytes a token
 
 
 def rows_of_an_epoch(dataset: Dataset) -> int:

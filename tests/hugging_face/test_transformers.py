@@ -15,7 +15,7 @@ from gptddp import train
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import ConfigError
 from gptddp.inference.export import export
-from gptddp.inference.load import load, load_for
+from gptddp.inference.load_model import load, load_for
 from gptddp.model.generate import generate
 
 CPU = torch.device("cpu")

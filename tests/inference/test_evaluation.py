@@ -17,7 +17,7 @@ from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
 from gptddp.data.loader import eval_rows
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history

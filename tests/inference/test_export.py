@@ -25,7 +25,7 @@ from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import load_tokenizer, same_ids
 from gptddp.errors import ConfigError
 from gptddp.inference import export
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 

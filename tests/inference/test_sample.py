@@ -150,7 +150,7 @@ SLOW = """
 import sys
 from gptddp.cli import cli
 from gptddp.data.tokenizer import byte_tokenizer
-from gptddp.inference import load
+from gptddp.inference import load_model
 from gptddp.model import generate as model
 
 def generate(*_args, **_options):
@@ -158,7 +158,7 @@ def generate(*_args, **_options):
         sys.stdin.readline()
         yield i
 
-load.load = lambda *_: (None, byte_tokenizer(), 7)
+load_model.load = lambda *_: (None, byte_tokenizer(), 7)
 model.generate = generate
 sys.argv = ["gptddp", "sample", "run", "--prompt", "p"]
 cli()

@@ -62,7 +62,7 @@ def test_every_pod_runs_own_code_in_a_folder_of_its_own(submit, tmp_path, nbytes
 
 def test_a_sample_is_of_the_jobs_own_code_and_run(submit, tmp_path, capfd):
     """With the options that it was given; its exit code is that of `gptddp sample`."""
-    load = tmp_path / "own/gptddp/inference/load.py"
+    load = tmp_path / "own/gptddp/inference/load_model.py"
     load.parent.mkdir(parents=True)
     load.write_text("def load(run, *_):\n    print('of', run)\n    raise SystemExit(7)\n")
     assert submit("first").exit_code == 0

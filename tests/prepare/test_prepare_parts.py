@@ -15,8 +15,9 @@ from gptddp.data import pretokenized
 from gptddp.data.dataset import SPLITS, Dataset, Split
 from gptddp.data.loader import Loader
 from gptddp.data.tokenizer import byte_tokenizer
-from gptddp.prepare import parts, summary
+from gptddp.prepare import reading
 from gptddp.prepare.build import prepare
+from gptddp.prepare.commands import summary
 from gptddp.prepare.recipe import Settings
 
 LIMIT = 1000
@@ -26,8 +27,8 @@ SMALL = [f"document {n}, " * (n % 30 + 1) for n in range(60)]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", LIMIT)
-    monkeypatch.setattr(parts, "PART_IDS", LIMIT)
+    monkeypatch.setattr(reading, "PART_BYTES", LIMIT)
+    monkeypatch.setattr(reading, "PART_IDS", LIMIT)
 
 
 def source(path: Path, *documents: str) -> Path:
@@ -66,7 +67,7 @@ def check_parts(dataset: Dataset) -> str:
 )
 def test_a_text_is_cut_where_it_hurts_least(text, ends):
     """Behind a line end, else in front of a space, else between characters; no part is short."""
-    cut = parts.cut(text.encode())
+    cut = reading.cut(text.encode())
     assert b"".join(cut) == text.encode() and all(len(part) <= LIMIT for part in cut)
     assert all(len(part) >= LIMIT // 2 for part in cut[:-1])
     assert "".join(part.decode() for part in cut) == text  # no character is cut
@@ -81,7 +82,7 @@ def test_ids_are_cut_between_ids():
     """A list of ids is cut every so many of them, whatever its bytes look like."""
     tokenizer = byte_tokenizer()
     ids = np.arange(2500, dtype="<u2") % 256
-    cut = [pretokenized.ids_of(part, tokenizer) for part in parts.cut(ids.tobytes(), tokenizer)]
+    cut = [pretokenized.ids_of(part, tokenizer) for part in reading.cut(ids.tobytes(), tokenizer)]
     assert [len(part) for part in cut] == [LIMIT, LIMIT, 500]
     assert np.array_equal(np.concatenate(cut), ids)
 
@@ -103,7 +104,9 @@ def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
         rows = len(texts(dataset, "train")) + len(texts(dataset, "val"))
         cut = {"documents": 1, "parts": rows - 60}
         assert manifest["cut"] == cut and cut["parts"] > 60 and manifest["version"] == 3
-        assert f"1 huge documents, into {cut['parts']} parts" in summary.prepared(dataset)
+        assert f"1 huge documents, into {cut['parts']} parts" in summary(
+            dataset.dir, dataset.manifest
+        )
     assert sides == {"train", "val"} or fraction < 0.5
 
 

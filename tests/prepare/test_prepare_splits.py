@@ -12,7 +12,7 @@ from support.prepared import BYTES, all_texts, refused, run, texts
 
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.prepare.build import prepare
-from gptddp.prepare.kinds import split_of
+from gptddp.prepare.file_names import split_of
 from gptddp.prepare.recipe import Settings
 
 IDENTITY = "2d2b3b6b13d61005c418f743f7d550d5e1d210216bb58d8d9f6e1ded2222a6c3"

@@ -13,7 +13,7 @@ from gptddp.data.dataset import open_dataset
 from gptddp.errors import ConfigError
 from gptddp.flags import GPT2
 from gptddp.inference.export import export
-from gptddp.inference.load import configuration, load, load_for
+from gptddp.inference.load_model import configuration, load, load_for
 from gptddp.presets import PARTS
 from gptddp.pretrained.folder import open_folder
 from gptddp.pretrained.kinds import kind_for

@@ -83,6 +83,19 @@ def test_skipped_steps_are_marked(tmp_path, written):
     assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
 
 
+def test_a_run_failed_where_too_many_steps_at_its_end_were_skipped(tmp_path, written):
+    """More than max_skipped (10) of them, one after the other."""
+    log, ledger = written / "log.3.jsonl", written / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for last, state in ((10, "lost"), (11, "failed")):
+        bad = {45, *range(61 - last, 61)}
+        skipped = [it | {"loss": None} if it["step"] in bad else it for it in lines]
+        log.write_text("".join(json.dumps(line) + "\n" for line in skipped))
+        said = verdict(draw(written, out=tmp_path / "report.html"))
+        assert f">{state}<" in said and ("the last 11 steps had no finite" in said) == (last == 11)
+
+
 def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
     """With the names that the ledger has, at their steps; a value that is none is no error."""
     head = {"time": 1.7e9, "generation": 3}

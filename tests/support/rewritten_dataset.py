@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from xxhash import xxh3_64_hexdigest
 
 from gptddp.data.dataset import Dataset, open_dataset
-from gptddp.prepare.shard_writer import xxh3_64
 
 
 def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -> Dataset:
@@ -33,6 +33,6 @@ def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -
                 [len(group), size, size + len(group)]
                 for group, size in zip(groups, sizes, strict=True)
             ]
-            file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}
+            file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64_hexdigest(path.read_bytes())}
     (out / "dataset.json").write_text(json.dumps(manifest))
     return open_dataset(out)

@@ -138,6 +138,27 @@ def test_a_state_in_memory_is_left_too(run, folder):
     assert (starts(folder)[-1]["source"], starts(folder)[-1]["step"]) == ("memory", 6)
 
 
+def test_a_branch_whose_checkpoint_is_damaged_goes_on_from_one_that_is_its_own(run, folder):
+    """Not from a later step, which the run has left; the damaged one is set aside."""
+    assert run(*BACK[2:], "--steps", "6") == 0
+    for step, life in ((6, 5), (4, 5)):
+        os.truncate(folder / "checkpoints" / store.name_of(step, life) / "manifest.json", 10)
+    assert run("--steps", "7") == 0
+    assert starts(folder)[-1]["source"] == "step-000000000004.2"
+    assert lives(folder) == {1: 1, 2: 1, 3: 2, 4: 2, 5: 6, 6: 6, 7: 6}
+
+
+def test_a_checkpoint_that_is_listed_late_is_gone_back_to(run, folder, monkeypatch):
+    """A network file system may do so: the ledger has its name."""
+    real = os.listdir
+    late = store.name_of(4, 2)
+    monkeypatch.setattr(
+        store.os, "listdir", lambda path: [name for name in real(path) if name != late]
+    )
+    assert run(*BACK) == 0
+    assert starts(folder)[-1]["source"] == "step-000000000004.5"
+
+
 def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
     """For its launchers; it is again, when the branch has come to its end."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)

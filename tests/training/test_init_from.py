@@ -16,7 +16,7 @@ from gptddp.checkpoint.run_state import configuration
 from gptddp.config import PRESETS, Config
 from gptddp.errors import AuditError
 from gptddp.inference.export import export
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.run.history import history, read_ledger
 from gptddp.training import first_state
 

@@ -4,14 +4,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import copy_into, load_newest, load_step
 from gptddp.checkpoint.run_state import configuration
-from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer
@@ -23,15 +21,8 @@ from gptddp.pretrained.folder import is_folder
 from gptddp.run.directory import is_run
 from gptddp.training.first_state import first_state, with_fields_of_folder
 
-CPU = torch.device("cpu")
-
-
-class Trained(NamedTuple):
-    """A model, what it was trained with, and at which step; None: of a folder."""
-
-    net: GPT
-    config: Config
-    step: int | None
+# A model, what it was trained with, and at which step; None: of a folder.
+Trained = tuple[GPT, Config, int | None]
 
 
 def load(run: Path, data: str | None = None, step: int | None = None) -> tuple[GPT, Tokenizer, int]:
@@ -44,7 +35,7 @@ def load(run: Path, data: str | None = None, step: int | None = None) -> tuple[G
     config = configuration(run)
     dataset = open_dataset(data or config.data, "quarantine")
     fix = "name with --data a dataset that has that of the run"
-    net, _, found = _of_run(run, config, dataset, step, CPU, fix)
+    net, _, found = _of_run(run, config, dataset, step, torch.device("cpu"), fix)
     return net, dataset.tokenizer(), found or 0
 
 
@@ -75,7 +66,14 @@ def _of_run(
     """The model of a checkpoint. Refuses another tokenizer, also one of as many tokens, with `fix`:
     no id would mean the same.
     """
-    config, loaded = with_preset(config, accelerator=device.type != "cpu"), checkpoint(run, step)
+    run_id = run_state.read(run).run_id
+    if step is not None:
+        loaded = load_step(run, step, run_id)
+    elif newest := load_newest(run, run_id=run_id, set_aside=False):
+        loaded = newest
+    else:
+        raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
+    config = with_preset(config, accelerator=device.type != "cpu")
     there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
     given = dataset.tokenizer().sha256
     if not there or not given.startswith(there):
@@ -83,16 +81,7 @@ def _of_run(
             f"run {run} has another tokenizer (sha256 {there[:12] or 'unknown'}...) than "
             f"{dataset.dir} ({given[:12]}...): {fix}"
         )
-    return Trained(_net(config, dataset, loaded.tensors, device), config, loaded.step)
-
-
-def checkpoint(run: Path, step: int | None = None) -> SavedState:
-    """The newest valid checkpoint, or that of a step. Raises CheckpointError, OSError."""
-    if step is None:
-        if loaded := load_newest(run, run_id=run_state.read(run).run_id, set_aside=False):
-            return loaded
-        raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
-    return load_step(run, step, run_state.read(run).run_id)
+    return _net(config, dataset, loaded.tensors, device), config, loaded.step
 
 
 def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
@@ -103,7 +92,7 @@ def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
     except ConfigError as error:  # the same words, for another flag
         raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
     config = dataclasses.replace(config, init_sha256=sha256)
-    return Trained(_net(config, dataset, first.tensors, device), config, None)
+    return _net(config, dataset, first.tensors, device), config, None
 
 
 def _net(
