@@ -128,10 +128,21 @@ def test_flags_win_over_the_file(tmp_path):
         ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
         ("[job]\ncode = 3", r"job\.code is 3: it must be the name of a folder"),
         ("[job", "is not valid TOML"),
+        ("[job]\ntoleration = 1", r"job\.toleration is 1: it must be a list of strings"),
+        ("[job]\ntoleration = [1]", "a list of strings"),
+        ('[job]\nnode_selector = ["a=b"]', "a table of strings"),
+        ("[job]\nnode_selector = {a = true}", r"node_selector\.a is true: it must be a string"),
+        ('[job]\nresource = {"a/b" = true}', "a quantity"),
+        ("[job]\npatch = 3", "a table, or the name of a YAML file"),
+        ("[job]\npatch = {a = 2026-01-01}", "JSON does not know .*put dates"),
+        ('[job]\npatch = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
+        ('[job]\npatch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
-    """The message has the key, what it must be, and the nearest name that exists."""
+    """The message has the key, what it must be, and the nearest name that exists; for a YAML file
+    what is wrong in it."""
+    (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=message):
         spec.load(toml(tmp_path, text), {}, [])
 

@@ -116,25 +116,3 @@ def test_a_file_says_the_same_as_flags(tmp_path, monkeypatch):
     assert built.patch == {"spec": {"runPolicy": {"backoffLimit": 3}}}
     (tmp_path / "job/job.toml").write_text("[job.patch.spec.runPolicy]\nbackoffLimit = 3\n")
     assert spec.load(tmp_path / "job/job.toml", {}, []).pod.patch == built.patch
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("toleration = 1", r"job\.toleration is 1: it must be a list of strings"),
-        ("toleration = [1]", "a list of strings"),
-        ('node_selector = ["a=b"]', "a table of strings"),
-        ("node_selector = {a = true}", r"job\.node_selector\.a is true: it must be a string"),
-        ('resource = {"a/b" = true}', "a quantity"),
-        ("patch = 3", "a table, or the name of a YAML file"),
-        ("patch = {a = 2026-01-01}", "JSON does not know .*put dates"),
-        ('patch = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
-        ('patch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
-    ],
-)
-def test_a_wrong_value_in_a_file_is_refused_by_key(tmp_path, key, message):
-    """The message has the file, the key, what it must be, and for a YAML file what is wrong."""
-    (tmp_path / "job.toml").write_text(f"[job]\n{key}\n")
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=message):
-        spec.load(tmp_path / "job.toml", {}, [])

@@ -232,25 +232,24 @@ def test_the_fix_for_too_few_lanes_is_one(args, lanes):
     assert problems(flags, [*lanes, *more]) == []
 
 
-@pytest.mark.parametrize(
-    "image",
-    ["a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c",
-     "h.example/a__b/c-d@sha256:" + "0" * 64],
-)  # fmt: skip
-def test_images_of_every_form_are_taken(image):
-    """Hosts in any case and with ports, tags, digests."""
-    assert problems({"image": image}) == []
+IMAGES = [
+    *("a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c"),
+    "h.example/a__b/c-d@sha256:" + "0" * 64,
+]
+NO_SECRETS = [
+    ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "9"), ("MONKEY", "1"), ("AUTHOR", "me"),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp/key.json"), ("SECRET_FILE", "/etc/s"),
+    ("PYTHONPATH", "/x"), ("URL", "http://host:80/a@b"), ("KEYBOARD", "us"), ("PATTERN", "x"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "9"), ("MONKEY", "1"), ("AUTHOR", "me"),
-     ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp/key.json"), ("SECRET_FILE", "/etc/s"),
-     ("PYTHONPATH", "/x"), ("URL", "http://host:80/a@b"), ("KEYBOARD", "us"), ("PATTERN", "x")],
-)  # fmt: skip
-def test_what_only_resembles_a_secret_is_taken(name, value):
-    """Words that begin as its names do, and paths to files of secrets."""
-    assert problems({"env": ((name, value),)}) == []
+    "flags", [*({"image": it} for it in IMAGES), *({"env": (it,)} for it in NO_SECRETS)]
+)
+def test_images_of_every_form_and_what_only_resembles_a_secret_are_taken(flags):
+    """Hosts in any case and with ports, tags, digests; words that begin as a secret's names do, and
+    paths to files of secrets."""
+    assert problems(flags) == []
 
 
 @pytest.mark.parametrize(
