@@ -51,7 +51,7 @@ class Writer:
     which each of its checkpoints says. `before_commit` runs in the thread when all is written but
     the name; an OSError from it prevents the commit (the run's log is synced there, so that it has
     every step that is committed). `fence` runs after it, and raises Superseded where the run goes
-    on without this process.
+    on without this process. `keep`: see `retention.prune`; 0: nothing is deleted on a full disk.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Writer:
             try:
                 self._commit(manifest, data)
             except OSError as full:
-                if full.errno not in FULL:
+                if full.errno not in FULL or not self.keep:
                     raise
                 retention.discard_unfinished(self.run_dir, upto=self.generation)
                 self._prune(min(self.keep, 2))

@@ -66,10 +66,11 @@ def _of_run(
     """The model of a checkpoint. Refuses another tokenizer, also one of as many tokens, with `fix`:
     no id would mean the same.
     """
-    run_id = run_state.read(run).run_id
+    found = run_state.read(run)
+    run_id, branches = found.run_id, found.branches
     if step is not None:
         loaded = load_step(run, step, run_id)
-    elif newest := load_newest(run, run_id=run_id, set_aside=False):
+    elif newest := load_newest(run, run_id=run_id, branches=branches, set_aside=False):
         loaded = newest
     else:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")

@@ -205,8 +205,9 @@ def read(run_dir: str | Path) -> Summary:
             lines.append((at, line, event))
             newest = max(newest, event.get("generation", 0))
             if _is_whole_start(event) and event["generation"] > found.life:
-                found = _at_start(event)
-                upto = min(found.bytes, at)
+                with contextlib.suppress(LookupError, TypeError, AttributeError):  # foreign sums
+                    begun = _at_start(event)
+                    found, upto = begun, min(begun.bytes, at)
     found.bytes = end
     for at, line, event in reversed(lines):
         if event and at >= upto:

@@ -56,7 +56,7 @@ def newest_state(
         clock.enter("restore")
         with _released_by_an_error(lease, config.run_dir):
             check_same_data(data, world)
-            origin, loaded = open_run(config, dataset, world, brought, saving, tell)
+            origin, loaded = open_run(config, dataset, world, brought, saving, lease.check, tell)
             check_given(given, origin.config, world)
         clock.enter("init")
         return origin.to_json()

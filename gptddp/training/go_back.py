@@ -7,6 +7,7 @@ or prunes a state finds it. A life that is killed in between leaves that to the 
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import ConfigError
+from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another
@@ -35,11 +36,13 @@ def go_back(
     generation: int,
     recorded: Summary,
     snapshots: Snapshots,
+    fence: Callable[[], None],
     tell: Tell,
 ) -> None:
     """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
 
-    `given`: what this start was given; `config`: with all that the run has.
+    `given`: what this start was given; `config`: with all that the run has; `fence` raises
+    Superseded where another life has the run by now.
 
     Also finishes a branch that the ledger has and that has no state yet, whatever this start was
     given. Raises ConfigError where there is no checkpoint of that step, or the run cannot be
@@ -55,8 +58,9 @@ def go_back(
     log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
     try:
         if new:
+            fence()
             _record(config, generation, loaded, recorded)
-        _commit(config, run_id, generation, loaded, tell)
+        _commit(config, run_id, generation, loaded, fence, tell)
     except OSError as error:
         if may_pass(error):
             raise
@@ -81,21 +85,31 @@ def _record(config: Config, generation: int, loaded: SavedState, recorded: Summa
     recorded.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
 
 
-def _commit(config: Config, run_id: str, generation: int, loaded: SavedState, tell: Tell) -> None:
-    """The checkpoint once more, as one of this life. Raises OSError."""
+def _commit(
+    config: Config,
+    run_id: str,
+    generation: int,
+    loaded: SavedState,
+    fence: Callable[[], None],
+    tell: Tell,
+) -> None:
+    """The checkpoint once more, as one of this life. Raises OSError, CheckpointError."""
     writer = Writer(
         config.run_dir,
         generation,
         run_id=run_id,
         config=to_saved(config),
         parent=loaded.name,
-        keep=config.keep,
+        keep=0,  # on a full disk nothing is deleted for it: it may be what is gone back to
+        fence=fence,
     )
     writer.read_back = False  # the life that takes it up reads all of it
     began = time.monotonic()
     writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
     staging = Staging(loaded.tensors)
     writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
+    if isinstance(writer.failure, Unusable):
+        raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
     if writer.failure:
         raise writer.failure
 

@@ -5,7 +5,7 @@ import logging
 import os
 import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +56,7 @@ def open_run(
     world: World,
     brought: Sequence[Brought],
     saving: Sequence[str | None],
+    fence: Callable[[], None],
     tell: Tell,
 ) -> tuple[Origin, SavedState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
@@ -68,6 +69,8 @@ def open_run(
     """
     run = Path(config.run_dir)
     recorded, highest, lost = _recorded(config, tell)
+    if recorded.run_id is None and any(brought):
+        log.warning("%s has nothing of the run that memory has: is its volume mounted?", run)
     run_id = recorded.run_id or uuid.uuid4().hex
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
@@ -75,7 +78,7 @@ def open_run(
     given, config = config, _configured(config, dataset, world, recorded)
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, recorded.dataset, dataset, config.on_bad))
-    go_back(given, config, run_id, generation, recorded, snapshots, tell)
+    go_back(given, config, run_id, generation, recorded, snapshots, fence, tell)
     loaded, taken = _take_up(config, run_id, recorded, lost, snapshots, saving, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))

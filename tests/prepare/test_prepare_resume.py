@@ -16,7 +16,7 @@ from support.prepared import child, contents, killing, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.errors import DataError
-from gptddp.prepare import parts, scratch
+from gptddp.prepare import reading, scratch
 from gptddp.prepare.build import prepare
 from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
@@ -27,9 +27,9 @@ SETTINGS = Settings(vocab_size=300, val_fraction=0.1, max_bad=100, seed=5)
 # Prepares the sources; the journal has a line after each file. Prints every source that is opened.
 CHILD = """
 import os, sys
-from gptddp.prepare import parts, scratch
+from gptddp.prepare import reading, scratch
 scratch._EVERY_S = scratch._COST = 0
-parts.PART_BYTES = 5000
+reading.PART_BYTES = 5000
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, bytes)) and "sources" in os.fsdecode(args[0]):
         name = os.path.basename(os.fsdecode(args[0]))
@@ -42,7 +42,7 @@ sys.addaudithook(hook)
 def small_parts() -> Iterator[None]:
     """Most documents are cut into marked parts, as huge ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "PART_BYTES", 5000)
+        patch.setattr(reading, "PART_BYTES", 5000)
         yield
 
 

@@ -1,5 +1,6 @@
 """--from-step: a run goes back to a kept checkpoint, once, whatever is killed meanwhile."""
 
+import errno
 import math
 import os
 import re
@@ -12,8 +13,10 @@ from gptddp.audit import audit
 from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
+from gptddp.errors import Superseded
 from gptddp.run import branches
 from gptddp.run.history import logged, read_ledger
+from gptddp.run.lease import Lease
 from gptddp.training.go_back import way_back
 
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
@@ -110,6 +113,32 @@ KILLS = {
     "after it": ("gptddp.training.go_back.Writer.save_bytes", lambda *a: (SAVE(*a), die())),
     "before the start": ("gptddp.training.recorder.Recorder._start", die),
 }
+
+
+def test_on_a_full_disk_nothing_is_deleted(run, folder, monkeypatch):
+    """Not to make room for the checkpoint that is to be gone back to; the next start does it."""
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "full")
+
+    before = sorted(store.names(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "commit", full)
+        assert run(*BACK) in (1, 2)
+    assert sorted(store.names(folder)) == before
+    assert run(*BACK) == 0 and starts(folder)[-1]["step"] == 4
+
+
+def test_a_life_that_has_lost_the_run_begins_no_branch(run, folder, monkeypatch):
+    """It was silent while it read the checkpoint, and another has the run."""
+
+    def lost(self):
+        raise Superseded("has taken over the run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "check", lost)
+        assert run(*BACK) == Superseded.exit_code
+    assert of_branches(folder) == [] and len(store.names(folder)) == 4
 
 
 @pytest.mark.parametrize("flag", [("--from-step", "4"), ()])
