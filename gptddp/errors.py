@@ -87,37 +87,6 @@ class BadRowGroup(DataError):
         self.group = group
 
 
-# -- of `gptddp-k8s` -----------------------------------------------------------------------------
-
-
-class ClusterError(GptddpError):
-    """The API server cannot be reached, or refuses. status: of HTTP, 0 where no answer came."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class NotFoundError(GptddpError):
-    """There is no PyTorchJob of that name."""
-
-    exit_code = 102
-
-
-class JobFailed(GptddpError):
-    """The program of a batch Job ended with an error, or cannot run."""
-
-    exit_code = 100
-
-
-class TimedOut(GptddpError):
-    """The wait is over before the Job is."""
-
-    exit_code = 124
-
-
 # -- what ends a life, and not the run -----------------------------------------------------------
 
 

@@ -5,9 +5,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from gptddp.config import Config, shown
@@ -16,10 +18,18 @@ from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, is_inside, may_pass, names_in, read_json
 from gptddp.pretrained.kind import Kind, rows
 from gptddp.pretrained.kinds import kind_of, other_parts
-from gptddp.pretrained.safetensors_file import Stored, in_fp32, tensors_in
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_CHUNK = 64 << 20  # bytes read at once
+
+
+class _Stored(NamedTuple):
+    """A tensor as its file has it, on the CPU."""
+
+    path: Path
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -118,13 +128,13 @@ def read_weights(
 
 def _read(
     kind: Kind,
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, _Stored],
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
 ) -> Weights:
     digest, found = hashlib.sha256(), {}
     for name in sorted(it for theirs in names.values() for it in theirs):
-        tensor = found[name] = in_fp32(name, stored[name]).contiguous()
+        tensor = found[name] = _in_fp32(name, stored[name]).contiguous()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().data)
     tensors = {}
@@ -157,15 +167,15 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
     return True
 
 
-def _stored(folder: Folder, tell: Callable[[str], None]) -> dict[str, Stored]:
+def _stored(folder: Folder, tell: Callable[[str], None]) -> dict[str, _Stored]:
     """The tensors of all files by name, without the prefix and without what is no weight."""
-    found: dict[str, Stored] = {}
+    found: dict[str, _Stored] = {}
     for file in _files(folder.path):
         if not exists(folder.path / file):
             raise ConfigError(
                 f"--init-from: {folder.path / file} is not there, and {INDEX} names it: copy it too"
             )
-        for name, stored in tensors_in(folder.path / file, tell).items():
+        for name, stored in _tensors_in(folder.path / file, tell).items():
             name = name.removeprefix(folder.kind.prefix)
             if name in found:
                 raise ConfigError(
@@ -207,7 +217,7 @@ def _pickled(path: Path) -> str:
     )
 
 
-def _check_names(folder: Folder, stored: Mapping[str, Stored], wanted: set[str]) -> None:
+def _check_names(folder: Folder, stored: Mapping[str, _Stored], wanted: set[str]) -> None:
     """Refuse a tensor that is missing, or that our model has no place for."""
     path = folder.path
     if missing := sorted(wanted - stored.keys()):
@@ -226,10 +236,10 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
+def _check_ones(stored: Mapping[str, _Stored], ones: Mapping[str, int]) -> None:
     """Refuse norms with weights, which our model has not."""
     for name, size in ones.items():
-        tensor = in_fp32(name, stored[name])
+        tensor = _in_fp32(name, stored[name])
         if tensor.shape != (size,) or not bool((tensor == 1).all()):
             raise ConfigError(
                 f"--init-from: {stored[name].path}: {name} is not {size} times 1, and the norms of "
@@ -240,7 +250,7 @@ def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
 def _check_shape(
     ours: str,
     name: str,
-    stored: Stored,
+    stored: _Stored,
     wanted: tuple[int, ...],
     tokenizer: Tokenizer,
     known: bool,
@@ -263,3 +273,41 @@ def _check_shape(
         f"--init-from: {stored.path}: {name} is of shape {list(there)}, and config.json makes it "
         f"{list(wanted)}: the two are of different models; copy both anew"
     )
+
+
+# -- a file of safetensors -------------------------------------------------------------------------
+
+
+def _tensors_in(path: Path, tell: Callable[[str], None] = lambda _: None) -> dict[str, _Stored]:
+    """The tensors of a file by name, by plain reads: a map of it would end the process by a signal
+    where the volume takes the file away. Raises ConfigError where it is torn or none, OSError."""
+    chunks = []
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            chunks.append(chunk)
+            tell(f"reading {path}: {len(chunks) * _CHUNK >> 20} MiB")
+    try:
+        found = load(b"".join(chunks))
+    except (SafetensorError, KeyError) as error:  # KeyError: of a dtype that torch has not
+        raise ConfigError(
+            f"{path} is torn, or no safetensors file ({error}): copy the file anew from where it "
+            "came from"
+        ) from None
+    return {name: _Stored(path, tensor) for name, tensor in found.items()}
+
+
+def _in_fp32(name: str, stored: _Stored) -> Tensor:
+    """Its values. Raises ConfigError where they cannot be used."""
+    path, tensor = stored
+    if tensor.dtype not in _FLOATS:
+        raise ConfigError(
+            f"{path}: {name} is of {tensor.dtype}: use float32, float16 or bfloat16; others, as of "
+            "quantized weights, have to be converted first"
+        )
+    tensor = tensor.float()
+    if not bool(torch.isfinite(tensor).all()):
+        raise ConfigError(
+            f"{path}: {name} has values that are not finite (NaN or infinite): a run that begins "
+            "with them has no finite step; use weights from before that"
+        )
+    return tensor

@@ -7,8 +7,9 @@ import threading
 import pytest
 from support.api_server import Log
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.exit_codes import ClusterError
 
 # -- objects -------------------------------------------------------------------------------------
 

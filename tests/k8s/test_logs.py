@@ -8,8 +8,8 @@ from support.api_objects import at, job, pod, replaced, terminated, unscheduled
 from support.api_server import Log
 from support.waiting import until
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe import logs, pod_log, watcher
 
 

@@ -11,8 +11,8 @@ import threading
 import pytest
 from support.api_server import HeaderAPI, kubeconfig, named
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.exit_codes import ClusterError
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from support.api_objects import JOB_UID, condition, job, pod, terminated, unsche
 from support.api_server import Log
 from support.cause_cases import made_again
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe import facts, job_causes, wait, watcher
 
 NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."

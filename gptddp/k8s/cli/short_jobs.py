@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gptddp import __version__
-from gptddp.errors import JobFailed
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
@@ -19,6 +18,7 @@ from gptddp.k8s.cli.options import (
     refuse_timeout,
     wait_options,
 )
+from gptddp.k8s.exit_codes import JobFailed
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
