@@ -117,7 +117,7 @@ def evaluate(
     gptddp eval runs/first data
     torchrun --nproc-per-node 2 --no-python gptddp eval runs/first data -o json
     """
-    from gptddp.inference.evaluation import as_line, evaluate_model
+    from gptddp.inference.load_model import as_line, evaluate_model
 
     if report := evaluate_model(model, dataset, split, step, tokens):
         click.echo(json.dumps(report) if output else visible(as_line(report)))

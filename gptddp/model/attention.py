@@ -8,13 +8,39 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.model.causal import causal_attention
-from gptddp.model.kv_cache import LayerCache
 from gptddp.model.shape import GATE_CHANNELS, has_value_embedding, head_size
 
 EPS = 1e-6  # of every RMSNorm, as in Llama 2
-
-
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions: fp32 (T, head size / 2) each
+
+
+class LayerCache:
+    """Keys and values of the tokens that a layer has seen: the next costs one token's work.
+
+    In a buffer for `capacity` tokens, made at first use. Pope et al. 2022, "Efficiently Scaling
+    Transformer Inference", section 2.1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._both: Tensor | None = None  # (2, rows, heads, capacity, head width)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the next t tokens (rows, heads, t, head width); returns all so far.
+
+        Several tokens at once only at the beginning: torch's causal mask is of a square.
+        """
+        t, begin = k.shape[2], self.length
+        if self._both is None:
+            rows, heads, _, width = k.shape
+            self._both = torch.empty(
+                2, rows, heads, self.capacity, width, dtype=k.dtype, device=k.device
+            )
+        self.length = begin + t
+        self._both[0, :, :, begin : self.length] = k
+        self._both[1, :, :, begin : self.length] = v
+        keys, values = self._both[:, :, :, : self.length]
+        return keys, values
 
 
 class Attention(nn.Module):

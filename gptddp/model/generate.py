@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gptddp.data.tokenizer import Tokenizer
+from gptddp.model.attention import LayerCache
 from gptddp.model.gpt import GPT
-from gptddp.model.kv_cache import LayerCache
 
 
 @torch.no_grad()

@@ -17,10 +17,8 @@ def made_by(lives: Mapping[int, int], codes: Mapping[int, str | None]) -> list[s
 
     Nothing where no life had code of its own.
     """
-    if not any(codes.get(life) for life in lives.values()):
-        return []
     found = []
     for code, group in groupby(sorted(lives), key=lambda step: codes.get(lives[step])):
         steps = list(group)
         found.append(f"{named(code)}: steps {steps[0]} to {steps[-1]}")
-    return found
+    return found if any(codes.get(life) for life in lives.values()) else []

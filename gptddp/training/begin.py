@@ -66,7 +66,10 @@ def newest_state(
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         patiently(dataset.check_whole)
     if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
-        _ask_for_late_save(verdict.parent)
+        try:  # its launcher saves the snapshot that this life goes on from
+            late.ask(verdict.parent)
+        except OSError as error:
+            log.warning("no checkpoint is made of the state left in memory: %s", error)
     # `loaded` is on rank 0, or nowhere
     mine = left if world.rank == origin.snapshot_rank else loaded
     state = _with_what_goes_with_it(world, origin, mine or SavedState(origin.source))
@@ -98,14 +101,6 @@ def _with_what_goes_with_it(world: World, origin: Origin, mine: SavedState) -> S
         sender = world.names[origin.holder]
         raise BadMessage(sender, f"{sent!r:.80} for a state to go on from") from None
     return SavedState(origin.source, origin.step, mine.tensors, **about)
-
-
-def _ask_for_late_save(folder: Path) -> None:
-    """The rank whose snapshot this life goes on from: its launcher is to save it meanwhile."""
-    try:
-        late.ask(folder)
-    except OSError as error:
-        log.warning("no checkpoint is made of the state left in memory: %s", error)
 
 
 def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:

@@ -42,12 +42,10 @@ def go_back(
     """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
 
     `given`: what this start was given; `config`: with all that the run has; `fence` raises
-    Superseded where another life has the run by now.
-
-    Also finishes a branch that the ledger has and that has no state yet, whatever this start was
-    given. Raises ConfigError where there is no checkpoint of that step, or the run cannot be
-    written; CheckpointError where none of that step is valid; OSError for trouble of the volume
-    that may pass.
+    Superseded where another life has the run by now. Also finishes a branch that the ledger has
+    and that has no state yet, whatever this start was given. Raises ConfigError where there is no
+    checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
+    is valid; OSError for trouble of the volume that may pass.
     """
     run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
     if not new and (not recorded.branches or _has_state(run, run_id, recorded, snapshots)):

@@ -80,7 +80,7 @@ class Recorder:
         self._last: Last | None = None  # the life before, until this one has done a step
         slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
         self._stragglers = Stragglers(world.names, [len(it) for it in slots])
-        self._spikes = Spikes()
+        self.spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -125,7 +125,7 @@ class Recorder:
         if step := origin.step:  # earlier lives say what is usual
             for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
                 with suppress(LookupError, TypeError):  # a foreign line
-                    self._spikes.add(line)
+                    self.spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
@@ -231,7 +231,7 @@ class Recorder:
                 emit(kind, step=step, **about)
         slow = self._stragglers.shown
         emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
-        for about in self._spikes.add(line):
+        for about in self.spikes.add(line):
             emit("spike", step=step, **about)
         if self._last:  # this was the first step of a life that is not the first
             parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
@@ -249,11 +249,6 @@ class Recorder:
         config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
         files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
         return copies.begin(Path(self.config.run_dir), config, files)
-
-    @property
-    def spiking_since(self) -> int | None:
-        """The step at which loss or norm became many times the usual; None: they are not now."""
-        return self._spikes.since
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""

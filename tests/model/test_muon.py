@@ -10,8 +10,7 @@ import torch
 from gptddp.config import Config, with_preset
 from gptddp.model import optim
 from gptddp.model.gpt import build
-from gptddp.model.muon import shared_out
-from gptddp.model.orthogonal import cost, orthogonal
+from gptddp.model.muon import cost, orthogonal, shared_out
 from gptddp.run.progress import Progress
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch import Tensor
 from gptddp.config import Config, with_preset
 from gptddp.model import optim
 from gptddp.model.gpt import build
-from gptddp.model.orthogonal import orthogonal
+from gptddp.model.muon import orthogonal
 from gptddp.run.progress import Progress
 
 CPU, VOCAB, T, WIDTH = torch.device("cpu"), 128, 20, 48
