@@ -49,13 +49,6 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in [h.replace(" ", "-") for h in headings], anchor
 
 
-def test_the_readme_is_short_and_starts_with_a_command():
-    """The first command by line 25, fewer than 150 lines in all."""
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) < 150
-    assert next(i for i, line in enumerate(lines, 1) if line.startswith("$ ")) <= 25
-
-
 def test_a_message_that_names_a_page_says_where_it_is():
     """An installed package has no pages: they are those of the sources."""
     for path in sorted((ROOT / "gptddp").rglob("*.py")):

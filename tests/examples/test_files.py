@@ -10,16 +10,6 @@ from support.paths import ROOT
 from gptddp import __version__
 
 
-def test_a_script_is_short_enough_to_be_read():
-    """Fewer than 200 lines each, and each in the table of the folder's page."""
-    page = (EXAMPLES / "README.md").read_text()
-    for path in EXAMPLES.iterdir():
-        if path.suffix == ".py":
-            assert len(path.read_text().splitlines()) < 200, path.name
-        name = path.name + "/" * path.is_dir()
-        assert name in ("README.md", "__pycache__/") or f"| `{name}` |" in page
-
-
 def test_the_job_runs_the_script_that_the_image_has():
     """Of this version, in the folder to which the Dockerfile copies it."""
     own = container(yaml.safe_load((EXAMPLES / "job.yaml").read_text()))

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from support.paths import ROOT
 
 from gptddp import __version__
-from gptddp.k8s.cli.command import GONE
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import run
 
@@ -40,15 +39,6 @@ def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
     assert json.loads(as_json.stdout) == {"apiVersion": "v1", "kind": "List", "items": objects}
     assert {it["metadata"]["name"] for it in objects} == {"demo"}
     assert objects[-1]["kind"] == "PyTorchJob"
-
-
-@pytest.mark.parametrize("verb", sorted(GONE))
-def test_a_verb_that_is_gone_is_answered_with_the_new_way_in_one_line(k8s, verb):
-    """Exit code 2; its options are not looked at."""
-    result = k8s(verb, "demo", "--force")
-    assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.startswith(f"error: there is no `{verb}` any more: ")
-    assert result.stderr.count("\n") == 1
 
 
 def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
@@ -117,12 +107,11 @@ def test_without_its_packages_the_command_prints_the_install_line():
 
 
 def test_a_shell_completes_the_trainers_options_too():
-    """By the line that the message for the old `completion` has."""
+    """As docs/k8s.md says it."""
     typed = {"COMP_WORDS": "gptddp-k8s submit -- --warmu", "COMP_CWORD": "3"}
     result = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_complete", **typed)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "plain,--warmup-steps\n"
-    assert "_GPTDDP_K8S_COMPLETE=bash_source gptddp-k8s" in GONE["completion"]
     script = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_source").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "_GPTDDP_K8S_COMPLETE=bash_complete" in script
