@@ -18,8 +18,6 @@ from gptddp.data.dataset import MANIFEST, SCRATCH, is_dataset, open_dataset
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 from gptddp.prepare.output import building
-from gptddp.run import copies
-from gptddp.run.directory import DATASET
 
 CODES = [errno.EIO, errno.ESTALE]
 
@@ -54,15 +52,6 @@ def test_a_checkpoint_that_a_list_lacks_is_not_passed_over(tmp_path, monkeypatch
         store.names(tmp_path, [newest.name])
     assert files.may_pass(caught.value)
     assert store.newest(tmp_path, None, known=[newest.name]) == newest.name
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_the_record_of_the_data_is_not_written_over(tmp_path, corpus, reads, code):
-    """dataset.json of a run says what it began with: data that were exchanged are seen by it."""
-    (tmp_path / DATASET).write_text("{}")
-    with reads.failing(code, path=str(tmp_path / DATASET)):
-        copies.begin(tmp_path, {}, {"sha256": "other"}).join(60)
-    assert (tmp_path / DATASET).read_text() == "{}"
 
 
 def test_nothing_is_removed_where_a_link_may_be(tmp_path, reads):

@@ -165,13 +165,6 @@ def test_the_best_checkpoint_is_the_best_over_all_ranks(undisturbed, monkeypatch
     assert [row["lr"] for row in rows] == ["0.05"] * 3
 
 
-def test_batch_norm_on_cpus_is_told_once_and_rank_0_alone_tells(undisturbed):
-    """What it means for the run is said; the other rank is silent."""
-    said, silent = undisturbed[1]
-    assert said.count("SyncBatchNorm needs GPUs, so each rank normalises by its own 90") == 1
-    assert "epoch 2 " in said and silent == ""
-
-
 def test_a_run_goes_on_at_another_world_size(tmp_path):
     """Three ranks killed within an epoch; one goes on, and counts what all three have trained."""
     flags = (*SHORT, "--folder", str(tmp_path))
@@ -188,15 +181,6 @@ def ddp(monkeypatch):
     import ddp
 
     return ddp
-
-
-def test_more_ranks_than_samples_are_refused(ddp):
-    """By every rank: an epoch of no step would look like training."""
-    import samplers
-
-    for rank in range(5):
-        with pytest.raises(SystemExit, match="5 processes, but only 4 samples"):
-            samplers.TrainSampler(range(4), ddp.World(rank, rank, 5, torch.device("cpu")), seed=1)
 
 
 def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from support.late_saves import NAME, overdue
@@ -101,17 +100,6 @@ def test_after_one_that_has_failed_the_life_saves_at_once(
     saver.join(30)
     assert len(own) == 1 + fails and own[-1] == 25
     assert known == ([] if fails else [3])
-
-
-def test_a_ledger_that_is_read_late_makes_no_save_due(left):
-    """The disk has hung for so long that the life has begun a save meanwhile."""
-    its = saves.Saves.__new__(saves.Saves)
-    its._origin = SimpleNamespace(config=SimpleNamespace(run_dir=str(left)))
-    its._saved_at = 7.0
-    its._look(5.0)
-    assert its._saved_at == 7.0
-    its._look(7.0)
-    assert its._saved_at < 7.0
 
 
 def test_beside_one_that_may_hang_as_the_one_before_the_life_saves_by_itself(
